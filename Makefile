@@ -1,0 +1,41 @@
+# demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
+# check  format, lint, types, import rules               bench  ratios against peers, measured in one run
+# docs   the pages that are generated from the code      clean  removes what these made
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := builders validation pipeline enginery tests benchmarks examples
+
+.PHONY: demo test check format bench docs clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginery needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_pipeline.py
+
+docs: $(VENV)/.installed
+	$(BIN)/enginery schema > docs/spec.schema.json
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info registry
