@@ -1,0 +1,84 @@
+"""Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
+
+A backend is a frozen dataclass (`builders.types.Backend`) whose fields are its options. Any installed distribution adds
+one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
+"""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from builders.errors import EngineryError, InputError, UnknownNameError
+from builders.types import Backend, Scalar
+
+GROUP = "enginery.backends"
+
+
+def names() -> list[str]:
+    """The installed backends' names, sorted."""
+    return sorted(_entries())
+
+
+def load(name: str) -> type[Backend]:
+    """The backend class of that name. Raises UnknownNameError for an unknown name, EngineryError for a broken one."""
+    entries = _entries()
+    if name not in entries:
+        raise UnknownNameError(f"backend {name!r} is not known; {_nearest(name, entries)}")
+    try:
+        return typing.cast("type[Backend]", entries[name].load())
+    except (ImportError, AttributeError) as error:
+        where = entries[name].value
+        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+
+
+def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
+    """A backend's options: name -> (type, default)."""
+    hints = typing.get_type_hints(cls)
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]  # the protocol cannot say "is a dataclass"
+    return {field.name: (hints[field.name], field.default) for field in fields}
+
+
+def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
+    """The backend with these options, defaults for the rest.
+
+    Raises UnknownNameError for an unknown backend, InputError for an unknown option or a value of the wrong type
+    or range.
+    """
+    cls = load(name)
+    fields = option_fields(cls)
+    checked = {key: _checked(name, key, value, fields) for key, value in options.items()}
+    make: Any = cls
+    return typing.cast("Backend", make(**checked))
+
+
+def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
+    """Every option with its value, sorted by name: what a build key takes in."""
+    return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
+
+
+@cache
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
+    if key not in fields:
+        raise InputError(f"backends.{backend}.{key}: no such option; {_nearest(key, fields)}")
+    wanted, default = fields[key]
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:  # exactly: True is not a number here
+        raise InputError(
+            f"backends.{backend}.{key}: {value!r} is a {type(value).__name__}; "
+            f"give a {wanted.__name__}, such as {default!r}"
+        )
+    return value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"

@@ -1,0 +1,138 @@
+"""The few calls of the CUDA driver API that running an engine takes, through ctypes: no torch and no cuda-python.
+
+libcuda.so.1 comes with the driver, so where it is missing there is no GPU to run on. Device memory and streams made
+here live in each device's primary context, the one that the CUDA runtime (hence TensorRT) uses too.
+Function names and attribute numbers: NVIDIA CUDA Driver API reference, `cuda.h`. Nothing here was ever run on a GPU:
+tests exercise it over a stand-in for libcuda that works on host memory.
+"""
+
+import ctypes
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from builders.errors import EngineryError, UnavailableError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_NAME_BYTES = 100
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set."""
+
+    index: int
+    name: str
+    compute_capability: tuple[int, int]
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine; none where there is no driver or it does not answer."""
+    try:
+        driver = _driver()
+        count = c_int()
+        _check(driver, driver.cuDeviceGetCount(byref(count)), "cuDeviceGetCount")
+        return tuple(_gpu(driver, index) for index in range(count.value))
+    except UnavailableError:
+        return ()
+
+
+def _gpu(driver: Any, index: int) -> Gpu:
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
+    capability = (_attribute(driver, _MAJOR, index), _attribute(driver, _MINOR, index))
+    return Gpu(index, name.value.decode(), capability)
+
+
+def _attribute(driver: Any, attribute: int, index: int) -> int:
+    value = c_int()
+    _check(driver, driver.cuDeviceGetAttribute(byref(value), attribute, c_int(index)), "cuDeviceGetAttribute")
+    return value.value
+
+
+def _driver() -> Any:
+    """libcuda, initialised. Raises UnavailableError when there is none, or it finds no GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise UnavailableError(f"no NVIDIA driver on this machine ({error}); run this on a node with a GPU") from error
+    _check(driver, driver.cuInit(c_uint(0)), "cuInit")
+    return driver
+
+
+def _check(driver: Any, status: int, call: str) -> None:
+    if status == 0:
+        return
+    text = ctypes.c_char_p()
+    driver.cuGetErrorName(status, byref(text))
+    words = text.value.decode() if text.value else f"error {status}"
+    kind = UnavailableError if call.startswith(("cuInit", "cuDevice")) else EngineryError
+    raise kind(f"the NVIDIA driver answers {words} to {call}; check the driver with nvidia-smi")
+
+
+class Device:
+    """One GPU's primary context, a stream on it, and buffers that all go when it is closed. Never run on a GPU.
+
+    A context is current in one thread: use a Device in the thread that made it.
+    Raises UnavailableError when the driver is missing, EngineryError when it refuses a call.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._driver = _driver()
+        self._index = c_int(index)
+        self._buffers: dict[str, tuple[c_uint64, int]] = {}
+        context, stream = c_void_p(), c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", byref(context), self._index)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuStreamCreate", byref(stream), c_uint(0))
+        self._stream = stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for name in list(self._buffers):
+            self._free(name)
+        self._call("cuStreamDestroy_v2", self._stream)
+        self._call("cuDevicePrimaryCtxRelease_v2", self._index)
+
+    @property
+    def stream(self) -> int:
+        """The stream's handle, as TensorRT takes it."""
+        return self._stream.value or 0
+
+    def buffer(self, name: str, size_bytes: int) -> int:
+        """Address of the buffer of that name, made larger when it is too small; its content is then lost."""
+        if name in self._buffers and self._buffers[name][1] >= size_bytes:
+            return self._buffers[name][0].value
+        self._free(name)
+        address = c_uint64()
+        self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, size_bytes)))
+        self._buffers[name] = (address, size_bytes)
+        return address.value
+
+    def put(self, name: str, array: "np.ndarray[Any, Any]") -> int:
+        """Copy a C-contiguous array into the buffer of that name; its address."""
+        address = self.buffer(name, array.nbytes)
+        self._call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
+        return address
+
+    def get(self, name: str, array: "np.ndarray[Any, Any]") -> None:
+        """Fill a C-contiguous array from the buffer of that name."""
+        address, _ = self._buffers[name]
+        self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))
+
+    def wait(self) -> None:
+        """Wait for what was put on the stream."""
+        self._call("cuStreamSynchronize", self._stream)
+
+    def _free(self, name: str) -> None:
+        if name in self._buffers:
+            self._call("cuMemFree_v2", self._buffers.pop(name)[0])
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        _check(self._driver, getattr(self._driver, function)(*arguments), function)

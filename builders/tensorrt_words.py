@@ -1,0 +1,53 @@
+"""Turns what TensorRT's parser and logger say into one message: what, which node, TensorRT's own words, the remedy."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_MAX_PROBLEMS = 5
+_SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
+_AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
+
+# TensorRT's words, and what helps. The first that matches counts.
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"FP32 GEMM is not supported", "use fp16"),
+    (r"HW-specific datatypes", "use fp16, or a newer generation"),
+    (r"workspace (limit|memory)", "raise backends.{backend}.workspace_mib, or set it to 0 (no limit)"),
+    (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
+    (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
+    (r"[Oo]ut of memory|OutOfMemory", "free GPU memory, or lower the largest shapes in dims"),
+    (r"[Cc]ould not find any implementation", "often too little GPU memory: free some, or raise workspace_mib"),
+    (r"cudaError 35|driver version is insufficient", "update the NVIDIA driver, or use a node with a GPU"),
+    (r"version|[Ii]ncompatible|magicTag", "build the engine again with the installed version"),
+)
+_NO_REMEDY = "leave that part of the model in another precision, or report it with the log"
+
+
+def clean(text: str) -> str:
+    """TensorRT's words without the places in its source code."""
+    return _SOURCE.sub("", " ".join(text.split())).strip()
+
+
+def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]) -> str:
+    """Why a build or a load gave nothing: every distinct error in the log, and the remedy for the first known one."""
+    errors = list(dict.fromkeys(clean(text) for level, text in messages if "ERROR" in level))
+    words = "; ".join(errors) or "it gave no reason"
+    remedy = next((cure for pattern, cure in _REMEDIES if re.search(pattern, words)), _NO_REMEDY)
+    return f"{title} failed: {words}; remedy: {remedy.format(backend=backend)}"
+
+
+def parser_reason(title: str, problems: Sequence[Any]) -> str:
+    """What the ONNX parser could not take: one clause per node, from its `ParserError`s."""
+    clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
+    more = f"; and {len(clauses) - _MAX_PROBLEMS} more" if len(clauses) > _MAX_PROBLEMS else ""
+    return (
+        f"{title} cannot take the model: {'; '.join(clauses[:_MAX_PROBLEMS]) or 'it gave no reason'}{more}; "
+        "rewrite those operators, or use another backend"
+    )
+
+
+def _clause(problem: Any) -> str:
+    node, operator, words = problem.node_name(), problem.node_operator(), clean(problem.desc())
+    code = problem.code().name.lower().replace("_", " ")
+    words = code if _AN_ASSERTION.match(words) else f"{words} ({code})"
+    return f"node {node!r} ({operator}): {words}" if operator else words

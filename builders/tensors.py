@@ -1,0 +1,43 @@
+"""Checks that arrays fit what a model declares, before a runtime sees them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from builders.errors import DataError
+from builders.types import Tensors, TensorSpec
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors) -> dict[str, int]:
+    """The size of each named dim in `inputs`. Raises DataError for missing or unknown names, a dtype, rank or size that
+    differs from the declared one, and a dim that has two sizes."""
+    wanted = {spec.name for spec in specs}
+    if missing := wanted - inputs.keys():
+        raise DataError(f"no array for input {_names(missing)}; the model needs {_names(wanted)}")
+    if unknown := inputs.keys() - wanted:
+        raise DataError(f"no input is named {_names(unknown)}; the model has {_names(wanted)}")
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        _check(spec, inputs[spec.name], sizes)
+    return sizes
+
+
+def _check(spec: TensorSpec, array: np.ndarray[Any, Any], sizes: dict[str, int]) -> None:
+    if array.dtype.name != spec.dtype:
+        raise DataError(f"input {spec.name!r} is {array.dtype.name}; the model needs {spec.dtype}: convert it")
+    if array.ndim != len(spec.shape):
+        raise DataError(f"input {spec.name!r} has shape {array.shape}; the model needs {_shape(spec)}")
+    for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
+        expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
+        if size != expected:
+            why = f"{dim!r} is {expected} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"
+            raise DataError(f"input {spec.name!r} has size {size} on axis {axis} (shape {array.shape}); {why}")
+
+
+def _shape(spec: TensorSpec) -> str:
+    return "(" + ", ".join(str(dim) for dim in spec.shape) + ")"
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

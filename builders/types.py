@@ -1,0 +1,299 @@
+"""The values that a build is made of. Standard library only: a GPU box needs nothing else to read them.
+
+Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from builders.digest import digest_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
+
+Scalar = str | int | float | bool
+Shape = tuple[int, ...]
+Tensors = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named dynamic dimension. `edges` are the upper ends of its buckets, rising; the last one is `max`.
+
+    Without explicit buckets there is one bucket, min..max, tuned for `opt`.
+    """
+
+    name: str
+    min: int
+    opt: int
+    max: int
+    edges: tuple[int, ...] = ()
+
+    @property
+    def static(self) -> bool:
+        """Whether only one size is allowed."""
+        return self.min == self.max
+
+    def buckets(self) -> tuple[tuple[int, int, int], ...]:
+        """The (min, opt, max) of each bucket. With explicit edges each bucket is tuned for its upper edge."""
+        if not self.edges:
+            return ((self.min, self.opt, self.max),)
+        starts = (self.min, *(edge + 1 for edge in self.edges[:-1]))
+        return tuple((low, high, high) for low, high in zip(starts, self.edges, strict=True))
+
+    def test_sizes(self) -> tuple[int, ...]:
+        """The sizes that validation must try: both ends of every bucket, and opt."""
+        return tuple(sorted({size for bucket in self.buckets() for size in bucket}))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: `shape` holds sizes and names of `Dim`s; `dtype` is numpy's name, or 'bfloat16'."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def at(self, sizes: Mapping[str, int]) -> Shape:
+        """The concrete shape for the given sizes of the named dims. Raises KeyError for a dim without a size."""
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+
+@dataclass(frozen=True)
+class ShapeProfile:
+    """One optimization profile: per input its (min, opt, max) shapes, in the order of the model's inputs."""
+
+    inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an engine is built for: the CPU (`compute_capability` None), a GPU generation, or one product of it."""
+
+    name: str
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the host's CPU."""
+        return self.compute_capability is None
+
+    @property
+    def sm(self) -> str:
+        """The generation's name, 'sm_89', or 'cpu'."""
+        return "cpu" if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
+
+
+@dataclass(frozen=True)
+class QuantizationScheme:
+    """How a backend wants an int8 graph to look.
+
+    activation: 'int8' is symmetric with zero point 0 (TensorRT); 'uint8' is asymmetric (onnxruntime's VNNI kernels).
+    quantize_bias: whether biases become int32 with their own dequantization (TensorRT refuses that).
+    float_precision: what the operators that stay in floating point compute in.
+    """
+
+    activation: Literal["int8", "uint8"]
+    quantize_bias: bool
+    float_precision: Literal["fp32", "fp16"]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything an engine is a function of. Equal requests make interchangeable engines.
+
+    model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
+    scales: digest of the calibrated ranges behind an int8 model.
+    options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter.
+    """
+
+    model: str
+    precision: Precision
+    target: Target
+    backend: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profiles: tuple[ShapeProfile, ...]
+    options: tuple[tuple[str, Scalar], ...] = ()
+    toolchain: tuple[tuple[str, str], ...] = ()
+    scales: str | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """The build key: digest of all the fields."""
+        return digest_of(asdict(self))
+
+    @property
+    def unit(self) -> str:
+        """The unit's short name, for people: 'sm_89 int8 tensorrt-rtx'."""
+        return f"{self.target.name} {self.precision} {self.backend}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "BuildRequest":
+        """Read what `to_json` wrote. Raises KeyError or TypeError when it is something else."""
+        fields = dict(data)
+        fields["target"] = target_from_json(fields["target"])
+        fields["inputs"] = tuple(tensor_from_json(item) for item in fields["inputs"])
+        fields["outputs"] = tuple(tensor_from_json(item) for item in fields["outputs"])
+        fields["profiles"] = tuple(_profile(item) for item in fields["profiles"])
+        fields["options"] = tuple((name, value) for name, value in fields["options"])
+        fields["toolchain"] = tuple((name, version) for name, version in fields["toolchain"])
+        return cls(**fields)
+
+
+def target_from_json(data: Mapping[str, Any]) -> Target:
+    """Read a `Target` that `asdict` wrote."""
+    capability = data["compute_capability"]
+    return Target(data["name"], tuple(capability) if capability else None, data["product"])
+
+
+def tensor_from_json(data: Mapping[str, Any]) -> TensorSpec:
+    """Read a `TensorSpec` that `asdict` wrote."""
+    return TensorSpec(data["name"], data["dtype"], tuple(data["shape"]))
+
+
+def _profile(data: Mapping[str, Any]) -> ShapeProfile:
+    return ShapeProfile(tuple((name, tuple(a), tuple(b), tuple(c)) for name, a, b, c in data["inputs"]))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
+
+    notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
+    """
+
+    request: BuildRequest
+    path: Path
+    digest: str
+    size_bytes: int
+    suffix: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A unit that will not be built, and why. An answer, not an error, unless the spec requires the unit."""
+
+    unit: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """A unit whose build did not end in an engine.
+
+    kind: 'error' (the compiler said no), 'crash' (a signal), 'timeout', 'memory', 'cancelled'.
+    log: end of what the compiler printed.  command: shell line that reproduces it.
+    """
+
+    unit: str
+    kind: str
+    reason: str
+    log: str = ""
+    command: str = ""
+
+
+class Session(Protocol):
+    """An engine opened for running."""
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+
+    def run(self, inputs: Tensors) -> dict[str, "np.ndarray[Any, Any]"]:
+        """Run once. Raises DataError for wrong names, dtypes or shapes."""
+        ...
+
+
+class Backend(Protocol):
+    """A compiler. Implementations are frozen dataclasses whose fields are their typed options."""
+
+    name: ClassVar[str]
+
+    def serves(self, target: Target) -> bool:
+        """Whether this kind of target (CPU or GPU) is this backend's business at all."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions of compiler and runtime that matter, without importing them; empty when not installed."""
+        ...
+
+    def scheme(self) -> QuantizationScheme:
+        """The shape of int8 graph this backend compiles best."""
+        ...
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
+        ...
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into a file under `workdir`. Raises EngineryError with the compiler's own reason."""
+        ...
+
+    def runs(self, target: Target) -> str | None:
+        """Why engines for `target` cannot run on this machine; None when they can."""
+        ...
+
+    def open(self, engine: Engine) -> AbstractContextManager[Session]:
+        """Load an engine for running. Raises EngineryError when it does not fit this machine."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step's process may use. The process dies when it passes either."""
+
+    timeout_s: float = 1800.0
+    memory_mib: int = 8192
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function to be run in a process of its own: 'package.module:function' with JSON arguments.
+
+    needs: node labels a cluster should match, e.g. {"enginery/sm": "sm_89"}; ignored where everything is local.
+    """
+
+    name: str
+    function: str
+    arguments: Mapping[str, Any]
+    limits: Limits = field(default_factory=Limits)
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs jobs, each in a fresh process; blocking and thread-safe."""
+
+    def run(self, job: Job) -> Any:
+        """Return the function's JSON result.
+
+        Raises StepError (kind: error, crash, timeout, memory, cancelled), or what the function raised of EngineryError.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Kill what runs now and refuse what comes; safe from a signal handler."""
+        ...
+
+
+def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Every combination of the given sizes, the last dim varying fastest."""
+    if not dims:
+        yield {}
+        return
+    head, *tail = dims
+    for size in per_dim[head.name]:
+        for rest in sizes_product(tail, per_dim):
+            yield {head.name: size, **rest}

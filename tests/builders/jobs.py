@@ -1,0 +1,130 @@
+"""Functions that the process, local and dispatch tests run in processes of their own."""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from builders import errors
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def where(workdir: Path) -> dict[str, object]:
+    (workdir / "dropping").write_text("x")
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "workdir": str(workdir),
+        "cwd": str(Path.cwd()),
+        "tmp": tempfile.gettempdir(),
+        "session": os.getsid(0),
+        "core_bytes": resource.getrlimit(resource.RLIMIT_CORE)[0],
+    }
+
+
+def mark(path: str) -> None:
+    """Leave a file, so that a test sees that the job ran."""
+    Path(path).write_text(str(os.getpid()))
+
+
+def boom() -> None:
+    print("about to fail")
+    raise ValueError("seven is not prime enough")
+
+
+def refuse(cls: str, arguments: list[object]) -> None:
+    raise getattr(errors, cls)(*arguments)
+
+
+class OutsideError(errors.ModelError):
+    """A subclass that the caller does not know, with a constructor of its own."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+        self.both = (first, second)
+
+    def __reduce__(self):
+        return (OutsideError, self.both)
+
+
+def refuse_from_outside() -> None:
+    raise OutsideError(1, 2)
+
+
+def crash() -> None:
+    print("reading address zero", flush=True)
+    ctypes.string_at(0)
+
+
+def signal_self(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def leave(status: int) -> None:
+    sys.exit(status)
+
+
+def unencodable() -> object:
+    return object()
+
+
+def hang(path: str | None = None) -> None:
+    if path:
+        mark(path)
+    time.sleep(600)
+
+
+def hold_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(600)
+
+
+def spawn(path: str, wait: bool) -> None:
+    """Start a grandchild that outlives its parent, and write its pid."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(path).write_text(str(child.pid))
+    if wait:
+        time.sleep(600)
+
+
+def eat(mib: int) -> None:
+    block = bytearray(mib * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    time.sleep(600)
+
+
+def eat_in_a_child(mib: int) -> None:
+    code = f"import time; b = bytearray({mib} * 2**20); b[::4096] = b'x' * len(b[::4096]); time.sleep(600)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def chatter(lines: int) -> None:
+    for line in range(lines):
+        print(f"line {line}")
+    raise RuntimeError("enough")
+
+
+def nap(seconds: float, path: str) -> None:
+    """Write the times of start and end."""
+    start = time.monotonic()
+    time.sleep(seconds)
+    Path(path).write_text(f"{start} {time.monotonic()}")
+
+
+def raylet() -> int:
+    """The pid of the raylet whose worker started this process: which node it runs on."""
+    return int(os.environ["RAY_RAYLET_PID"])
+
+
+def kill_parent(path: str) -> None:
+    with Path(path).open("a") as marks:
+        marks.write("once\n")
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)

@@ -1,0 +1,65 @@
+import subprocess
+import sys
+
+import pytest
+
+from builders import backends
+from builders.errors import InputError, UnknownNameError
+
+
+def test_the_three_backends_are_found():
+    assert {"onnxruntime", "tensorrt", "tensorrt-rtx"} <= set(backends.names())
+
+
+def test_listing_and_configuring_imports_no_compiler():
+    code = (
+        "import sys; from builders import backends\n"
+        "for name in backends.names():\n"
+        "    backend = backends.configure(name, {}); backends.options_of(backend); backend.versions()\n"
+        "heavy = {'onnxruntime', 'tensorrt_rtx', 'tensorrt', 'torch', 'onnx', 'numpy', 'ray'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_an_unknown_backend_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'tensorrt-rtx'"):
+        backends.load("tensorrtrtx")
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(InputError, match=r"backends\.tensorrt\.optimisation_level.*did you mean 'optimization_level'"):
+        backends.configure("tensorrt", {"optimisation_level": 3})
+
+
+@pytest.mark.parametrize("value", ["3", 3.0, True, None, [3]])
+def test_a_wrong_type_names_value_and_remedy(value):
+    with pytest.raises(InputError, match="give a int, such as"):
+        backends.configure("tensorrt", {"optimization_level": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tensorrt", {"optimization_level": 6}),
+        ("tensorrt-rtx", {"workspace_mib": -1}),
+        ("onnxruntime", {"graph_optimization": "most"}),
+        ("onnxruntime", {"intra_op_threads": -1}),
+    ],
+)
+def test_a_value_out_of_range_is_an_input_error(name, options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        backends.configure(name, options)
+
+
+def test_options_of_gives_every_field_sorted_with_defaults():
+    for name in backends.names():
+        options = backends.options_of(backends.configure(name, {}))
+        fields = backends.option_fields(backends.load(name))
+        assert options == tuple(sorted((key, default) for key, (_, default) in fields.items()))
+
+
+def test_a_given_option_arrives():
+    backend = backends.configure("tensorrt", {"optimization_level": 5})
+    assert ("optimization_level", 5) in backends.options_of(backend)

@@ -1,0 +1,240 @@
+import ast
+import inspect
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from builders import backends, tensorrt, tensorrt_session
+from builders.digest import digest_of_file
+from builders.errors import EngineryError, ModelError
+from builders.tensorrt import TensorRT, TensorRTRTX
+from builders.types import ShapeProfile, TensorSpec
+from tests.builders import graphs
+
+RTX = TensorRTRTX()
+MAGIC = b"vtrt"
+CAPABILITY_MASK_AT = 32
+
+GRAPHS = {
+    "fp32": lambda path: graphs.mlp(path),
+    "fp16": lambda path: graphs.mlp(path, "float16"),
+    "bf16": lambda path: graphs.mlp(path, "bfloat16"),
+    "int8": lambda path: graphs.int8_mlp(path, "float16"),
+}
+BUILDS = [
+    (target, precision)
+    for target in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
+    for precision in GRAPHS
+    if not (target == "sm_75" and precision in ("fp32", "bf16"))
+]
+
+
+@pytest.mark.parametrize(("target", "precision"), BUILDS)
+def test_real_engines_for_every_generation_and_precision(tmp_path, target, precision):
+    request = graphs.request(target, precision)
+    assert RTX.refuses(request) is None
+    engine = RTX.build(request, GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
+    data = engine.path.read_bytes()
+    assert data.startswith(MAGIC)
+    assert engine.size_bytes == len(data) and engine.digest == digest_of_file(engine.path)
+    assert engine.path.parent == tmp_path and engine.path.suffix == engine.suffix == ".tensorrt-rtx"
+
+
+def test_the_target_reaches_the_engine(tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx", "float16")
+    masks = {}
+    for target in ("sm_75", "sm_89"):
+        data = RTX.build(graphs.request(target, "fp16"), model, tmp_path).path.read_bytes()
+        masks[target] = data[CAPABILITY_MASK_AT : CAPABILITY_MASK_AT + 4]
+    assert masks["sm_75"] != masks["sm_89"]
+
+
+def test_the_options_reach_the_engine(tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx")
+    digests = [
+        option.build(graphs.request("sm_89"), model, tmp_path).digest for option in (RTX, RTX, TensorRTRTX(tf32=False))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_one_optimization_profile_per_bucket(tmp_path):
+    buckets = tuple(ShapeProfile((("image", (low, 8), (high, 8), (high, 8)),)) for low, high in ((1, 1), (2, 8)))
+    model = graphs.mlp(tmp_path / "model.onnx")
+    two = RTX.build(graphs.request("sm_89", profiles=buckets), model, tmp_path).size_bytes
+    one = RTX.build(graphs.request("sm_89", profiles=buckets[:1]), model, tmp_path).size_bytes
+    assert two > one
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "words"),
+    [
+        ("sm_75", "fp32", "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"),
+        ("sm_75", "bf16", "sm_75 has no bfloat16; use fp16"),
+        ("sm_90", "fp16", "sm_90 is not a target of TensorRT-RTX; use full tensorrt"),
+        ("sm_100", "int8", "not a target of TensorRT-RTX"),
+        ("sm_103", "fp32", "not a target of TensorRT-RTX"),
+        ("cpu", "fp32", "use onnxruntime"),
+    ],
+)
+def test_what_the_hardware_lacks_is_refused_with_the_remedy(target, precision, words):
+    assert words in RTX.refuses(graphs.request(target, precision))
+
+
+@pytest.mark.parametrize("target", ["sm_75"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_refusals_are_true(tmp_path, target, precision):
+    """Built all the same, they fail: when a new release learns them, this test says that the table is out of date."""
+    with pytest.raises(EngineryError, match="use fp16") as caught:
+        RTX.build(graphs.request(target, precision), GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
+    assert ".cpp" not in str(caught.value)
+
+
+def test_a_dynamic_dim_without_a_profile_is_refused():
+    words = RTX.refuses(graphs.request("sm_89", profiles=()))
+    assert words == "input 'image': dim 'batch' has no max; tensorrt-rtx needs one; add dims.batch.max"
+    assert RTX.refuses(graphs.request("sm_89", profiles=(), inputs=(TensorSpec("image", "float32", (4, 8)),))) is None
+
+
+def test_an_input_type_that_it_cannot_take_is_refused():
+    words = RTX.refuses(graphs.request("sm_89", inputs=(TensorSpec("image", "float64", (4, 8)),)))
+    assert "'image' is float64" in words and "cast it" in words
+
+
+def test_refusing_and_versions_need_no_compiler(monkeypatch):
+    def fail(name):
+        raise AssertionError(f"imported {name}")
+
+    monkeypatch.setattr(tensorrt.importlib, "import_module", fail)
+    for name in ("tensorrt", "tensorrt-rtx"):
+        backend = backends.configure(name, {})
+        backend.versions(), backend.scheme(), backend.refuses(graphs.request("sm_89"))
+
+
+def test_versions_name_api_bindings_and_libraries():
+    versions = RTX.versions()
+    assert {name.rpartition("-")[2] for name in versions} >= {"rtx", "bindings", "libs"}
+    assert len(set(versions.values())) == 1
+
+
+def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
+    def missing(name):
+        raise tensorrt.PackageNotFoundError(name)
+
+    monkeypatch.setattr(tensorrt, "version", missing)
+    assert RTX.versions() == TensorRT().versions() == {}
+    assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
+    assert "enginery[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
+
+
+def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):
+    with pytest.raises(EngineryError, match="build on a node that has one"):
+        TensorRT().build(graphs.request("sm_90"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_what_is_no_model_is_refused_though_the_parser_takes_it(tmp_path, content):
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.onnx is no valid ONNX model"):
+        RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "words"),
+    [
+        ("Det", "", r"node 'block/the_node' \(Det\): unsupported node"),
+        ("Foo", "acme", r"node 'block/the_node' \(Foo\): .*Plugin not found.*invalid node"),
+    ],
+)
+def test_an_unsupported_operator_is_named_with_its_node(tmp_path, op, domain, words):
+    model = graphs.one_node(tmp_path / "model.onnx", op, shape=(2, 4, 4), domain=domain)
+    if op == "Det":
+        loaded = onnx.load(model)
+        del loaded.graph.output[0].type.tensor_type.shape.dim[1:]
+        onnx.save(loaded, model)
+    with pytest.raises(ModelError, match=words) as caught:
+        RTX.build(graphs.request("sm_89", profiles=()), model, tmp_path)
+    assert "/_src/" not in str(caught.value) and "rewrite those operators" in str(caught.value)
+
+
+def test_a_profile_that_does_not_fit_the_model_says_so(tmp_path):
+    wrong = ShapeProfile((("image", (1, 9), (4, 9), (16, 9)),))
+    with pytest.raises(EngineryError, match=r"Dimension mismatch for tensor image.*make dims"):
+        RTX.build(graphs.request("sm_89", profiles=(wrong,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_too_small_a_workspace_names_the_option(tmp_path):
+    request = graphs.request(
+        "sm_89",
+        inputs=(TensorSpec("image", "float32", ("batch", 3, 16, 16)),),
+        profiles=(ShapeProfile((("image", (1, 3, 16, 16), (64, 3, 16, 16), (4096, 3, 16, 16)),)),),
+    )
+    with pytest.raises(EngineryError, match=r"raise backends\.tensorrt-rtx\.workspace_mib"):
+        TensorRTRTX(workspace_mib=1).build(request, graphs.convnet(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_an_earlier_failure_leaves_no_words_behind(tmp_path):
+    with pytest.raises(EngineryError):
+        RTX.build(graphs.request("sm_75"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    engine = RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
+    assert engine.notes == ()
+
+
+def test_external_data_is_found_beside_the_model(tmp_path):
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert RTX.build(graphs.request("sm_89"), tmp_path / "e.onnx", tmp_path).size_bytes > 0
+
+
+@pytest.mark.parametrize("backend", [RTX, TensorRT()])
+def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monkeypatch):
+    monkeypatch.setattr("builders.cuda.gpus", lambda: ())
+    request = graphs.request("sm_89")
+    assert backend.runs(request.target) == "this machine has no sm_89 GPU; it has none"
+    engine = RTX.build(request, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    with pytest.raises(EngineryError, match="cannot run here"):
+        backend.open(engine)
+
+
+CLASSES = {
+    "builder": "Builder",
+    "network": "INetworkDefinition",
+    "parser": "OnnxParser",
+    "config": "IBuilderConfig",
+    "profile": "IOptimizationProfile",
+    "runtime": "Runtime",
+    "loaded": "ICudaEngine",
+    "context": "IExecutionContext",
+    "problem": "ParserError",
+}
+
+
+def names_used(module) -> set[str]:
+    """Every TensorRT name a module of ours uses, as 'Class.attribute' or 'Name', by the names of its variables."""
+    used = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            bare = owner.removeprefix("self.").removeprefix("_")
+            if owner == "trt" or owner.startswith("trt."):
+                used.add(ast.unparse(node).removeprefix("trt."))
+            elif bare in CLASSES:
+                used.add(f"{CLASSES[bare]}.{node.attr}")
+    return used
+
+
+@pytest.mark.parametrize("module", [tensorrt, tensorrt_session])
+def test_every_api_name_used_exists_in_the_bindings(module):
+    trt = pytest.importorskip("tensorrt_rtx")
+    used = names_used(module)
+    assert len(used) >= 6
+    for name in used:
+        owner = trt
+        for part in name.split("."):
+            assert hasattr(owner, part), f"{name} is not in tensorrt_rtx"
+            owner = getattr(owner, part)
+
+
+def test_bf16_graphs_really_carry_bfloat16(tmp_path):
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx", "bfloat16"))
+    assert any(a.i == TensorProto.BFLOAT16 for node in model.graph.node for a in node.attribute)

@@ -1,0 +1,68 @@
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from builders.errors import UnavailableError
+from builders.workdir import remove_left_behind, workdir
+
+HOLD = "from builders.workdir import workdir\nwith workdir() as folder: print(folder, flush=True); input()"
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def hold() -> tuple[subprocess.Popen, Path]:
+    """Another process inside a workdir."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return holder, Path(holder.stdout.readline().strip())
+
+
+def end(holder: subprocess.Popen) -> None:
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+
+
+def test_the_folder_goes_also_after_a_failure():
+    with pytest.raises(RuntimeError), workdir() as folder:
+        (folder / "file").write_text("x")
+        raise RuntimeError
+    assert not folder.exists()
+
+
+def test_a_folder_in_use_stays_and_one_left_by_a_kill_goes(temporary_folder):
+    holder, held = hold()
+    with workdir() as mine:
+        assert held.exists() and mine.exists()
+        remove_left_behind(temporary_folder)
+        assert held.exists() and mine.exists()
+    end(holder)
+    assert held.exists()
+    with workdir():
+        assert not held.exists()
+
+
+def test_folders_of_others_are_left_alone(temporary_folder):
+    other = temporary_folder / "enginery-notes"
+    other.mkdir()
+    with workdir():
+        pass
+    assert other.exists()
+
+
+def test_no_room_is_said_with_the_remedy(temporary_folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary_folder / "missing"))
+    with pytest.raises(UnavailableError, match="TMPDIR"), workdir():
+        pass
