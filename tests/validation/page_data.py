@@ -1,0 +1,138 @@
+"""A made-up version of realistic size, in the shape that the page is rendered from."""
+
+import hashlib
+
+from validation.report import Check, Report
+
+TARGETS = ["cpu", "sm_75", "sm_80", "sm_86", "sm_89", "l4", "sm_90", "sm_120"]
+SQNR = {"fp32": 118.2, "fp16": 61.4, "bf16": 39.7, "int8": 23.6}
+LIMIT = {"fp32": 80.0, "fp16": 45.0, "bf16": 25.0, "int8": 15.0}
+ACCURACY = {"fp32": 0.9833, "fp16": 0.9833, "bf16": 0.9806, "int8": 0.9778}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def joint_checks(joint: str, sqnr: float, limit: float, passed: bool = True) -> list[Check]:
+    checks = []
+    for case in ("golden", "batch=32"):
+        checks += [
+            Check(joint, "nonfinite", "logits", case, 0.0, 0.0, True),
+            Check(joint, "max_abs", "logits", case, 10 ** (-sqnr / 20) * 9, None, True, "at index [17, 3]"),
+            Check(joint, "max_rel", "logits", case, 10 ** (-sqnr / 20) * 2, 10 ** (-limit / 20) * 4, True),
+            Check(
+                joint, "sqnr_db", "logits", case, sqnr, limit, passed, "" if case == "golden" else "worst of 4 edges"
+            ),
+            Check(joint, "cosine", "logits", case, 1 - 10 ** (-sqnr / 10), None, True),
+            Check(joint, "argmax_agreement", "logits", case, 0.9972, None, True),
+        ]
+    return checks
+
+
+def task(value: float) -> Check:
+    return Check("task", "accuracy", "logits", "golden", value, 0.95, value >= 0.95, "the original model has 0.9833")
+
+
+def status_of(target: str, precision: str) -> tuple[str, str]:
+    if target == "sm_75" and precision in ("fp32", "bf16"):
+        return "refused", f"sm_75 has no {precision.upper()} GEMM in TensorRT-RTX; use fp16"
+    if target == "sm_90":
+        return (
+            "refused",
+            "sm_90 is not a target of TensorRT-RTX; install full TensorRT: pip install 'enginery[tensorrt]'",
+        )
+    if target == "cpu":
+        if precision == "bf16":
+            return "refused", "onnxruntime has no bf16 kernels on CPUs; use fp32 or int8"
+        return "proven", "42 checks passed"
+    if (target, precision) == ("sm_120", "int8"):
+        return "failed", "the compiler was killed by SIGSEGV after 41 s"
+    return (
+        "unproven",
+        f"no CUDA GPU of capability {target.removeprefix('sm_')} on this machine: libcuda is not installed",
+    )
+
+
+def report(entry: dict) -> Report:
+    precision, ran = entry["precision"], entry["target"] == "cpu"
+    checks = [*joint_checks("export", 127.3, 80.0), task(0.9833)]
+    if precision != "fp32":
+        checks += [*joint_checks("quantization", SQNR[precision], LIMIT[precision]), task(ACCURACY[precision])]
+    if ran:
+        checks += [*joint_checks("engine", SQNR[precision] + 12, LIMIT[precision] + 7), task(ACCURACY[precision])]
+    return Report(
+        unit=f"{entry['target']} {precision} {entry['backend']}",
+        target=entry["target"],
+        precision=precision,
+        backend=entry["backend"],
+        engine=entry["digest"],
+        golden=digest("golden"),
+        checks=tuple(checks),
+        verdict=entry["status"],
+        reason=entry["reason"],
+        created_at="2026-11-20T08:43:35+00:00",
+        host={"name": "builder-7"},
+        versions=entry["toolchain"],
+    )
+
+
+def entry(target: str, precision: str) -> dict:
+    backend = "onnxruntime" if target == "cpu" else "tensorrt-rtx"
+    status, reason = status_of(target, precision)
+    built = status in ("proven", "unproven")
+    return {
+        "target": target,
+        "precision": precision,
+        "backend": backend,
+        "status": status,
+        "reason": reason,
+        "compute_capability": None,
+        "product": "l4" if target == "l4" else None,
+        "build_key": digest(target + precision),
+        "digest": digest("engine" + target + precision) if built else None,
+        "size_bytes": 187_334 + 911 * len(target) * len(precision) if built else None,
+        "suffix": ".engine" if built else None,
+        "options": {"optimization_level": 3, "workspace_mib": 1024, "tf32": False},
+        "toolchain": {"tensorrt-rtx": "1.7.1", "tensorrt-rtx-cu13-libs": "1.7.1"},
+        "inputs": [{"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}],
+        "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 10]}],
+        "profiles": [{"inputs": [["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]]}],
+        "report": digest("report") if built else None,
+        "checks": {"passed": 42 if built else 0, "failed": 0},
+        "notes": ["node '/encoder/Softmax' stays in fp32: its input reaches 71234 and fp16 ends at 65504"]
+        if precision == "fp16"
+        else [],
+    }
+
+
+def version_report() -> dict:
+    engines = [entry(target, precision) for target in TARGETS for precision in SQNR]
+    return {
+        "format": 1,
+        "model": "digits",
+        "version": "14",
+        "created_at": "2026-11-20T08:43:35+00:00",
+        "content": digest("content"),
+        "report": digest("version report"),
+        "spec": {"golden": {"data": "golden.npz", "metric": {"name": "accuracy", "output": "logits", "floor": 0.95}}},
+        "sources": {name: digest(name) for name in ("onnx", "golden", "graph fp16", "graph int8 signed")},
+        "provenance": {name: digest(name) for name in ("spec", "source", "weights", "calibration data", "scales")},
+        "toolchain": {"enginery": "0.1.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxruntime": "1.31.1"},
+        "host": {"name": "builder-7", "system": "Linux-6.8.0-x86_64-with-glibc2.36", "cpus": "2", "python": "3.11.7"},
+        "metrics": {precision: {"accuracy": value} for precision, value in ACCURACY.items()},
+        "engines": engines,
+        "reports": [report(item).to_json() for item in engines if item["digest"]],
+        "failures": [
+            {
+                "unit": "sm_120 int8 tensorrt-rtx",
+                "kind": "crash",
+                "reason": "the compiler was killed by SIGSEGV after 41 s",
+                "log": "[TRT] [W] "
+                + "Using PTX of a lower capability for kernel " * 4
+                + "\n"
+                + "[TRT] [V] tactic\n" * 30,
+                "command": "enginery build digits.yaml --targets sm_120 --precisions int8 --executor local",
+            }
+        ],
+    }

@@ -1,0 +1,175 @@
+"""The page: it says the verdict first, escapes everything, needs nothing else, and fits narrow and wide windows."""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.validation.page_data import joint_checks, version_report
+from validation.html import metric_text, render, size_text
+from validation.overview import headroom_db, overview
+from validation.report import Check
+
+HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and text."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_verdict_comes_first_and_every_engine_is_shown():
+    page = Page(render(version_report()))
+    assert page.text.index("1 engine failed, 24 can be pulled") < page.text.index("The fleet")
+    for entry in version_report()["engines"]:
+        assert entry["target"] in page.text
+        if entry["digest"]:
+            assert entry["digest"] in page.text
+        assert entry["reason"] in page.text
+
+
+def test_an_engine_that_was_not_run_says_so():
+    text = " ".join(Page(render(version_report())).text.split())
+    assert "39 passed quantization" in text and "26 passed on the graph" in text
+    assert [engine["ran"] for engine in overview(version_report())["engines"]].count(True) == 3
+
+
+def test_failures_show_their_log_and_command():
+    page = Page(render(version_report()))
+    assert "--targets sm_120 --precisions int8" in page.text and "Using PTX of a lower capability" in page.text
+
+
+def test_it_needs_no_network_and_no_scripts():
+    page = Page(render(version_report()))
+    assert not {"script", "iframe", "img", "object", "form"} & set(page.tags)
+    addresses = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset")]
+    assert addresses and all(value.startswith(("#engine-", "data:,")) for value in addresses)
+    assert "url(" not in render(version_report()) and "@import" not in render(version_report())
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+
+
+def hostile(value):
+    """The same structure with every free text made hostile."""
+    kept = {"status", "precision", "joint", "name", "verdict", "created_at", "unit"}
+    if isinstance(value, dict):
+        return {key: item if key in kept else hostile(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hostile(item) for item in value]
+    return HOSTILE if isinstance(value, str) and value not in ("inf", "nan", "-inf") else value
+
+
+def test_everything_is_escaped():
+    page = Page(render(hostile(version_report())))
+    assert "script" not in page.tags and HOSTILE in page.text
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        (["proven"], "1 engine proven"),
+        (["proven", "proven", "refused"], "All 2 engines proven"),
+        (["proven", "unproven"], "1 of 2 engines proven, 1 not yet run on their hardware"),
+        (["failed", "failed"], "2 engines failed, 0 can be pulled"),
+        (["refused"], "There is no engine to pull"),
+    ],
+)
+def test_the_headline_says_what_there_is(statuses, said):
+    engine = version_report()["engines"][0]
+    entries = [{**engine, "status": status} for status in statuses]
+    assert overview({**version_report(), "engines": entries})["verdict"]["text"] == said
+
+
+def test_the_least_version_renders():
+    page = render({"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "engines": []})
+    assert "There is no engine to pull" in page
+
+
+def test_a_failed_check_is_the_tightest_and_names_itself():
+    report = version_report()
+    broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    report["reports"][0]["checks"] += broken
+    shown = overview(report)
+    assert shown["engines"][0]["tightest"].value == 3.0
+    assert "✕ sqnr_db" in render(report)
+
+
+def test_non_finite_values_are_shown():
+    report = version_report()
+    for check, value in zip(report["reports"][0]["checks"], ("nan", "inf", "-inf", "inf"), strict=False):
+        check["value"] = value
+    text = Page(render(report)).text
+    assert "NaN" in text and "∞" in text
+
+
+def test_equal_sets_of_checks_are_shown_once():
+    joints = {joint["name"]: joint for joint in overview(version_report())["joints"]}
+    assert len(joints["export"]["groups"]) == 1
+    assert len(joints["export"]["groups"][0]["units"]) == 24
+    assert joints["engine"]["groups"][0]["title"] == "cpu fp32 onnxruntime"
+
+
+def test_headroom_orders_checks_of_different_metrics():
+    def check(name, value, limit, passed=True):
+        return Check("engine", name, "y", "golden", value, limit, passed)
+
+    assert headroom_db(check("sqnr_db", 30.0, 24.0)) == 6.0
+    assert headroom_db(check("max_rel", 0.001, 0.01)) == pytest.approx(20)
+    assert headroom_db(check("cosine", 0.999, 0.99)) == pytest.approx(20)
+    assert headroom_db(check("sqnr_db", 3.0, 24.0, passed=False)) == float("-inf")
+
+
+def test_sizes_and_metrics_have_units():
+    assert [size_text(size) for size in (None, 512, 2048, 5 << 20)] == ["", "512 B", "2.0 KiB", "5.0 MiB"]
+    assert metric_text(23.61, "sqnr_db") == "23.6 dB"
+    assert metric_text(0.98333, "accuracy") == "0.9833"
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FRAME = """<iframe style="width: {width}px; height: 2000px; border: 0" srcdoc="{page}"></iframe><script>
+onload = () => {{
+  const root = document.querySelector('iframe').contentDocument.documentElement;
+  for (const details of root.querySelectorAll('details')) details.open = true;
+  const wide = [...root.querySelectorAll('body *')].filter(item => item.getBoundingClientRect().right > {width}
+    && !item.closest('.scroll, pre, thead'));
+  const names = wide.map(item => item.className || item.tagName);
+  document.title = `overflow ${{root.scrollWidth - {width}}} because of ${{names}}.`;
+}};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("change", [dict, hostile], ids=["usual", "hostile"])
+def test_the_page_does_not_overflow_its_window(tmp_path, width, change):
+    page = re.sub(r"<meta http-equiv=[^>]*>", "", render(change(version_report())))
+    (tmp_path / "frame.html").write_text(FRAME.format(width=width, page=html.escape(page)))
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    command += ["--window-size=1600,2000", "--dump-dom", f"file://{tmp_path}/frame.html"]
+    env = {**os.environ, "HOME": str(tmp_path)}
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env).stdout
+    assert re.search(r"overflow -?\d+ because of [^.]*\.", dom).group() == "overflow 0 because of ."

@@ -1,0 +1,67 @@
+"""The report of a model version for people: one self-contained page, without scripts or network.
+
+The input is data that anybody may have written into a spec or a compiler's log, so everything is escaped by the
+template, and no text from it becomes an address, a class or an id.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from validation.overview import overview
+
+
+def render(version_report: Mapping[str, Any]) -> str:
+    """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
+
+    Each failure has unit, kind, reason, log and command, as `builders.types.BuildFailure` has.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("validation", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"bytes": size_text, "metric": metric_text, "shape": shape_text, "when": time_text}
+    return environment.get_template("report.html.j2").render(overview(version_report))
+
+
+def size_text(size: int | None) -> str:
+    """A size in bytes for people, in powers of 1024."""
+    if size is None:
+        return ""
+    scaled, units = float(size), ["B", "KiB", "MiB", "GiB"]
+    while scaled >= 1024 and len(units) > 1:
+        scaled /= 1024
+        units.pop(0)
+    return f"{size} B" if units[0] == "B" else f"{scaled:.1f} {units[0]}"
+
+
+def metric_text(value: float | None, name: str) -> str:
+    """A metric's value for people, with its unit."""
+    if value is None:
+        return ""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
+    if name == "sqnr_db":
+        return f"{value:.1f} dB"
+    if name == "nonfinite":
+        return f"{value:.0f}"
+    if name.startswith("max_"):
+        return f"{value:.2g}"
+    return f"{value:.4f}".rstrip("0").rstrip(".") if value not in (0, 1) else f"{value:.0f}"
+
+
+def shape_text(shape: Sequence[int | str]) -> str:
+    """A shape for people: sizes and names of dims, or 'scalar'."""
+    return " × ".join(map(str, shape)) or "scalar"  # noqa: RUF001 - a multiplication sign
+
+
+def time_text(timestamp: str) -> str:
+    """'2026-01-31 08:43 UTC' for an ISO 8601 time in UTC."""
+    return f"{timestamp[:10]} {timestamp[11:16]} UTC"
