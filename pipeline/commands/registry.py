@@ -1,0 +1,248 @@
+"""The commands that read and steer a registry: list, show, pull, verify, promote, rollback."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say
+
+if TYPE_CHECKING:
+    from pipeline.registry.pull import Pulled
+    from pipeline.registry.verify import Verification
+
+_PIPE_COLUMNS = 240
+
+
+@click.command("list")
+@click.argument("model", required=False)
+@registry_option
+@json_option
+def list_models(model: str | None, registry: str, as_json: bool) -> None:
+    """List the models of a registry, or the versions of MODEL."""
+    if model is None:
+        _list_models(registry, as_json)
+    else:
+        _list_versions(registry, model, as_json)
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@registry_option
+@json_option
+def show(reference: str, registry: str, as_json: bool) -> None:
+    """Show the version that REF (name, name@VERSION or name:CHANNEL) stands for, and its engines."""
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.shown import shown
+    from pipeline.registry.store import open_store
+
+    facts = shown(open_store(registry), parse_reference(reference))
+    if as_json:
+        emit_json(facts)
+        return
+    channels = ", ".join(facts["channels"]) or "none"
+    click.echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
+    click.echo(f"manifest {facts['manifest']}")
+    if facts["page"]:
+        click.echo(f"report   {facts['page']}")
+    for precision, value in sorted(facts["metrics"].items()):
+        click.echo(f"metric   {precision}: {value}")
+    columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
+    _print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
+@click.option("--precision", help="Take only this precision.")
+@click.option(
+    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="here", help="Folder to put it in."
+)
+@click.option("--proven-only", is_flag=True, help="Refuse engines that never ran on their hardware.")
+@registry_option
+@json_option
+def pull(
+    reference: str, target: str, precision: str | None, dest: Path, proven_only: bool, registry: str, as_json: bool
+) -> None:
+    """Copy the engine of REF that fits the target best into a folder, verified, and say why that one."""
+    from pipeline.registry.machine import target_named
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.pull import pull as pull_engine
+    from pipeline.registry.store import open_store
+
+    store = open_store(registry)
+    wanted = target_named(target)
+    pulled = pull_engine(store, parse_reference(reference), wanted, dest, precision, proven_only=proven_only)
+    if pulled.warning:
+        say(pulled.warning)
+    if as_json:
+        emit_json(_pulled_json(pulled))
+        return
+    click.echo(str(pulled.path) + (" (was there already)" if pulled.cached else ""))
+    click.echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
+    click.echo(f"why:    {pulled.resolution.why}")
+    for unit, reason in pulled.resolution.rejected:
+        click.echo(f"not:    {unit}: {reason}")
+
+
+@click.command()
+@click.argument("reference", metavar="[REF]", required=False)
+@click.option("--repair", is_flag=True, help="Move corrupt blobs away, so that the next build makes them again.")
+@registry_option
+@json_option
+def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
+    """Re-hash every byte of REF, or of the whole registry, and report damage. Exit 1 if there is any."""
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.verify import repair as move_away
+    from pipeline.registry.verify import verify as verify_store
+
+    store = open_store(registry)
+    result = verify_store(store, parse_reference(reference) if reference else None)
+    moved = move_away(store, result) if repair else ()
+    if as_json:
+        emit_json(_verified_json(result, moved))
+    else:
+        _print_verified(result, moved)
+    if not result.sound:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.argument("channel", default="stable")
+@click.option("--why", default="", help="A line for the channel's history.")
+@click.option("--proven-only", is_flag=True, help="Accept unproven engines, and never serve them on this channel.")
+@registry_option
+@json_option
+def promote(reference: str, channel: str, why: str, proven_only: bool, registry: str, as_json: bool) -> None:
+    """Point CHANNEL (default: stable) to the version that REF stands for."""
+    from pipeline.registry import channels
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    after = channels.promote(store, manifest, channel, by=_user(), why=why, proven_only=proven_only)
+    _print_channel(after, as_json)
+
+
+@click.command()
+@click.argument("reference", metavar="NAME[:CHANNEL]")
+@click.option("--why", default="", help="A line for the channel's history.")
+@registry_option
+@json_option
+def rollback(reference: str, why: str, registry: str, as_json: bool) -> None:
+    """Point a channel (default: stable) back to the version it served before."""
+    from builders.errors import UnknownNameError
+    from pipeline.registry import channels
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+
+    where = parse_reference(reference)
+    if where.version is not None:
+        raise UnknownNameError(f"rollback moves a channel; {reference!r} is a version: give {where.model}:CHANNEL")
+    after = channels.rollback(open_store(registry), where.model, where.channel or "stable", by=_user(), why=why)
+    _print_channel(after, as_json)
+
+
+def _list_models(registry: str, as_json: bool) -> None:
+    from pipeline.registry.shown import listed_models
+    from pipeline.registry.store import open_store
+
+    rows = listed_models(open_store(registry))
+    if as_json:
+        emit_json(rows)
+        return
+    _print_table(
+        ("model", "versions", "newest", "channels"),
+        [[row["model"], str(len(row["versions"])), row["versions"][-1], _cell(row["channels"])] for row in rows],
+    )
+
+
+def _list_versions(registry: str, model: str, as_json: bool) -> None:
+    from pipeline.registry.shown import listed_versions
+    from pipeline.registry.store import open_store
+
+    rows = listed_versions(open_store(registry), model)
+    if as_json:
+        emit_json(rows)
+        return
+    columns = ("version", "created_at", "engines", "channels")
+    _print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
+
+
+def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
+    engine, manifest = pulled.engine, pulled.located.manifest
+    return {
+        "path": str(pulled.path),
+        "description": str(pulled.description),
+        "model": manifest.model,
+        "version": manifest.version,
+        "target": engine.target,
+        "precision": engine.precision,
+        "backend": engine.backend,
+        "status": engine.status,
+        "reason": engine.reason,
+        "digest": engine.digest,
+        "size_bytes": engine.size_bytes,
+        "why": pulled.resolution.why,
+        "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
+        "cached": pulled.cached,
+        "warning": pulled.warning,
+    }
+
+
+def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
+    return {**asdict(result), "problems": problems, "sound": result.sound, "moved_away": list(moved)}
+
+
+def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
+    for problem in result.problems:
+        affects = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
+        click.echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
+    for digest in moved:
+        click.echo(f"moved away: {digest}; build again to restore it")
+    verdict = "sound" if result.sound else "DAMAGED"
+    mib = result.size_bytes / (1 << 20)
+    click.echo(f"{verdict}: {result.versions} versions, {result.blobs} blobs, {mib:.1f} MiB read")
+
+
+def _print_channel(channel: Any, as_json: bool) -> None:
+    if as_json:
+        emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
+        return
+    only = " (serving only proven engines)" if channel.proven_only else ""
+    click.echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")
+
+
+def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
+    """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_COLUMNS
+    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items() if item)
+    return "" if value is None else str(value)
+
+
+def _user() -> str:
+    """Who runs this, for a channel's history; a container may have no name for its user."""
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"

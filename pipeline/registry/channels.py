@@ -1,0 +1,187 @@
+"""Channels: names such as `stable` that point at one version, move in one step, and remember every move.
+
+Any channel but `candidate` takes only versions whose every engine is proven, unless it is told to serve the proven ones
+only; that is written down with the move, and pulling through the channel then never yields an unproven engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from builders.digest import canonical_json
+from builders.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from pipeline.registry import parsing
+from pipeline.registry.attestations import judged
+from pipeline.registry.keys import channel_key, channels_prefix
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.names import is_name
+from pipeline.registry.parsing import Malformed
+from pipeline.registry.store import Store
+
+OPEN_CHANNELS = ("candidate",)
+MAX_BYTES = 16 << 20
+
+_ATTEMPTS = 200
+
+
+@dataclass(frozen=True)
+class Move:
+    """One line of a channel's history: where it went, when (ISO 8601, UTC), by whom and why."""
+
+    version: str
+    manifest: str
+    at: str
+    by: str = ""
+    why: str = ""
+    proven_only: bool = False
+    action: Literal["promote", "rollback"] = "promote"
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A channel and its whole history; the last move is where it points."""
+
+    model: str
+    name: str
+    history: tuple[Move, ...]
+
+    @property
+    def version(self) -> str:
+        """The version it serves."""
+        return self.history[-1].version
+
+    @property
+    def manifest(self) -> str:
+        """Digest of that version's manifest."""
+        return self.history[-1].manifest
+
+    @property
+    def proven_only(self) -> bool:
+        """Whether it serves only proven engines."""
+        return self.history[-1].proven_only
+
+    def previous(self) -> Move | None:
+        """Where a rollback goes: what the last promotion that still stands replaced. Two rollbacks go back two."""
+        standing: list[Move] = []
+        for move in self.history:
+            if move.action == "promote":
+                standing.append(move)
+            else:
+                del standing[-1:]
+        return standing[-2] if len(standing) > 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as it is stored."""
+        return {"version": self.version, "manifest": self.manifest, "history": [asdict(move) for move in self.history]}
+
+
+def names(store: Store, model: str) -> list[str]:
+    """A model's channels, sorted."""
+    found = (name.removesuffix(".json") for name in store.children(channels_prefix(model)) if name.endswith(".json"))
+    return [name for name in found if is_name(name)]
+
+
+def read(store: Store, model: str, name: str) -> Channel | None:
+    """A channel, or None. Raises IntegrityError if it cannot be read."""
+    return _parse(store.read(channel_key(model, name)), model, name)
+
+
+def promote(
+    store: Store, manifest: Manifest, name: str, *, by: str = "", why: str = "", proven_only: bool = False
+) -> Channel:
+    """Point a channel at a version; nothing changes if it points there already.
+
+    Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still.
+    """
+    if refusal := policy_refusal(store, manifest, name, proven_only=proven_only):
+        raise InputError(refusal)
+    move = Move(manifest.version, manifest.digest, _now(), by, why, proven_only)
+
+    def next_move(channel: Channel | None) -> Move | None:
+        same = channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only
+        return None if same else move
+
+    return _append(store, manifest.model, name, next_move)
+
+
+def rollback(store: Store, model: str, name: str, *, by: str = "", why: str = "") -> Channel:
+    """Point a channel at the version it served before. Raises UnknownNameError if there is none."""
+
+    def next_move(channel: Channel | None) -> Move:
+        previous = channel.previous() if channel else None
+        if previous is None:
+            reason = "has served one version only" if channel else "does not exist"
+            raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
+        return Move(previous.version, previous.manifest, _now(), by, why, previous.proven_only, "rollback")
+
+    return _append(store, model, name, next_move)
+
+
+def policy_refusal(store: Store, manifest: Manifest, name: str, *, proven_only: bool = False) -> str | None:
+    """Why a channel does not take a version, with the remedy; None if it does."""
+    entries = judged(store, manifest)
+    reference = f"{manifest.model}@{manifest.version}"
+    proven = [entry for entry in entries if entry.status == "proven"]
+    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
+    if not proven and not unproven:
+        return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
+    if proven_only and not proven:
+        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
+    if unproven and not proven_only and name not in OPEN_CHANNELS:
+        listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
+            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
+        )
+    return None
+
+
+def _validate(reference: str) -> str:
+    return f"run `enginery validate {reference}` on a node with that GPU"
+
+
+def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
+    """Add a move by compare-and-swap; whoever loses looks again, so that no move is lost."""
+    key = channel_key(model, name)
+    for _ in range(_ATTEMPTS):
+        before = store.read(key)
+        channel = _parse(before, model, name)
+        move = next_move(channel)
+        if move is None and channel is not None:
+            return channel
+        after = Channel(model, name, (*(channel.history if channel else ()), *((move,) if move else ())))
+        if store.replace(key, canonical_json(after.to_json()), before):
+            return after
+    raise ConflictError(f"channel {model}:{name} keeps moving; run again when fewer others move it")
+
+
+def _parse(data: bytes | None, model: str, name: str) -> Channel | None:
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, MAX_BYTES)
+        channel = Channel(model, name, parsing.field(document, "history", parsing.many(_move)))
+        if not channel.history or channel.to_json() != document:
+            raise Malformed("its history does not lead to where it points: it was edited by hand")
+    except Malformed as error:
+        raise IntegrityError(f"channel {model}:{name}: {error}; restore it, or delete it and promote again") from error
+    return channel
+
+
+def _move(value: Any, path: str) -> Move:
+    data = parsing.mapping(value, path)
+    action = parsing.field(data, "action", parsing.one_of("promote", "rollback"), path)
+    return Move(
+        version=parsing.field(data, "version", parsing.name, path),
+        manifest=parsing.field(data, "manifest", parsing.digest, path),
+        at=parsing.field(data, "at", parsing.text, path),
+        by=parsing.field(data, "by", parsing.text, path),
+        why=parsing.field(data, "why", parsing.text, path),
+        proven_only=parsing.field(data, "proven_only", parsing.truth, path),
+        action="rollback" if action == "rollback" else "promote",
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

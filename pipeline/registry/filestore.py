@@ -1,0 +1,238 @@
+"""A registry in a folder, safe for many processes on one machine or one shared file system.
+
+Blobs and documents are written under a temporary name in `tmp/` and renamed (see `landing`). Documents that may have
+two writers are compared and swapped under one lock for the whole registry: they are small, and held for one rename.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from builders.digest import canonical_json, digest_of_bytes, digest_of_file
+from builders.errors import InputError, IntegrityError, UnavailableError
+from pipeline.registry.keys import FORMAT, MARKER, blob_key, check_digest, check_key
+from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+_LANDINGS = "tmp"
+_LOCK = "lock"
+_DISCARDED = "discarded"
+_OWN = frozenset({_LANDINGS, _LOCK})
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """The store in the folder `root`, an absolute path. `open_store` makes one and checks it."""
+
+    root: Path
+
+    @property
+    def uri(self) -> str:
+        """'file:///...'."""
+        return f"file://{quote(str(self.root))}"
+
+    def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
+        with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._landing() as file:
+            # One pass: hashing first and copying after would read, and hash, every new file twice.
+            digest = copy_hashed(source, file.stream)
+            if not self._holds(digest):
+                self._land_blob(file, digest)
+        return digest
+
+    def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
+        digest = digest_of_bytes(data)
+        with reachable(f"writing {len(data)} bytes into {self.root}"):
+            if not self._holds(digest):
+                with self._landing() as file:
+                    file.stream.write(data)
+                    self._land_blob(file, digest)
+        return digest
+
+    def has(self, digest: str) -> bool:
+        """See `Store.has`."""
+        return self._blob(digest).is_file()
+
+    def size(self, digest: str) -> int:
+        """See `Store.size`."""
+        return self.path(digest).stat().st_size
+
+    def path(self, digest: str) -> Path:
+        """See `Store.path`."""
+        blob = self._blob(digest)
+        if not blob.is_file():
+            raise IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
+        return blob
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`."""
+        blob = self.path(digest)
+        with reachable(f"copying {blob} to {dest}"):
+            make_folder(dest.parent)
+            sweep(dest.parent)
+            with blob.open("rb") as source, landing(dest.parent) as file:
+                self._check(digest, copy_hashed(source, file.stream))
+                file.land(dest)
+
+    def read_blob(self, digest: str) -> bytes:
+        """See `Store.read_blob`."""
+        blob = self.path(digest)
+        with reachable(f"reading {blob}"):
+            data = blob.read_bytes()
+        self._check(digest, digest_of_bytes(data))
+        return data
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        path = self.root / check_key(key)
+        with reachable(f"reading {path}"):
+            try:
+                with path.open("rb") as stream:
+                    data = stream.read(MAX_DOCUMENT_BYTES + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise IntegrityError(f"{path} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
+        return data
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        return self.replace(key, data, None)
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
+        path = self.root / check_key(key)
+        with reachable(f"writing {path}"), self._landing() as file:
+            file.stream.write(data)
+            file.sync()
+            with self._lock():
+                if self.read(key) != expected:
+                    return False
+                make_folder(path.parent)
+                file.land(path)
+        return True
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        for name in self.children(prefix):
+            key = f"{prefix}{name}"
+            if name.endswith("/"):
+                yield from self.list(key)
+            else:
+                yield key
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        folder = self.root / check_key(prefix.removesuffix("/")) if prefix else self.root
+        with reachable(f"listing {folder}"):
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        for entry in entries:
+            if prefix or entry.name not in {*_OWN, _DISCARDED}:
+                yield f"{entry.name}/" if entry.is_dir() else entry.name
+
+    def discard(self, digest: str) -> None:
+        """See `Store.discard`."""
+        blob = self._blob(digest)
+        with reachable(f"moving {blob} away"):
+            make_folder(self.root / _DISCARDED)
+            if blob.is_file():
+                blob.replace(self.root / _DISCARDED / digest)
+
+    def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
+        return tuple(str(path) for path in strays(self.root / _LANDINGS))
+
+    def sweep(self) -> int:
+        """See `Store.sweep`."""
+        with reachable(f"cleaning {self.root / _LANDINGS}"):
+            return sweep(self.root / _LANDINGS)
+
+    def _blob(self, digest: str) -> Path:
+        return self.root / blob_key(check_digest(digest))
+
+    def _holds(self, digest: str) -> bool:
+        """Whether a blob is there and sound. Reading it again costs less than writing it, and heals a corrupt one."""
+        blob = self._blob(digest)
+        return blob.is_file() and digest_of_file(blob) == digest
+
+    def _check(self, digest: str, found: str) -> None:
+        if found != digest:
+            raise IntegrityError(
+                f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+                "run `enginery verify --repair`, then build again"
+            )
+
+    def _landing(self) -> AbstractContextManager[Landing]:
+        make_folder(self.root / _LANDINGS)
+        return landing(self.root / _LANDINGS)
+
+    def _land_blob(self, file: Landing, digest: str) -> None:
+        blob = self._blob(digest)
+        make_folder(blob.parent)
+        file.land(blob, read_only=True)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self.root / _LOCK).open("ab") as stream:
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
+            yield
+
+
+def open_folder(root: Path, *, create: bool) -> FileStore:
+    """Open the registry in a folder, or make one there. Raises InputError and UnavailableError; see `open_store`."""
+    store = FileStore(Path(os.path.abspath(root.expanduser())))  # noqa: PTH100 - resolve() would follow symlinks
+    if not _is_registry(store):
+        if not create:
+            raise UnavailableError(
+                f"there is no registry at {store.root}; `enginery build` makes one, or set --registry"
+            )
+        with reachable(f"making a registry at {store.root}"):
+            make_folder(store.root)
+        store.create(MARKER, canonical_json({"format": FORMAT}))
+    if create:
+        _check_writable(store)
+        store.sweep()
+    return store
+
+
+def _is_registry(store: FileStore) -> bool:
+    """Whether a registry is there; False if the folder is absent or empty. Raises InputError for any other."""
+    if not store.root.exists():
+        return False
+    if not store.root.is_dir():
+        raise InputError(f"registry {store.root} is a file; give a folder")
+    marker = store.read(MARKER)
+    if marker is not None:
+        _check_format(store, marker)
+        return True
+    with reachable(f"listing {store.root}"):
+        others = {path.name for path in store.root.iterdir()} - _OWN
+    if others:
+        raise InputError(
+            f"{store.root} holds {min(others)!r} and is no registry (no {MARKER}); give an empty or a new folder"
+        )
+    return False
+
+
+def _check_format(store: FileStore, marker: bytes) -> None:
+    try:
+        found = json.loads(marker)["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f'{store.root / MARKER} is damaged; it should hold {{"format": {FORMAT}}}') from error
+    if found != FORMAT:
+        raise InputError(f"registry {store.root} has format {found}; this enginery reads {FORMAT}: upgrade enginery")
+
+
+def _check_writable(store: FileStore) -> None:
+    if not os.access(store.root, os.W_OK | os.X_OK):
+        raise UnavailableError(f"registry {store.root} is not writable; give this user access, or set --registry")

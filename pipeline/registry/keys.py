@@ -1,0 +1,89 @@
+"""Where things lie in a registry: the same in every store. A key is a relative path with '/' between its parts.
+
+::
+
+    enginery-registry.json                                {"format": 1}: this folder is a registry
+    blobs/sha256/ab/abcd...                               bytes, by digest
+    records/<kind>/<key>.json                             what a step gave (see `records`)
+    models/<model>/versions/<version>/manifest.json       the truth about a version; never rewritten
+    models/<model>/versions/<version>/attestations/<engine>/<report>.json
+    models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
+    models/<model>/channels/<channel>.json                which version a channel serves, and its history
+"""
+
+import re
+
+from builders.digest import is_digest
+from builders.errors import InputError
+from pipeline.registry.names import check_channel, check_model, check_version
+
+MARKER = "enginery-registry.json"
+FORMAT = 1
+BLOBS = "blobs/sha256/"
+RECORDS = "records/"
+MODELS = "models/"
+MANIFEST = "manifest.json"
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it can be a path in no other place than the registry. Raises InputError."""
+    if all(_PART.fullmatch(part) for part in key.split("/")):
+        return key
+    raise InputError(f"registry key {key!r}: its parts must match {_PART.pattern}")
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is one. Raises InputError."""
+    if is_digest(digest):
+        return digest
+    raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
+
+
+def blob_key(digest: str) -> str:
+    """Key of a blob."""
+    return f"{BLOBS}{check_digest(digest)[:2]}/{digest}"
+
+
+def record_key(kind: str, key: str) -> str:
+    """Key of the record of a step; `key` is the digest of what the step read."""
+    if not _KIND.fullmatch(kind):
+        raise InputError(f"record kind {kind!r} must match {_KIND.pattern}")
+    return f"{RECORDS}{kind}/{check_digest(key)}.json"
+
+
+def versions_prefix(model: str) -> str:
+    """Prefix of everything about a model's versions."""
+    return f"{MODELS}{check_model(model)}/versions/"
+
+
+def manifest_key(model: str, version: str) -> str:
+    """Key of a version's manifest."""
+    return f"{versions_prefix(model)}{check_version(version)}/{MANIFEST}"
+
+
+def page_key(model: str, version: str) -> str:
+    """Key of the copy of a version's HTML report."""
+    return f"{versions_prefix(model)}{check_version(version)}/report.html"
+
+
+def attestations_prefix(model: str, version: str) -> str:
+    """Prefix of the attestations of a version's engines."""
+    return f"{versions_prefix(model)}{check_version(version)}/attestations/"
+
+
+def attestation_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one attestation: the report `report` about the engine `engine`, both digests."""
+    return f"{attestations_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def channels_prefix(model: str) -> str:
+    """Prefix of a model's channels."""
+    return f"{MODELS}{check_model(model)}/channels/"
+
+
+def channel_key(model: str, channel: str) -> str:
+    """Key of a channel's pointer."""
+    return f"{channels_prefix(model)}{check_channel(channel)}.json"

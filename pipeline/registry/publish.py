@@ -1,0 +1,192 @@
+"""Publishing: bytes first, then the manifest in one step, last the channel. Killed anywhere, it leaves no half version.
+
+Only engines with an `Approved` report can enter as usable: `approved` pairs each with its proof, and everything else is
+a failure or a refusal, which carries no engine.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from builders.digest import digest_of
+from builders.errors import ConflictError, InputError, IntegrityError
+from pipeline.registry import channels, versions
+from pipeline.registry.keys import manifest_key, page_key
+from pipeline.registry.manifest import EngineEntry, Manifest, parse
+from pipeline.registry.records import recall, remember
+from pipeline.registry.store import Store
+
+if TYPE_CHECKING:
+    from validation.report import Approved
+
+_RECORD = "publish"
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_ATTEMPTS = 200
+_RECENT = 32
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version in the registry. existed: an earlier run published the same content, and nothing new was written.
+
+    channel_refusal: why the channel did not move (the version is published all the same), or None.
+    """
+
+    manifest: Manifest
+    existed: bool
+    channel_refusal: str | None = None
+
+    @property
+    def version(self) -> str:
+        """The version's name."""
+        return self.manifest.version
+
+    @property
+    def digest(self) -> str:
+        """Digest of its manifest."""
+        return self.manifest.digest
+
+
+def publish(
+    store: Store,
+    draft: Manifest,
+    approved: Sequence[tuple[EngineEntry, "Approved"]],
+    others: Sequence[EngineEntry] = (),
+    *,
+    channel: str | None = "candidate",
+    wanted_version: str | None = None,
+    by: str = "",
+    why: str = "",
+) -> Published:
+    """Publish a version of `draft`, a manifest whose `version` and `engines` are still empty.
+
+    approved: each usable engine with its proof.  others: failed and refused units.
+    The version is the wanted one, or 1 + the highest number so far; where the same content was published before, it is
+    that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry and
+    its proof disagree, IntegrityError when a blob is missing.
+    """
+    manifest = replace(draft, engines=_entries(approved, others))
+    existing = _existing(store, manifest, wanted_version)
+    published = existing or _write(store, manifest, wanted_version)
+    if channel is None:
+        return published
+    refusal = channels.policy_refusal(store, published.manifest, channel)
+    if refusal is None:
+        channels.promote(store, published.manifest, channel, by=by, why=why)
+    return replace(published, channel_refusal=refusal)
+
+
+def find_published(store: Store, manifest: Manifest) -> Manifest | None:
+    """The version that already says what this manifest says, or None. Cheap.
+
+    That is: the same content went in, every unit ended the same way, and every blob of it is still there. (Engines may
+    differ in their bytes: compilers are not deterministic, and two builds from equal input are interchangeable.)
+    """
+    found = recall(store, _RECORD, _memo_key(manifest))
+    theirs = _alike(store, manifest, str(found.get("version"))) if found else None
+    return theirs or _recent(store, manifest, _highest_number(store, manifest.model))
+
+
+def attach_page(store: Store, manifest: Manifest, page: bytes) -> str:
+    """Put a copy of the version's HTML report beside its manifest, and return its key."""
+    key = page_key(manifest.model, manifest.version)
+    store.replace(key, page, store.read(key))
+    return key
+
+
+def _entries(
+    approved: Sequence[tuple[EngineEntry, "Approved"]], others: Sequence[EngineEntry]
+) -> tuple[EngineEntry, ...]:
+    for entry, proof in approved:
+        report = proof.report
+        stated = (entry.digest, entry.status, entry.target, entry.precision, entry.backend)
+        if stated != (report.engine, report.verdict, report.target, report.precision, report.backend):
+            raise InputError(f"engine {entry.unit} ({entry.status}, {entry.digest}) has the proof of another one")
+    for entry in others:
+        if entry.usable or entry.digest is not None:
+            raise InputError(
+                f"engine {entry.unit} is {entry.status} and has no approved report; it cannot be published"
+            )
+    return (*(entry for entry, _ in approved), *others)
+
+
+def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
+    theirs = _read(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+    return _same_or_conflict(theirs, manifest) if theirs else None
+
+
+def _write(store: Store, manifest: Manifest, wanted: str | None) -> Published:
+    _check_blobs(store, manifest)
+    for _ in range(_ATTEMPTS):
+        newest = _highest_number(store, manifest.model)
+        if wanted is None and (theirs := _recent(store, manifest, newest)):
+            return Published(theirs, existed=True)
+        version = wanted or str(newest + 1)
+        mine = replace(manifest, version=version)
+        if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
+            remember(store, _RECORD, _memo_key(mine), {"version": version})
+            return Published(mine, existed=False)
+        if wanted and (theirs := _read(store, manifest.model, wanted)):
+            return _same_or_conflict(theirs, manifest)
+    raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
+
+
+def _recent(store: Store, manifest: Manifest, newest: int) -> Manifest | None:
+    """The like of `manifest` among the newest numbered versions: published by a run that was killed before it could
+    remember, or by one that raced this one."""
+    numbers = range(newest, max(0, newest - _RECENT), -1)
+    found = (_alike(store, manifest, str(number)) for number in numbers)
+    return next((theirs for theirs in found if theirs), None)
+
+
+def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
+    """The published version, if it says the same and is whole. A damaged one is like nothing: publishing goes on
+    beside it, and `verify` reports it."""
+    try:
+        theirs = _read(store, manifest.model, version)
+    except IntegrityError:
+        return None
+    return theirs if theirs and _same(theirs, manifest) and all(map(store.has, theirs.blobs())) else None
+
+
+def _read(store: Store, model: str, version: str) -> Manifest | None:
+    data = store.read(manifest_key(model, version))
+    return None if data is None else parse(data, model=model, version=version)
+
+
+def _same(theirs: Manifest, mine: Manifest) -> bool:
+    return theirs.content == mine.content and _outcome(theirs) == _outcome(mine)
+
+
+def _outcome(manifest: Manifest) -> list[list[str]]:
+    return sorted([entry.unit, entry.status] for entry in manifest.engines)
+
+
+def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
+    if _same(theirs, mine):
+        return Published(theirs, existed=True)
+    differs = "results" if theirs.content == mine.content else "content"
+    raise ConflictError(
+        f"{mine.model}@{theirs.version} exists with other {differs} (published {theirs.created_at}); "
+        "versions never change: choose another version, or leave it out"
+    )
+
+
+def _check_blobs(store: Store, manifest: Manifest) -> None:
+    for digest, what in manifest.blobs().items():
+        if not store.has(digest):
+            raise IntegrityError(f"{what} ({digest}) is not in {store.uri}; put it there before publishing")
+    for entry in manifest.engines:
+        if entry.digest and store.size(entry.digest) != entry.size_bytes:
+            raise IntegrityError(
+                f"engine {entry.unit}: {store.size(entry.digest)} bytes are stored, the entry says {entry.size_bytes}"
+            )
+
+
+def _highest_number(store: Store, model: str) -> int:
+    return max((int(name) for name in versions.versions(store, model) if _NUMBER.fullmatch(name)), default=0)
+
+
+def _memo_key(manifest: Manifest) -> str:
+    return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})

@@ -1,0 +1,57 @@
+"""Memory of steps: what a step gave, by the digest of everything it read.
+
+A record is only a memory: losing one costs a repeated step and never an answer. So a record that cannot be read, or
+whose blobs are gone, counts as forgotten, and a new one replaces it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from builders.digest import canonical_json, is_digest
+from builders.errors import ConflictError
+from pipeline.registry.keys import record_key
+from pipeline.registry.store import Store
+
+_ATTEMPTS = 20
+
+
+def recall(store: Store, kind: str, key: str) -> dict[str, Any] | None:
+    """The value remembered for a step, if every blob it speaks of is still there. Cheap: blobs are not read."""
+    record = read_record(store.read(record_key(kind, key)))
+    if record is None or not all(store.has(digest) for digest in record["blobs"]):
+        return None
+    value: dict[str, Any] = record["value"]
+    return value
+
+
+def remember(store: Store, kind: str, key: str, value: Mapping[str, Any], blobs: Sequence[str] = ()) -> None:
+    """Remember a step's value (a JSON object) and the blobs it speaks of. Of two writers the last one stays.
+
+    Raises ValueError for NaN in the value, InputError for a bad kind, key or digest.
+    """
+    where = record_key(kind, key)
+    data = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
+    for _ in range(_ATTEMPTS):
+        before = store.read(where)
+        if before == data or store.replace(where, data, before):
+            return
+    raise ConflictError(f"record {where} of {store.uri} keeps changing; run again when fewer others write it")
+
+
+def read_record(data: bytes | None) -> dict[str, Any] | None:
+    """A well-formed record ('value': object, 'blobs': digests), or None."""
+    try:
+        record = json.loads(data) if data is not None else None
+    except (ValueError, RecursionError):
+        return None
+    return record if _is_record(record) else None
+
+
+def _is_record(record: Any) -> bool:
+    return (
+        isinstance(record, dict)
+        and isinstance(record.get("value"), dict)
+        and isinstance(record.get("blobs"), list)
+        and all(isinstance(digest, str) and is_digest(digest) for digest in record["blobs"])
+    )

@@ -1,0 +1,59 @@
+"""What `list` and `show` say, as JSON values."""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from builders.errors import UnknownNameError
+from pipeline.registry import channels, versions
+from pipeline.registry.attestations import judged
+from pipeline.registry.keys import page_key
+from pipeline.registry.names import Reference
+from pipeline.registry.store import Store
+
+
+def listed_models(store: Store) -> list[dict[str, Any]]:
+    """Each model with its versions and where its channels point. Reads no manifest."""
+    return [
+        {"model": model, "versions": versions.versions(store, model), "channels": _channels(store, model)}
+        for model in versions.models(store)
+    ]
+
+
+def listed_versions(store: Store, model: str) -> list[dict[str, Any]]:
+    """Each version of a model with how many engines have which status. Raises UnknownNameError for no such model."""
+    known = versions.versions(store, model)
+    if not known:
+        raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
+    pointing = _channels(store, model)
+    return [_listed_version(store, model, version, pointing) for version in known]
+
+
+def shown(store: Store, reference: Reference) -> dict[str, Any]:
+    """Everything about one version: its manifest, its engines' status of today, the channels that point to it."""
+    manifest = versions.locate(store, reference).manifest
+    key = page_key(manifest.model, manifest.version)
+    pointing = _channels(store, manifest.model)
+    return {
+        **manifest.to_json(),
+        "manifest": manifest.digest,
+        "engines": [asdict(entry) for entry in judged(store, manifest)],
+        "channels": [name for name, version in pointing.items() if version == manifest.version],
+        "page": f"{store.uri}/{key}" if store.read(key) is not None else None,
+    }
+
+
+def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> dict[str, Any]:
+    manifest = versions.load(store, model, version)
+    return {
+        "model": model,
+        "version": version,
+        "created_at": manifest.created_at,
+        "engines": dict(sorted(Counter(entry.status for entry in judged(store, manifest)).items())),
+        "channels": {name: version for name, target in pointing.items() if target == version},
+    }
+
+
+def _channels(store: Store, model: str) -> dict[str, str]:
+    found = ((name, channels.read(store, model, name)) for name in channels.names(store, model))
+    return {name: channel.version for name, channel in found if channel is not None}

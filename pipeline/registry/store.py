@@ -1,0 +1,114 @@
+"""Where a registry keeps its bytes: the protocol that every kind of store answers, and the door to them.
+
+A store knows blobs (immutable, by digest) and documents (small, by key, compared and swapped). It knows nothing of
+models, so that another kind of store is one file more and the same tests.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from builders.errors import InputError, UnavailableError
+from pipeline.registry.filestore import FileStore, open_folder
+
+__all__ = ["FileStore", "Store", "open_store"]
+
+
+class Store(Protocol):
+    """A place for blobs and documents.
+
+    Every method raises UnavailableError when the place is out of reach, full or read-only, and leaves no half-written
+    object then. Keys and digests are checked before they become a path (InputError).
+    """
+
+    @property
+    def uri(self) -> str:
+        """What `open_store` opens this store with."""
+        ...
+
+    def put_file(self, path: Path) -> str:
+        """Store a file's bytes and return their digest. A sound blob of that digest stays, a corrupt one is healed."""
+        ...
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their digest."""
+        ...
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob is there; cheap, and without looking at its bytes."""
+        ...
+
+    def size(self, digest: str) -> int:
+        """Size of a blob in bytes. Raises IntegrityError if it is missing."""
+        ...
+
+    def path(self, digest: str) -> Path:
+        """A local file with a blob's bytes, to be read only; not verified. Raises IntegrityError if missing."""
+        ...
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """Copy a blob to `dest`, which appears whole and verified or not at all. Raises IntegrityError."""
+        ...
+
+    def read_blob(self, digest: str) -> bytes:
+        """A blob's bytes, verified. Raises IntegrityError."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """A document, or None."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a document unless there is one; whether this call wrote it. Of several writers exactly one wins."""
+        ...
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """Write a document if it still is `expected` (None: absent); whether this call wrote it."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part."""
+        ...
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """The names directly under a prefix, sorted; those that have more below end in '/'. Reads nothing deeper."""
+        ...
+
+    def discard(self, digest: str) -> None:
+        """Move a corrupt blob away, so that it counts as missing and can be put again; kept for looking at."""
+        ...
+
+    def strays(self) -> tuple[str, ...]:
+        """What writers that died left behind. Harmless: no key leads there."""
+        ...
+
+    def sweep(self) -> int:
+        """Delete what dead writers left behind; return how many. Never touches what a living process writes."""
+        ...
+
+
+def open_store(uri: str | Path, *, create: bool = False) -> Store:
+    """Open the registry at a path or `file://` URI; with `create`, make it if need be and make sure it can be written.
+
+    Raises InputError for what cannot be a registry (a file, a folder with other things in it, a newer format, an
+    unknown scheme) and UnavailableError for what is not there, not writable or not served yet (s3://).
+    """
+    text = os.fspath(uri)
+    if isinstance(uri, Path) or "://" not in text:
+        return open_folder(Path(_not_empty(text)), create=create)
+    parts = urlsplit(text)
+    if parts.scheme == "s3":
+        raise UnavailableError(f"registry {text}: s3:// comes with a later release; use a path or a file:// URI")
+    if parts.scheme != "file":
+        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path or a file:// URI")
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
+    return open_folder(Path(unquote(parts.path)), create=create)
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise InputError(f"registry {text!r} is not a path; give --registry or set ENGINERY_REGISTRY")
+    return text

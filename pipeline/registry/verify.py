@@ -1,0 +1,164 @@
+"""Reading everything again: what is missing, corrupt, edited or pointing nowhere, and what nothing refers to.
+
+Problems are data. A *fault* means that something published cannot be served as it was; a *remark* is litter or a lost
+memory, and harms nobody.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from builders.digest import digest_of_file, is_digest
+from builders.errors import EngineryError, IntegrityError
+from pipeline.registry import channels, versions
+from pipeline.registry.attestations import attestations
+from pipeline.registry.keys import BLOBS, RECORDS, blob_key
+from pipeline.registry.landing import reachable
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.names import Reference
+from pipeline.registry.records import read_record
+from pipeline.registry.store import Store
+
+FAULTS = ("missing", "corrupt", "size", "edited", "dangling")
+REMARKS = ("orphaned", "forgotten", "stray")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. what: a digest, reference, key or path.  affects: what it was published as part of."""
+
+    kind: str
+    what: str
+    detail: str
+    affects: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> bool:
+        """Whether something published cannot be served as it was."""
+        return self.kind in FAULTS
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was read and what was found wrong. size_bytes: of all blobs that were read."""
+
+    problems: tuple[Problem, ...]
+    versions: int
+    blobs: int
+    size_bytes: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything published can be served as it was."""
+        return not any(problem.fault for problem in self.problems)
+
+
+@dataclass
+class _Findings:
+    store: Store
+    progress: Callable[[str], None]
+    problems: list[Problem] = field(default_factory=list)
+    manifests: list[Manifest] = field(default_factory=list)
+    needed: dict[str, list[str]] = field(default_factory=dict)
+    blobs: int = 0
+    size_bytes: int = 0
+
+    def add(self, kind: str, what: str, detail: str, affects: tuple[str, ...] = ()) -> None:
+        self.problems.append(Problem(kind, what, detail, affects))
+
+    def close(self) -> Verification:
+        return Verification(tuple(self.problems), len(self.manifests), self.blobs, self.size_bytes)
+
+
+def verify(
+    store: Store, reference: Reference | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Verification:
+    """Read a version's every byte, or the whole registry's, and compare. `progress` hears of each blob.
+
+    Raises UnknownNameError for a reference to nothing; what is damaged is reported and not raised.
+    """
+    found = _Findings(store, progress)
+    if reference is not None:
+        _take(found, versions.locate(store, reference).manifest)
+        _check_blobs(found, sorted(found.needed))
+        return found.close()
+    for model in versions.models(store):
+        _check_model(found, model)
+    stored = sorted(_stored_blobs(found))
+    _check_blobs(found, sorted({*stored, *found.needed}))
+    _check_litter(found, stored)
+    return found.close()
+
+
+def repair(store: Store, verification: Verification) -> tuple[str, ...]:
+    """Move corrupt blobs away, so that the next build makes them again; return their digests."""
+    corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
+    for digest in corrupt:
+        store.discard(digest)
+    return corrupt
+
+
+def _check_model(found: _Findings, model: str) -> None:
+    for version in versions.versions(found.store, model):
+        try:
+            _take(found, versions.load(found.store, model, version))
+        except IntegrityError as error:
+            found.add("edited", f"{model}@{version}", str(error))
+    for name in channels.names(found.store, model):
+        try:
+            versions.locate(found.store, Reference(model, channel=name))
+        except EngineryError as error:
+            found.add("dangling", f"{model}:{name}", str(error))
+
+
+def _take(found: _Findings, manifest: Manifest) -> None:
+    reference = f"{manifest.model}@{manifest.version}"
+    found.manifests.append(manifest)
+    for digest, what in manifest.blobs().items():
+        found.needed.setdefault(digest, []).append(f"{reference} {what}")
+    try:
+        list(attestations(found.store, manifest))
+    except IntegrityError as error:
+        found.add("edited", reference, str(error))
+    for entry in manifest.engines:
+        if entry.digest and found.store.has(entry.digest) and found.store.size(entry.digest) != entry.size_bytes:
+            detail = f"{found.store.size(entry.digest)} bytes; the manifest says {entry.size_bytes}"
+            found.add("size", entry.digest, detail, (f"{reference} engine {entry.unit}",))
+
+
+def _stored_blobs(found: _Findings) -> Iterator[str]:
+    for key in found.store.list(BLOBS):
+        digest = key.rpartition("/")[2]
+        if is_digest(digest) and key == blob_key(digest):
+            yield digest
+        else:
+            found.add("stray", key, "not the name of a blob")
+
+
+def _check_blobs(found: _Findings, digests: list[str]) -> None:
+    for digest in digests:
+        affects = tuple(found.needed.get(digest, ()))
+        if not found.store.has(digest):
+            found.add("missing", digest, "published, and not here", affects)
+            continue
+        found.progress(digest)
+        found.blobs += 1
+        found.size_bytes += found.store.size(digest)
+        with reachable(f"reading blob {digest}"):
+            actual = digest_of_file(found.store.path(digest))
+        if actual != digest:
+            found.add("corrupt", digest, f"its bytes have digest {actual}", affects)
+
+
+def _check_litter(found: _Findings, stored: list[str]) -> None:
+    remembered: set[str] = set()
+    for key in found.store.list(RECORDS):
+        record = read_record(found.store.read(key))
+        if record is None or not all(map(found.store.has, record["blobs"])):
+            found.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
+        else:
+            remembered.update(record["blobs"])
+    for digest in stored:
+        if digest not in found.needed and digest not in remembered:
+            found.add("orphaned", digest, f"{found.store.size(digest)} bytes that nothing refers to")
+    for path in found.store.strays():
+        found.add("stray", path, "left behind by a writer that died; the next build cleans it")

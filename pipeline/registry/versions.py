@@ -1,0 +1,105 @@
+"""Finding models and versions, and what a reference stands for."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from builders.errors import IntegrityError, UnknownNameError
+from pipeline.registry import channels
+from pipeline.registry.channels import Channel
+from pipeline.registry.keys import MANIFEST, MODELS, manifest_key, versions_prefix
+from pipeline.registry.manifest import Manifest, parse
+from pipeline.registry.names import Reference, is_name, version_order
+from pipeline.registry.store import Store
+
+DEFAULT_CHANNELS = ("stable", "candidate")
+
+
+@dataclass(frozen=True)
+class Located:
+    """What a reference stands for: a manifest, and the channel that led to it, if one did."""
+
+    reference: Reference
+    manifest: Manifest
+    channel: Channel | None = None
+
+    @property
+    def proven_only(self) -> bool:
+        """Whether the channel serves only proven engines."""
+        return self.channel is not None and self.channel.proven_only
+
+
+def models(store: Store) -> list[str]:
+    """The models that have a version, sorted."""
+    return [model for model in _names(store.children(MODELS)) if versions(store, model)]
+
+
+def versions(store: Store, model: str) -> list[str]:
+    """A model's versions, oldest name first as people count ('2' before '10'). Reads no manifest."""
+    prefix = versions_prefix(model)
+    found = _names(store.children(prefix))
+    complete = [version for version in found if MANIFEST in store.children(f"{prefix}{version}/")]
+    return sorted(complete, key=version_order)
+
+
+def load(store: Store, model: str, version: str) -> Manifest:
+    """A version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is not what it was."""
+    data = store.read(manifest_key(model, version))
+    if data is None:
+        known = versions(store, model)
+        if not known:
+            raise _unknown("model", model, models(store), store)
+        raise _unknown(f"version of {model}", version, known, store)
+    return parse(data, model=model, version=version)
+
+
+def locate(store: Store, reference: Reference) -> Located:
+    """What a reference stands for. A name alone means its channel `stable`, else `candidate`, else its newest version.
+
+    Raises UnknownNameError, and IntegrityError where a channel and a manifest disagree.
+    """
+    model = reference.model
+    if reference.version is not None:
+        return Located(reference, load(store, model, reference.version))
+    for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
+        if channel := channels.read(store, model, name):
+            return Located(reference, _served(store, channel), channel)
+    if reference.channel:
+        raise _no_channel(store, reference)
+    newest = versions(store, model)[-1:] or [""]
+    if not newest[0]:
+        raise _unknown("model", model, models(store), store)
+    return Located(reference, load(store, model, newest[0]))
+
+
+def _served(store: Store, channel: Channel) -> Manifest:
+    try:
+        manifest = load(store, channel.model, channel.version)
+    except UnknownNameError as error:
+        raise IntegrityError(f"channel {channel.model}:{channel.name} points nowhere: {error}") from error
+    if manifest.digest != channel.manifest:
+        raise IntegrityError(
+            f"channel {channel.model}:{channel.name} was promoted to manifest {channel.manifest} of version "
+            f"{channel.version}, and that is now {manifest.digest}: it was replaced by hand; run `enginery verify`"
+        )
+    return manifest
+
+
+def _no_channel(store: Store, reference: Reference) -> UnknownNameError:
+    if not versions(store, reference.model):
+        return _unknown("model", reference.model, models(store), store)
+    return _unknown(
+        f"channel of {reference.model}", str(reference.channel), channels.names(store, reference.model), store
+    )
+
+
+def _names(children: Iterable[str]) -> list[str]:
+    found = (name.removesuffix("/") for name in children if name.endswith("/"))
+    return [name for name in found if is_name(name)]
+
+
+def _unknown(kind: str, name: str, known: list[str], store: Store) -> UnknownNameError:
+    near = difflib.get_close_matches(name, known, n=1)
+    known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginery build` publishes one"
+    hint = f"did you mean {near[0]!r}?" if near else known_text
+    return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {hint}")

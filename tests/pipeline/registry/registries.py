@@ -1,0 +1,127 @@
+"""Small real registries for the tests: engines of a few bytes, with real reports and approvals."""
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from builders.digest import canonical_json, digest_of
+from builders.targets import parse_targets
+from builders.types import ShapeProfile, TensorSpec
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.publish import Published, publish
+from pipeline.registry.store import Store
+from validation.report import Approved, Check, Report, approve
+
+PASSED = Check("engine", "sqnr_db", "logits", "golden", 60.0, 40.0, True)
+FAILED = Check("engine", "sqnr_db", "logits", "golden", 3.0, 40.0, False)
+
+
+def engine(
+    store: Store, target: str = "cpu", precision: str = "fp32", status: str = "proven", data: bytes | None = None
+) -> EngineEntry:
+    """A usable entry whose engine is stored."""
+    found = parse_targets(target)[0]
+    content = data if data is not None else f"engine {target} {precision}".encode()
+    entry = EngineEntry(
+        target=found.name,
+        precision=precision,
+        backend="onnxruntime" if found.is_cpu else "tensorrt-rtx",
+        status=status,  # type: ignore[arg-type]
+        reason="1 checks passed" if status == "proven" else f"no {found.name} here",
+        compute_capability=found.compute_capability,
+        product=found.product,
+        digest=store.put_bytes(content),
+        size_bytes=len(content),
+        suffix=".onnx" if found.is_cpu else ".engine",
+        inputs=(TensorSpec("image", "float32", ("batch", 1, 8, 8)),),
+        outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
+        profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
+    )
+    return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
+
+
+def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
+    """An entry without an engine."""
+    found = parse_targets(target)[0]
+    return EngineEntry(
+        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability
+    )
+
+
+def report(
+    entry: EngineEntry, verdict: str | None = None, host: str = "here", created_at: str = "2026-01-01T00:00:00+00:00"
+) -> Report:
+    """A report about an entry, by default one that stands behind its status."""
+    found = verdict or entry.status
+    return Report(
+        unit=entry.unit,
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        engine=entry.digest,
+        golden="0" * 64,
+        checks=(FAILED if found == "failed" else PASSED,),
+        verdict=found,  # type: ignore[arg-type]
+        reason="sqnr_db 3, limit 40" if found == "failed" else "fine",
+        created_at=created_at,
+        host={"name": host},
+        versions={},
+    )
+
+
+def approval(entry: EngineEntry) -> Approved:
+    """The proof of an entry."""
+    found = approve(report(entry))
+    assert found is not None
+    return found
+
+
+def draft(store: Store, content: object = "a", model: str = "digits") -> Manifest:
+    """A manifest before it is published."""
+    return Manifest(
+        model=model,
+        version="",
+        created_at="2026-01-01T00:00:00+00:00",
+        content=digest_of({"content": content}),
+        sources={"onnx": store.put_bytes(b"onnx")},
+        report=store.put_bytes(b"{}"),
+        metrics={"fp32": 0.97},
+    )
+
+
+def publish_engines(
+    store: Store,
+    entries: Sequence[EngineEntry],
+    content: object = "a",
+    *,
+    channel: str | None = "candidate",
+    wanted: str | None = None,
+    model: str = "digits",
+    others: Sequence[EngineEntry] = (),
+) -> Published:
+    """Publish entries with their proofs."""
+    pairs = [(entry, approval(entry)) for entry in entries]
+    return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=wanted)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Start `work` in a forked child; its pid. The child exits 0, or 1 after printing what it raised."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+    raise AssertionError("unreachable")

@@ -1,0 +1,57 @@
+from dataclasses import replace
+
+import pytest
+
+from builders.errors import InputError, IntegrityError
+from pipeline.registry.attestations import attest, judged
+from pipeline.registry.keys import attestation_key
+from pipeline.registry.store import Store
+from tests.pipeline.registry.registries import FAILED, engine, publish_engines, report
+
+
+def test_a_report_from_the_hardware_proves_an_engine_and_leaves_the_manifest_alone(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry, engine(store)]).manifest
+    assert judged(store, manifest) == manifest.engines
+    digest = attest(store, manifest, report(entry, "proven"))
+    assert attest(store, manifest, report(entry, "proven")) == digest
+    now = judged(store, manifest)
+    assert [entry.status for entry in now] == ["proven", "proven"] and digest[:12] in now[0].reason
+    assert manifest.engines[0].status == "unproven"
+
+
+def test_a_machine_where_it_fails_outweighs_those_where_it_passes_until_it_passes_there(store: Store) -> None:
+    entry = engine(store)
+    manifest = publish_engines(store, [entry]).manifest
+
+    def status(verdict: str, host: str, day: int) -> str:
+        attest(store, manifest, report(entry, verdict, host, f"2026-01-{day:02}T00:00:00+00:00"))
+        return judged(store, manifest)[0].status
+
+    assert status("proven", "one", 1) == "proven"
+    assert status("failed", "two", 2) == "failed"
+    assert status("proven", "one", 3) == "failed"
+    assert status("proven", "two", 4) == "proven"
+
+
+def test_what_decides_nothing_is_no_attestation(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    with pytest.raises(InputError, match="says 'unproven'"):
+        attest(store, manifest, report(entry))
+    with pytest.raises(InputError, match="says 'proven'"):
+        attest(store, manifest, replace(report(entry, "proven"), checks=(FAILED,)))
+    with pytest.raises(InputError, match="does not have"):
+        attest(store, manifest, report(engine(store, data=b"other")))
+    assert judged(store, manifest)[0].status == "unproven"
+
+
+def test_an_edited_attestation_is_refused(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    digest = attest(store, manifest, report(entry, "failed"))
+    key = attestation_key("digits", "1", str(entry.digest), digest)
+    data = store.read(key) or b""
+    assert store.replace(key, data.replace(b'"failed"', b'"proven"'), data)
+    with pytest.raises(IntegrityError, match="edited by hand"):
+        judged(store, manifest)

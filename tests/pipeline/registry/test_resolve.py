@@ -1,0 +1,133 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders.errors import UnknownNameError
+from builders.targets import GENERATIONS, parse_targets
+from builders.types import PRECISIONS, Target
+from pipeline.registry.manifest import EngineEntry
+from pipeline.registry.resolve import PORTABLE, resolve
+
+L4 = parse_targets("l4")[0]
+L40S = parse_targets("l40s")[0]
+SM89 = parse_targets("sm_89")[0]
+CPU = parse_targets("cpu")[0]
+
+
+def entry(target: str, precision: str = "fp16", status: str = "proven") -> EngineEntry:
+    found = Target(PORTABLE) if target == PORTABLE else parse_targets(target)[0]
+    return EngineEntry(
+        found.name, precision, "any", status, "because", found.compute_capability, found.product  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def chosen(entries: list[EngineEntry], target: Target, precision: str | None = None, **options: bool) -> EngineEntry:
+    return resolve(entries, target, precision, **options).chosen
+
+
+def test_product_then_capability_then_another_product_then_portable() -> None:
+    order = [entry("l4"), entry("sm_89"), entry("l40s"), entry(PORTABLE)]
+    entries = list(reversed(order))
+    for best in order:
+        assert chosen(entries, L4) == best
+        entries.remove(best)
+
+
+def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
+    assert chosen([entry("l4"), entry("sm_89")], SM89) == entry("sm_89")
+    assert chosen([entry("l4")], SM89) == entry("l4")
+    assert "another product" in resolve([entry("l4")], L40S).why
+
+
+@pytest.mark.parametrize(
+    ("target", "order"), [("sm_89", ("int8", "fp16", "bf16", "fp32")), ("cpu", ("int8", "fp32", "bf16", "fp16"))]
+)
+def test_precision_by_kind_of_hardware(target: str, order: tuple[str, ...]) -> None:
+    where = parse_targets(target)[0]
+    for index, best in enumerate(order):
+        assert chosen([entry(target, precision) for precision in reversed(order[index:])], where).precision == best
+
+
+def test_proven_before_narrow_but_not_before_fit() -> None:
+    assert chosen([entry("sm_89", "int8", "unproven"), entry("sm_89", "fp32")], SM89).precision == "fp32"
+    assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4).target == "l4"
+    assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4, proven_only=True).target == PORTABLE
+
+
+def test_every_rejection_has_its_reason() -> None:
+    entries = [
+        entry("sm_80"),
+        entry("cpu"),
+        entry("sm_89", "int8", "failed"),
+        entry("sm_89", "fp32", "unproven"),
+        entry("sm_89", "bf16"),
+        entry("sm_89"),
+    ]
+    found = resolve(entries, SM89, "fp16", proven_only=True)
+    assert found.chosen == entries[-1] and found.ranked == (entries[-1],)
+    assert dict(found.rejected) == {
+        "sm_80 fp16 any": "built for sm_80; this is sm_89",
+        "cpu fp16 any": "built for cpu; this is sm_89",
+        "sm_89 int8 any": "int8, and fp16 was asked for",
+        "sm_89 fp32 any": "fp32, and fp16 was asked for",
+        "sm_89 bf16 any": "bf16, and fp16 was asked for",
+    }
+    with pytest.raises(UnknownNameError) as error:
+        resolve(entries[:4], SM89, proven_only=True, what="digits@1")
+    assert str(error.value).splitlines() == [
+        "digits@1 has no engine for sm_89; add the target to the spec and build, or choose:",
+        "  sm_80 fp16 any: built for sm_80; this is sm_89",
+        "  cpu fp16 any: built for cpu; this is sm_89",
+        "  sm_89 int8 any: failed: because",
+        "  sm_89 fp32 any: unproven, and only proven engines may be used: because",
+    ]
+
+
+def test_the_why_names_what_it_was_preferred_to() -> None:
+    found = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
+    assert found.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
+    assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only one that fits"
+    many = resolve([replace(entry("cpu"), backend=f"b{n}") for n in range(6)], CPU)
+    assert "and 2 more" in many.why
+
+
+def test_a_cpu_takes_no_portable_gpu_engine() -> None:
+    with pytest.raises(UnknownNameError, match="built for gpu; this is cpu"):
+        resolve([entry(PORTABLE)], CPU)
+    with pytest.raises(UnknownNameError, match="no engines at all"):
+        resolve([], CPU)
+
+
+NAMES = ["cpu", PORTABLE, "l4", "l40s", *(generation.sm for generation in GENERATIONS)]
+ENTRIES = st.builds(
+    entry,
+    st.sampled_from(NAMES),
+    st.sampled_from(PRECISIONS),
+    st.sampled_from(["proven", "unproven", "failed", "refused"]),
+)
+
+
+@given(
+    st.lists(ENTRIES, max_size=12),
+    st.sampled_from([name for name in NAMES if name != PORTABLE]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_never_an_engine_that_does_not_fit_and_never_by_order(
+    entries: list[EngineEntry], name: str, proven_only: bool, random
+) -> None:
+    target = parse_targets(name)[0]
+    try:
+        found = resolve(entries, target, proven_only=proven_only)
+    except UnknownNameError:
+        assert not [e for e in entries if e.status == "proven" and e.compute_capability == target.compute_capability
+                    and e.target != PORTABLE]  # fmt: skip
+        return
+    best = found.chosen
+    assert best.status == "proven" or (best.status == "unproven" and not proven_only)
+    assert best.compute_capability == target.compute_capability or best.target == PORTABLE
+    assert len(found.ranked) + len(found.rejected) == len(entries)
+    random.shuffle(entries)
+    assert resolve(entries, target, proven_only=proven_only).chosen == best

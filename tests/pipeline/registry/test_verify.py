@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+from test_store import flip
+
+from pipeline.registry.attestations import attest
+from pipeline.registry.keys import attestation_key, channel_key, manifest_key, record_key
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.names import parse_reference
+from pipeline.registry.records import remember
+from pipeline.registry.store import FileStore, Store
+from pipeline.registry.verify import repair, verify
+from tests.pipeline.registry.registries import engine, publish_engines, refusal, report
+
+
+@pytest.fixture
+def manifest(store: Store) -> Manifest:
+    return publish_engines(
+        store, [engine(store), engine(store, "sm_89", status="unproven")], others=[refusal()]
+    ).manifest
+
+
+def found(store: Store, reference: str | None = None) -> list[tuple[str, str]]:
+    result = verify(store, parse_reference(reference) if reference else None)
+    return [(problem.kind, problem.what) for problem in result.problems]
+
+
+def edit(store: Store, key: str, data: bytes) -> None:
+    assert store.replace(key, data, store.read(key))
+
+
+def test_a_sound_registry_has_no_problem(store: Store, manifest: Manifest) -> None:
+    read: list[str] = []
+    result = verify(store, progress=read.append)
+    assert result.sound and result.problems == () and result.versions == 1
+    assert sorted(read) == sorted(manifest.blobs()) and result.blobs == len(read)
+    assert result.size_bytes == sum(store.size(digest) for digest in read)
+
+
+def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Store, manifest: Manifest) -> None:
+    digest = str(manifest.engines[1].digest)
+    flip(store, digest)
+    result = verify(store)
+    (problem,) = result.problems
+    assert (problem.kind, problem.what) == ("corrupt", digest) and not result.sound
+    assert problem.affects == ("digits@1 engine sm_89 fp32 tensorrt-rtx",)
+    assert found(store, "digits@1") == [("corrupt", digest)]
+    assert repair(store, result) == (digest,)
+    assert found(store) == [("missing", digest)]
+    engine(store, "sm_89", status="unproven")
+    assert found(store) == []
+
+
+def test_a_missing_blob(store: Store, manifest: Manifest) -> None:
+    store.discard(manifest.sources["onnx"])
+    assert found(store) == [("missing", manifest.sources["onnx"])] == found(store, "digits")
+
+
+def test_an_edited_manifest_and_the_channel_that_led_to_it(store: Store, manifest: Manifest) -> None:
+    edit(store, manifest_key("digits", "1"), manifest.to_bytes().replace(b'"unproven"', b'"proven"'))
+    kinds = found(store)
+    assert ("edited", "digits@1") in kinds and ("dangling", "digits:candidate") in kinds
+
+
+def test_a_channel_that_cannot_be_read(store: Store, manifest: Manifest) -> None:
+    edit(store, channel_key("digits", "candidate"), b"{")
+    assert found(store) == [("dangling", "digits:candidate")]
+
+
+def test_an_edited_attestation(store: Store, manifest: Manifest) -> None:
+    entry = manifest.engines[1]
+    digest = attest(store, manifest, report(entry, "proven"))
+    assert found(store) == []
+    edit(store, attestation_key("digits", "1", str(entry.digest), digest), b"{}")
+    assert found(store) == [("edited", "digits@1")]
+
+
+def test_litter_is_remarked_and_harms_nothing(store: Store, manifest: Manifest) -> None:
+    orphan, remembered = store.put_bytes(b"orphan"), store.put_bytes(b"remembered")
+    remember(store, "export", "0" * 64, {}, [remembered])
+    store.create(record_key("export", "1" * 64), b"garbage")
+    store.create("blobs/sha256/ab/notes.txt", b"")
+    if isinstance(store, FileStore):
+        (store.root / "tmp" / ".enginery-landing-0").write_bytes(b"half")
+    result = verify(store)
+    assert result.sound and all(not problem.fault for problem in result.problems)
+    assert [(problem.kind, Path(problem.what).name) for problem in result.problems] == [
+        ("stray", "notes.txt"),
+        ("forgotten", "1" * 64 + ".json"),
+        ("orphaned", orphan),
+        *([("stray", ".enginery-landing-0")] if isinstance(store, FileStore) else []),
+    ]
