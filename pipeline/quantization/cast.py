@@ -1,0 +1,215 @@
+"""fp16 and bf16 graphs: every node that may compute in the 16-bit type does, the rest stays in fp32, and notes say so.
+
+The operator's own schema decides what may be narrowed: an input whose type variable does not allow the type (the
+scales of Resize, the limits of Range) keeps fp32, and casts appear where the two meet. Inputs and outputs of the model
+stay fp32 unless asked otherwise.
+
+onnxruntime has no fp16 kernels for most CPU operators: it computes in fp32 and keeps fp32 *between* them, so that
+running an fp16 graph there shows neither its rounding nor its overflow. `emulate.py` makes a graph that does.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from builders.errors import ModelError
+from pipeline.quantization.graph import (
+    captured,
+    constants,
+    element_types,
+    finish,
+    opset_of,
+    raise_opset,
+    rename_captured,
+    subgraphs,
+    tidy,
+)
+from pipeline.quantization.halves import HALVES, Half
+from pipeline.quantization.notes import CastNotes, Kept
+from pipeline.quantization.overflow import obstacle, too_large
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemas import can_narrow, narrowable, retype, typed_by_attribute
+
+FLOAT = TensorProto.FLOAT
+# The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.
+BF16_OPSET = 22
+
+
+def cast_float(
+    model: ModelProto,
+    precision: Literal["fp16", "bf16"],
+    keep_io: bool = True,
+    keep: Sequence[str] = (),
+    ranges: Ranges | None = None,
+) -> tuple[ModelProto, CastNotes]:
+    """The model computing in a 16-bit float type.
+
+    keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.
+    ranges: measured tensors (see `sites.activations`); without them overflow is judged by constants and operators.
+    Raises ModelError when the result is not valid ONNX.
+    """
+    half = HALVES[precision]
+    graph = _lifted(tidy(model)) if precision == "bf16" else tidy(model)
+    types = element_types(graph)
+    kept = _kept(graph, half, types, keep, ranges)
+    rewrite = _Rewrite(graph, half, types, {item.node for item in kept}, keep_io)
+    rewrite.run()
+    notes = CastNotes(half.name, rewrite.cast, tuple(kept), tuple(rewrite.underflowed), tuple(rewrite.floored))
+    return finish(graph), notes
+
+
+def _lifted(model: ModelProto) -> ModelProto:
+    """The model in an opset with bf16 convolutions, or as it is when onnx cannot convert it: then they stay in fp32."""
+    try:
+        return tidy(raise_opset(model, BF16_OPSET))
+    except ModelError:
+        return model
+
+
+def _kept(
+    model: ModelProto, half: Half, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
+) -> list[Kept]:
+    """The nodes with float tensors that stay in fp32."""
+    large, opset = too_large(model, half, ranges), opset_of(model)
+    found = []
+    for node in model.graph.node:
+        if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name):
+            reason = _reason(node, half, types, keep, large, opset)
+            if reason:
+                found.append(Kept(node.name, node.op_type, reason))
+    return found
+
+
+def _reason(
+    node: NodeProto, half: Half, types: dict[str, int], keep: Collection[str], large: dict[str, str], opset: int
+) -> str | None:
+    if node.name in keep or node.op_type in keep:
+        return "the spec keeps it in fp32"
+    if subgraphs(node):
+        return "control flow"
+    if any(name and name not in types for name in (*node.input, *node.output)):
+        return "a tensor's type cannot be inferred"
+    if not can_narrow(node, half, types, opset):
+        return f"{node.op_type} has no {half.name} form in opset {opset}"
+    return obstacle(node, large)
+
+
+class _Rewrite:
+    """One pass over the nodes in order, casting what each one reads to the type it wants.
+
+    available: (original name, type) -> name of the tensor that holds that value in that type.
+    """
+
+    def __init__(self, model: ModelProto, half: Half, types: dict[str, int], kept: set[str], keep_io: bool) -> None:
+        self.graph: GraphProto = model.graph
+        self.half, self.types, self.kept, self.keep_io = half, types, kept, keep_io
+        self.opset = opset_of(model)
+        self.given = constants(model.graph)
+        self.outputs = {value.name for value in model.graph.output}
+        self.taken = set(types) | {name for node in model.graph.node for name in node.output}
+        self.stored: dict[str, int] = dict(types)
+        self.available: dict[tuple[str, int], str] = {}
+        self.nodes: list[NodeProto] = []
+        self.cast = 0
+        self.underflowed: list[tuple[str, int, int]] = []
+        self.floored: list[str] = []
+
+    def run(self) -> None:
+        """Rewrite the graph in place."""
+        if not self.keep_io:
+            self._narrow_inputs()
+        for node in list(self.graph.node):
+            self._take(node)
+        del self.graph.node[:]
+        self.graph.node.extend(self.nodes)
+        if not self.keep_io:
+            self._narrow_outputs()
+
+    def _narrow_inputs(self) -> None:
+        for value in self.graph.input:
+            if self.types[value.name] == FLOAT:
+                value.type.tensor_type.elem_type = self.half.element_type
+                self.stored[value.name] = self.half.element_type
+
+    def _narrow_outputs(self) -> None:
+        for value in self.graph.output:
+            if self.types[value.name] == FLOAT:
+                value.type.tensor_type.elem_type = self.stored[value.name]
+
+    def _take(self, node: NodeProto) -> None:
+        inputs, outputs = self._narrowed(node)
+        scales = {1} if node.op_type in ("QuantizeLinear", "DequantizeLinear") else set()
+        for index, name in enumerate(node.input):
+            if self.types.get(name) == FLOAT:
+                wanted = self.half.element_type if index in inputs else FLOAT
+                node.input[index] = self._as(name, wanted, scale=index in scales)
+        rename_captured(node, {name: self._as(name, FLOAT) for name in captured(node) if self.types.get(name) == FLOAT})
+        self.nodes.append(node)
+        self.cast += bool(outputs)
+        for index in sorted(outputs):
+            self._store(node, index)
+
+    def _narrowed(self, node: NodeProto) -> tuple[set[int], set[int]]:
+        """Positions of a node's inputs and outputs that become half; sets the type attribute where one decides."""
+        if node.name in self.kept:
+            return set(), set()
+        if typed_by_attribute(node):
+            retype(node, self.half)
+            return self._already_half(node), {0}
+        inputs, outputs = narrowable(node, self.half, self.types, self.opset)
+        outputs = {i for i in outputs if self.types.get(node.output[i]) == FLOAT}
+        if not outputs and node.op_type != "QuantizeLinear":
+            # A comparison or an index takes its inputs as they come: rounding them would only lose.
+            dynamic = {i for i in inputs if node.input[i] not in self.given}
+            return (inputs if dynamic and dynamic <= self._already_half(node) else set()), set()
+        return inputs, outputs
+
+    def _already_half(self, node: NodeProto) -> set[int]:
+        return {i for i, name in enumerate(node.input) if self.stored.get(name) == self.half.element_type}
+
+    def _store(self, node: NodeProto, index: int) -> None:
+        """Note that an output is half now; an output of the model gets a cast back under its own name."""
+        name = node.output[index]
+        self.stored[name] = self.half.element_type
+        if name in self.outputs and self.keep_io:
+            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name)
+            self._cast(node.output[index], name, FLOAT)
+            self.available[name, FLOAT] = name
+
+    def _as(self, name: str, wanted: int, scale: bool = False) -> str:
+        """The name of a tensor holding `name` in type `wanted`, made on first demand."""
+        known = self.available.get((name, wanted))
+        if known is None and self.stored.get(name) == wanted:
+            known = name
+        if known is None:
+            known = self._fresh(name) if wanted != FLOAT else self._fresh(name, "fp32")
+            if name in self.given:
+                self._convert_constant(name, known, scale)
+            else:
+                self._cast(name, known, wanted)
+            self.available[name, wanted] = known
+        return known
+
+    def _cast(self, source: str, result: str, wanted: int) -> None:
+        self.nodes.append(helper.make_node("Cast", [source], [result], name=f"{result}_cast", to=wanted))
+
+    def _convert_constant(self, name: str, converted: str, scale: bool) -> None:
+        values = numpy_helper.to_array(self.given[name])
+        if scale:
+            if (values < self.half.tiny).any():
+                self.floored.append(name)
+            values = np.maximum(values, np.float32(self.half.tiny))
+        narrowed = self.half.narrow(values)
+        zeros = int(np.count_nonzero(values)) - int(np.count_nonzero(narrowed))
+        if zeros:
+            self.underflowed.append((name, zeros, values.size))
+        self.graph.initializer.append(numpy_helper.from_array(narrowed, converted))
+
+    def _fresh(self, name: str, suffix: str = "") -> str:
+        fresh = f"{name}_{suffix or self.half.name}"
+        while fresh in self.taken:
+            fresh += "_"
+        self.taken.add(fresh)
+        return fresh

@@ -1,0 +1,79 @@
+"""What quantizing and casting did to a graph, as data: what changed, what was left alone and why."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node that was left in float (int8) or in fp32 (fp16, bf16), and the reason."""
+
+    node: str
+    op_type: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.op_type}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class CastNotes:
+    """Result of casting a graph.
+
+    cast: number of nodes that now compute in `precision`.  underflowed: constant -> (values that became zero, values).
+    floored_scales: Q/DQ scales raised to the smallest normal number, because a smaller one becomes zero on the way.
+    """
+
+    precision: str
+    cast: int
+    kept: tuple[Kept, ...] = ()
+    underflowed: tuple[tuple[str, int, int], ...] = ()
+    floored_scales: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """The notes as sentences for people."""
+        head = f"{self.cast} nodes compute in {self.precision}, {len(self.kept)} stay in fp32"
+        zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
+        return (head, *_kept_lines(self.kept, "fp32"), *zeros, *_floored_lines(self.floored_scales))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object of all the fields."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class QuantizationNotes:
+    """Result of inserting Q/DQ.
+
+    quantized: names of the nodes that now compute in int8.  kept: candidates left in float.
+    passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
+    """
+
+    quantized: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    passed_through: bool = False
+    cast: CastNotes | None = None
+
+    def lines(self) -> tuple[str, ...]:
+        """The notes as sentences for people."""
+        if self.passed_through:
+            return ("the model already carries Q/DQ nodes and passed through untouched",)
+        head = f"{len(self.quantized)} nodes compute in int8, {len(self.kept)} candidates stay in float"
+        rest = self.cast.lines() if self.cast else ()
+        return (head, *_kept_lines(self.kept, "float"), *rest)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object of all the fields."""
+        return asdict(self)
+
+
+def _kept_lines(kept: Sequence[Kept], where: str) -> list[str]:
+    return [f"left in {where}: {item}" for item in kept]
+
+
+def _floored_lines(scales: Sequence[str]) -> list[str]:
+    if not scales:
+        return []
+    shown = ", ".join(scales[:3]) + (", ..." if len(scales) > 3 else "")
+    return [f"{len(scales)} Q/DQ scales were raised to the smallest normal number: {shown}"]

@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from builders.errors import DataError, ModelError
+from builders.types import Dim, TensorSpec
+from pipeline.quantization.calibrate import calibrate, tapped
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.sites import activations, find_sites, prepared, taps
+from tests.pipeline.quantization.small_nets import (
+    BATCH,
+    IMAGE,
+    MASK,
+    TOKENS,
+    attention_net,
+    build,
+    conv_net,
+    images,
+    ranges_of,
+    samples,
+    sentences,
+)
+
+X = TensorSpec("x", "float32", ("batch", 5))
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def x_net(text: str, **weights: object) -> onnx.ModelProto:
+    return build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), **weights})
+
+
+def values(rows: int = 12) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).normal(size=(rows, 5)).astype(np.float32)}
+
+
+def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:
+    model, arrays = conv_net(), images()
+    found = calibrate(saved(model, tmp_path), samples(tmp_path, arrays, (IMAGE,)), activations(model))
+    expected = ranges_of(model, arrays, activations(model))
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, pair in expected.tensors.items():
+        assert found.tensors[name] == pytest.approx(pair, rel=1e-5, abs=1e-6), name
+    assert found.samples == 24 and found.method == "minmax" and len(found.dataset) == 64
+
+
+def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
+    found = calibrate(saved(conv_net(), tmp_path), samples(tmp_path, images(), (IMAGE,)))
+    # what each weighted node reads, and what each convolution writes (behind its Relu)
+    assert set(found.tensors) == {"image", "r1", "c2", "flat"}
+    found = calibrate(saved(attention_net(), tmp_path), samples(tmp_path, sentences(), (TOKENS, MASK)))
+    assert set(found.tensors) == {"x", "a", "n", "u5", "y"}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 24), st.permutations(range(24)))
+def test_ranges_depend_neither_on_batch_size_nor_on_order(tmp_path: Path, size: int, order: list[int]) -> None:
+    model, arrays = saved(conv_net(), tmp_path), images()
+    shuffled = {"image": arrays["image"][order]}
+    one = calibrate(model, samples(tmp_path, arrays, (IMAGE,), Dim("batch", 1, 1, 24)))
+    other = calibrate(model, samples(tmp_path, shuffled, (IMAGE,), Dim("batch", 1, size, 24)))
+    for name, pair in one.tensors.items():
+        # kernels may round differently at another batch size; nothing else may differ
+        assert other.tensors[name] == pytest.approx(pair, rel=1e-6), name
+
+
+def test_only_scalars_leave_the_session() -> None:
+    model = prepared(attention_net())
+    measured = tapped(model, taps(find_sites(model)[0]))
+    assert {tuple(value.type.tensor_type.shape.dim) for value in measured.graph.output} == {()}
+
+
+@pytest.mark.parametrize("row", [0, 3, 7])
+def test_nan_is_found_wherever_it_hides(tmp_path: Path, row: int) -> None:
+    # onnxruntime's vectorised minimum and maximum skip NaN
+    arrays = values(8) | {}
+    arrays["x"] = np.abs(arrays["x"]) + 1
+    arrays["x"][row, 2] = -1
+    model = saved(x_net("root = Sqrt(x) y = MatMul(root, w)"), tmp_path)
+    with pytest.raises(DataError, match=f"group {row // 4} of the samples makes tensor 'root' NaN"):
+        calibrate(model, samples(tmp_path, arrays, (X,)))
+
+
+def test_infinity_where_int8_computes_is_refused(tmp_path: Path) -> None:
+    model = saved(x_net("big = Exp(x) y = MatMul(big, w)"), tmp_path)
+    with pytest.raises(DataError, match="tensor 'big' infinite"):
+        calibrate(model, samples(tmp_path, {"x": values()["x"] + 100}, (X,)))
+
+
+def test_an_infinite_mask_has_no_range(tmp_path: Path) -> None:
+    text = "p = Greater(x, zero) m = Where(p, x, fill) y0 = Softmax(m) y = MatMul(y0, w)"
+    model = x_net(text, zero=np.float32(-1), fill=np.float32(-np.inf))
+    found = calibrate(saved(model, tmp_path), samples(tmp_path, values(), (X,)), activations(model))
+    assert set(found.tensors) == {"x", "y0", "y"}
+
+
+def test_large_finite_values_are_not_taken_for_nan(tmp_path: Path) -> None:
+    model = saved(x_net("big = Mul(x, k) y = MatMul(big, w)", k=np.float32(1e38)), tmp_path)
+    reach = calibrate(model, samples(tmp_path, {"x": np.ones((8, 5), np.float32)}, (X,))).reach("big")
+    assert reach == pytest.approx(1e38)
+
+
+def test_a_model_without_sites_is_not_run(tmp_path: Path) -> None:
+    opened = samples(tmp_path, values(), (X,))
+    assert calibrate(saved(x_net("y = Relu(x)"), tmp_path), opened) == Ranges({}, "minmax", opened.digest, 12)
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing", "no activation"), ("w", "no activation"), ("p", "BOOL")])
+def test_a_tensor_that_cannot_be_measured_is_named(tmp_path: Path, name: str, message: str) -> None:
+    model = saved(x_net("p = Greater(x, x) q = Not(p) y = Where(q, x, x)"), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        calibrate(model, samples(tmp_path, values(), (X,)), [name])
+
+
+def test_a_model_that_does_not_run_is_a_model_error(tmp_path: Path) -> None:
+    model = saved(x_net("s = Reshape(x, shape) y = MatMul(s, w)", shape=np.array([7, 5])), tmp_path)
+    with pytest.raises(ModelError, match="does not run on its calibration samples"):
+        calibrate(model, samples(tmp_path, values(), (X,), BATCH))

@@ -1,0 +1,241 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from pipeline.quantization.cast import cast_float
+from pipeline.quantization.emulate import emulate
+from pipeline.quantization.graph import element_types
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.sites import activations
+from tests.pipeline.quantization.small_nets import (
+    IMAGE_SHAPES,
+    TEXT_SHAPES,
+    attention_net,
+    build,
+    compiles,
+    constant,
+    conv_net,
+    images,
+    named,
+    of_type,
+    ranges_of,
+    run,
+    sentences,
+    sqnr_db,
+)
+
+NETS = {"conv": (conv_net, images, IMAGE_SHAPES), "attention": (attention_net, sentences, TEXT_SHAPES)}
+HALF = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+
+
+def x_net(text: str, opset: int = 20, **weights: object) -> onnx.ModelProto:
+    return build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), **weights}, opset)
+
+
+def kept_nodes(model: onnx.ModelProto, precision: str = "fp16", ranges: Ranges | None = None) -> set[str]:
+    _, notes = cast_float(model, precision, ranges=ranges)
+    return {item.node for item in notes.kept}
+
+
+def x_values(scale: float = 1.0) -> dict[str, np.ndarray]:
+    return {"x": (np.random.default_rng(1).normal(size=(16, 5)) * scale).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("precision", "floor_db"), [("fp16", 55), ("bf16", 40)])
+@pytest.mark.parametrize("net", NETS)
+def test_the_cast_graph_computes_the_same_function(net: str, precision: str, floor_db: float) -> None:
+    make, data, _ = NETS[net]
+    result, _ = cast_float(make(), precision)
+    assert sqnr_db(run(make(), data()), run(emulate(result), data(), optimized=False)) > floor_db
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_fp16_runs_on_the_cpu(net: str) -> None:
+    make, data, _ = NETS[net]
+    assert sqnr_db(run(make(), data()), run(cast_float(make(), "fp16")[0], data())) > 55
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_every_node_of_a_plain_net_is_cast_and_the_edges_stay_fp32(precision: str) -> None:
+    result, notes = cast_float(conv_net(), precision)
+    assert notes.kept == () and notes.cast == len(conv_net().graph.node)
+    assert {item.data_type for item in result.graph.initializer} == {HALF[precision]}
+    assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
+    assert of_type(result, "Cast")[0].input[0] == "image"
+    assert len(of_type(result, "Cast")) == 2
+
+
+def test_inputs_and_outputs_are_cast_when_asked() -> None:
+    result, _ = cast_float(conv_net(), "fp16", keep_io=False)
+    assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [10, 10]
+    assert not of_type(result, "Cast")
+    half = {"image": images()["image"].astype(np.float16)}
+    assert sqnr_db(run(conv_net(), images()), run(result, half)) > 50
+
+
+@pytest.mark.parametrize("keep", ["Gemm_logits", "Gemm"])
+def test_nodes_are_kept_by_name_and_by_type(keep: str) -> None:
+    result, notes = cast_float(conv_net(), "fp16", keep=[keep])
+    assert [(item.node, item.reason) for item in notes.kept] == [("Gemm_logits", "the spec keeps it in fp32")]
+    assert constant(result, "w3").dtype == np.float32
+    assert "left in fp32: Gemm_logits (Gemm): the spec keeps it in fp32" in notes.lines()
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_a_mask_of_the_lowest_float32_stays_in_fp32_up_to_the_softmax(precision: str) -> None:
+    assert kept_nodes(attention_net(), precision) == {"Mul_m2", "Add_s2", "Softmax_p"}
+    arrays = sentences()
+    arrays["mask"][0] = 0  # a row that is masked out altogether: -inf everywhere would give NaN
+    result, _ = cast_float(attention_net(), precision)
+    assert np.isfinite(run(emulate(result), arrays, optimized=False)).all()
+
+
+def test_masks_that_fit_are_cast() -> None:
+    assert kept_nodes(attention_net(-1e4)) == set()
+    assert kept_nodes(attention_net(-1e9), "bf16") == set()
+    assert kept_nodes(attention_net(-1e9), "fp16") == {"Mul_m2", "Add_s2", "Softmax_p"}
+
+
+def test_infinite_constants_are_representable() -> None:
+    text = "p = Greater(x, zero) m = Where(p, x, fill) y = Softmax(m)"
+    model = x_net(text, zero=np.float32(-1), fill=np.float32(-np.inf))
+    assert kept_nodes(model) == set()
+    assert sqnr_db(run(model, x_values()), run(emulate(cast_float(model, "fp16")[0]), x_values(), False)) > 50
+
+
+def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
+    # a LayerNorm in small operators: everything from the square to the root
+    text = "q = Pow(x, two) m = ReduceMean(q, axes) e = Add(m, eps) r = Sqrt(e) y = Div(x, r)"
+    model = x_net(text, two=np.float32(2), axes=np.array([1]), eps=np.float32(1e-5))
+    assert kept_nodes(model) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
+    assert kept_nodes(model, "bf16") == set()
+    assert kept_nodes(model, ranges=ranges_of(model, x_values(), activations(model))) == set()
+    large = x_values(1000.0)
+    measured = ranges_of(model, large, activations(model))
+    assert kept_nodes(model, ranges=measured) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
+    kept, _ = cast_float(model, "fp16", ranges=measured)
+    assert sqnr_db(run(model, large), run(emulate(kept), large, False)) > 55
+
+
+def test_measured_ranges_need_headroom() -> None:
+    model = x_net("a = Relu(x) y = MatMul(a, w)")
+    fits = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
+    near = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
+    assert kept_nodes(model, ranges=fits) == set()
+    assert kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
+    notes = cast_float(model, "fp16", ranges=near)[1]
+    assert notes.kept[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
+
+
+def test_an_input_that_overflows_is_not_cast() -> None:
+    assert kept_nodes(x_net("y = Relu(x)"), ranges=Ranges({"x": (0.0, 1e6)}, "minmax", "0" * 64, 1)) == {"Relu_y"}
+
+
+def test_underflowing_weights_are_counted() -> None:
+    model = x_net("y = MatMul(x, small)", small=np.diag([1e-9, 1e-9, 1e-3, 1, 0]))
+    notes = cast_float(model, "fp16")[1]
+    assert notes.underflowed == (("small", 2, 25),)
+    assert "small: 2 of 25 values underflow to 0" in notes.lines()
+    assert cast_float(model, "bf16")[1].underflowed == ()
+
+
+def test_operators_without_a_16_bit_form_stay() -> None:
+    # the scales of Resize and the limits of Range are fp32 by schema
+    text = """
+        r = Range(zero, five, one)
+        s = Add(x, r)
+        i = Unsqueeze(s, axes)
+        z = Resize<mode="nearest">(i, , scales)
+        y = Squeeze(z, axes)
+    """
+    weights = {"zero": np.float32(0), "one": np.float32(1), "five": np.float32(5), "axes": np.array([0])}
+    model = x_net(text, **weights, scales=np.ones(3, np.float32))
+    result, notes = cast_float(model, "fp16")
+    assert [(item.node, item.reason) for item in notes.kept] == [("Range_r", "Range has no fp16 form in opset 20")]
+    assert constant(result, "scales").dtype == np.float32
+    assert sqnr_db(run(model, x_values()), run(emulate(result), x_values(), False)) > 55
+
+
+def test_results_typed_by_an_attribute_follow() -> None:
+    model = x_net("p = Greater(x, w0) f = Cast<to=1>(p) y = Mul(f, x)", w0=np.zeros(5))
+    result, notes = cast_float(model, "fp16")
+    assert notes.kept == () and named(result, "Cast_f").attribute[0].i == TensorProto.FLOAT16
+    # the comparison sees the exact input
+    assert named(result, "Greater_p").input[0] == "x"
+    assert sqnr_db(run(model, x_values()), run(emulate(result), x_values(), False)) > 55
+
+
+def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
+    captured = helper.make_graph([helper.make_node("Add", ["a", "a"], ["t"])], "then", [], [_float("t")])
+    other = helper.make_graph([helper.make_node("Neg", ["a"], ["e"])], "else", [], [_float("e")])
+    model = x_net("a = MatMul(x, w) c = MatMul(b, w) y = Relu(c)", flag=np.array(True))
+    branch = helper.make_node("If", ["flag"], ["b"], name="branch", then_branch=captured, else_branch=other)
+    model.graph.node.append(branch)
+    result, notes = cast_float(model, "fp16")
+    assert [(item.node, item.reason) for item in notes.kept] == [("branch", "control flow")]
+    assert constant(result, result.graph.initializer[0].name).dtype != np.float32
+    expected = 2 * np.maximum(x_values()["x"], 0)
+    assert sqnr_db(expected, run(result, x_values())) > 55  # onnxruntime refuses a branch of mixed types
+    assert sqnr_db(expected, run(emulate(result), x_values(), False)) > 55
+
+
+def _float(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def test_an_output_that_the_net_reads_on_is_given_out_in_fp32() -> None:
+    model = build(
+        "float[batch,5] x", "float[batch,5] a, float[batch,5] y", "a = Relu(x) y = MatMul(a, w)", {"w": np.eye(5)}
+    )
+    result, notes = cast_float(model, "fp16")
+    assert notes.cast == 2 and element_types(result)["a"] == TensorProto.FLOAT
+    assert run(result, x_values()).dtype == np.float32
+    assert named(result, "MatMul_y").input[0] != "a"
+
+
+def test_local_functions_are_inlined() -> None:
+    text = """
+        <ir_version: 8, opset_import: ["": 20, "local": 1]>
+        net (float[N] x) => (float[N] y) { y = local.twice(x) }
+        <domain: "local", opset_import: ["": 20]>
+        twice (a) => (b) { b = Add(a, a) }
+    """
+    result, notes = cast_float(onnx.parser.parse_model(text), "fp16")
+    assert notes.kept == () and len(of_type(result, "Add")) == 1
+
+
+def test_unknown_operators_stay_and_are_listed() -> None:
+    model = x_net("a = Relu(x) b = com.vendor.Secret(a) y = Relu(b)")
+    model.opset_import.append(helper.make_opsetid("com.vendor", 1))
+    _, notes = cast_float(model, "fp16")
+    assert {item.node for item in notes.kept} == {"Secret_b", "Relu_y"}
+    assert "type cannot be inferred" in notes.kept[0].reason
+
+
+@pytest.mark.parametrize("opset", [13, 15, 17, 18, 19, 21, 22])
+@pytest.mark.parametrize("precision", HALF)
+def test_every_opset_from_13_on(opset: int, precision: str) -> None:
+    result, _ = cast_float(conv_net(opset), precision)
+    assert sqnr_db(run(conv_net(opset), images()), run(emulate(result), images(), False)) > 40
+
+
+@pytest.mark.parametrize("precision", HALF)
+@pytest.mark.parametrize("net", NETS)
+def test_the_argument_is_left_alone_and_the_result_repeats(net: str, precision: str, tmp_path: Path) -> None:
+    make = NETS[net][0]
+    model = make()
+    before = model.SerializeToString()
+    result, _ = cast_float(model, precision)
+    assert model.SerializeToString() == before
+    assert result.SerializeToString() == cast_float(make(), precision)[0].SerializeToString()
+    onnx.checker.check_model(result, full_check=True)
+
+
+@pytest.mark.parametrize(("precision", "sm"), [("fp16", "SM75"), ("fp16", "SM89"), ("bf16", "SM80"), ("bf16", "SM120")])
+@pytest.mark.parametrize("net", NETS)
+def test_tensorrt_rtx_builds_it(net: str, precision: str, sm: str) -> None:
+    make, _, shapes = NETS[net]
+    assert compiles(cast_float(make(), precision)[0], sm, shapes) == ""

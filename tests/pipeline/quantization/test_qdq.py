@@ -1,0 +1,305 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builders.errors import DataError
+from pipeline.quantization import qdq
+from pipeline.quantization.qdq import carries_qdq, quantize_int8
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.sites import find_sites, prepared, taps
+from tests.pipeline.quantization.small_nets import (
+    CPU,
+    IMAGE_SHAPES,
+    SCHEMES,
+    TENSORRT,
+    TENSORRT_FP32,
+    TEXT_SHAPES,
+    attention_net,
+    build,
+    compiles,
+    constant,
+    conv_net,
+    images,
+    maker,
+    named,
+    of_type,
+    ranges_of,
+    run,
+    sentences,
+    session,
+    sqnr_db,
+)
+
+NETS = {"conv": (conv_net, images), "attention": (attention_net, sentences)}
+
+
+def quantized(model: onnx.ModelProto, arrays: dict[str, np.ndarray], scheme_name: str) -> onnx.ModelProto:
+    return quantize_int8(model, measured(model, arrays), SCHEMES[scheme_name])[0]
+
+
+def measured(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
+    graph = prepared(model)
+    return ranges_of(graph, arrays, taps(find_sites(graph)[0]))
+
+
+def x_net(text: str, **weights: object) -> onnx.ModelProto:
+    defaults = {"w": np.random.default_rng(0).normal(size=(5, 5))}
+    return build("float[batch,5] x", "float[batch,5] y", text, defaults | weights)
+
+
+def x_values() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).normal(size=(16, 5)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("net", NETS)
+def test_int8_computes_the_same_function(net: str, scheme: str) -> None:
+    make, data = NETS[net]
+    model, held_out = make(), data(16, 99)
+    result = quantized(model, data(), scheme)
+    assert sqnr_db(run(model, held_out), run(result, held_out)) > 30
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("opset", [13, 15, 17, 18, 19, 21])
+def test_every_opset_from_13_on(opset: int, scheme: str) -> None:
+    model, arrays = conv_net(opset), images()
+    result = quantized(model, arrays, scheme)
+    assert len(of_type(result, "QuantizeLinear")) >= 3
+    assert sqnr_db(run(model, arrays), run(result, arrays)) > 30
+
+
+def test_tensorrt_scheme_is_symmetric_with_a_pair_on_each_weight_and_float_biases() -> None:
+    result = quantized(conv_net(), images(), "tensorrt-fp32")
+    for node in of_type(result, "QuantizeLinear") + of_type(result, "DequantizeLinear"):
+        zero_point = constant(result, node.input[2])
+        assert zero_point.dtype == np.int8 and not zero_point.any()
+    for node in of_type(result, "Conv") + of_type(result, "Gemm"):
+        activation, weight, bias = node.input
+        assert maker(result, maker(result, weight).input[0]).op_type == "QuantizeLinear"
+        assert maker(result, maker(result, activation).input[0]).op_type == "QuantizeLinear"
+        assert constant(result, bias).dtype == np.float32
+
+
+def test_tensorrt_scales_are_reach_over_127_and_per_output_channel() -> None:
+    model, arrays = conv_net(), images()
+    result = quantized(model, arrays, "tensorrt-fp32")
+    activation, weight = (maker(result, name) for name in named(result, "Conv_c1").input[:2])
+    reach = measured(model, arrays).reach("image")
+    assert constant(result, activation.input[1]) == pytest.approx(reach / 127, rel=1e-6)
+    per_channel = np.abs(constant(model, "w1")).max(axis=(1, 2, 3)) / 127
+    np.testing.assert_allclose(constant(result, weight.input[1]), per_channel, rtol=1e-6)
+
+
+def test_cpu_scheme_is_asymmetric_with_int8_weights_and_int32_biases() -> None:
+    result = quantized(conv_net(), images(), "cpu")
+    activation, weight, bias = (maker(result, name) for name in named(result, "Conv_c1").input)
+    assert constant(result, activation.input[2]).dtype == np.uint8
+    assert constant(result, weight.input[0]).dtype == np.int8
+    assert constant(result, bias.input[0]).dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("net", "kernels"), [("conv", {"QLinearConv", "QGemm"}), ("attention", {"MatMulIntegerToFloat"})]
+)
+def test_onnxruntime_picks_its_integer_kernels(net: str, kernels: set[str], tmp_path: Path) -> None:
+    make, data = NETS[net]
+    session(quantized(make(), data(), "cpu"), save=tmp_path / "optimized.onnx")
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    assert kernels <= {node.op_type for node in optimized.graph.node}
+    assert not of_type(optimized, "Conv") and not of_type(optimized, "Gemm")
+
+
+def test_the_residual_branch_keeps_the_exact_values() -> None:
+    result = quantized(conv_net(), images(), "tensorrt-fp32")
+    assert maker(result, named(result, "Add_sum").input[1]).op_type == "Relu"
+    assert maker(result, named(result, "Conv_c2").input[0]).op_type == "DequantizeLinear"
+
+
+def test_a_tied_embedding_keeps_its_exact_values() -> None:
+    result = quantized(attention_net(), sentences(), "tensorrt-fp32")
+    table = constant(result, of_type(result, "Gather")[0].input[0])
+    np.testing.assert_array_equal(table, constant(attention_net(), "table"))
+    assert maker(result, named(result, "MatMul_scores").input[1]).op_type == "DequantizeLinear"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_weight_read_along_two_axes_gets_two_sets_of_scales(scheme: str) -> None:
+    model, arrays = x_net("a = Gemm(x, w) y = Gemm<transB=1>(a, w)"), x_values()
+    result = quantized(model, arrays, scheme)
+    assert sqnr_db(run(model, arrays), run(result, arrays)) > 30
+    first, second = (maker(result, node.input[1]) for node in of_type(result, "Gemm"))
+    assert constant(result, first.input[1]).tolist() != constant(result, second.input[1]).tolist()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_outputs_and_inputs_keep_their_names_and_types(scheme: str) -> None:
+    # `a` is read by a quantized node and is an output of the model as well
+    model = build(
+        "float[batch,5] x", "float[batch,5] a, float[batch,5] y", "a = Relu(x) y = MatMul(a, w)", {"w": np.eye(5)}
+    )
+    result = quantized(model, x_values(), scheme)
+    assert [(v.name, v.type.tensor_type.elem_type) for v in result.graph.output] == [("a", 1), ("y", 1)]
+    assert [v.name for v in result.graph.input] == ["x"]
+    np.testing.assert_allclose(run(result, x_values()), np.maximum(x_values()["x"], 0), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [((0.0, 0.0), "was zero"), ((-3.4e38, 1.0), "as a mask does"), ((-1e4, 0.0), "as a mask does")],
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_degenerate_tensors_stay_in_float_and_are_listed(pair: tuple[float, float], reason: str, scheme: str) -> None:
+    model = x_net("a = MatMul(x, w) y = MatMul(a, w)")
+    ranges = Ranges({"x": pair, "a": (-1.0, 1.0)}, "minmax", "0" * 64, 1)
+    result, notes = quantize_int8(model, ranges, SCHEMES[scheme])
+    assert notes.quantized == ("MatMul_y",)
+    assert [item.node for item in notes.kept] == ["MatMul_a"] and reason in notes.kept[0].reason
+    assert reason in "\n".join(notes.lines())
+    assert "DequantizeLinear" not in {node.op_type for node in result.graph.node if "a" in node.output}
+
+
+def test_nothing_to_quantize_is_not_everything_to_quantize() -> None:
+    # onnxruntime takes an empty list of nodes for "all of them"
+    model = x_net("y = MatMul(x, w)")
+    result, notes = quantize_int8(model, Ranges({"x": (0.0, 0.0)}, "minmax", "0" * 64, 1), CPU)
+    assert notes.quantized == () and not carries_qdq(result)
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "reason"),
+    [
+        ("y = MatMul(x, x5)", {"x5": np.full((5, 5), np.nan)}, "NaN"),
+        ("y = Gemm<beta=0.5>(x, w, b)", {"b": np.ones(5)}, "beta"),
+        ("y = MatMul(w, w)", {}, "both operands are constants"),
+        ("t = Transpose(x) z = MatMul(t, x) y = MatMul(x, z)", {}, "two activations"),
+    ],
+)
+def test_candidates_that_cannot_be_quantized_are_listed(text: str, weights: dict[str, object], reason: str) -> None:
+    sites, kept = find_sites(prepared(x_net(text, **weights)))
+    assert not sites and reason in kept[0].reason
+
+
+def test_gemm_alpha_survives() -> None:
+    model, arrays = x_net("y = Gemm<alpha=0.25>(x, w, b)", b=np.arange(5.0)), x_values()
+    for scheme in SCHEMES:
+        assert sqnr_db(run(model, arrays), run(quantized(model, arrays, scheme), arrays)) > 30
+
+
+@pytest.mark.parametrize(("low", "high", "folded"), [(0.0, 6.0, True), (-1.0, 1.0, True), (0.5, 2.0, False)])
+def test_a_clip_is_folded_into_a_cpu_convolution_only_when_saturation_does_its_work(
+    low: float, high: float, folded: bool
+) -> None:
+    weights = {
+        "w": np.random.default_rng(0).normal(size=(4, 1, 3, 3)),
+        "low": np.float32(low),
+        "high": np.float32(high),
+    }
+    model = build(
+        "float[batch,1,8,8] image", "float[batch,4,6,6] y", "c = Conv(image, w) y = Clip(c, low, high)", weights
+    )
+    result = quantized(model, images(), "cpu")
+    assert bool(of_type(result, "Clip")) != folded
+    actual = run(result, images(8, 5))
+    assert actual.min() >= low - 0.02 and actual.max() <= high + 0.02
+
+
+def test_ranges_of_another_model_are_refused() -> None:
+    with pytest.raises(DataError, match="nothing for tensor 'image'; calibrate this very model"):
+        quantize_int8(conv_net(), Ranges({}, "minmax", "0" * 64, 1), CPU)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_that_carries_qdq_passes_through_untouched(scheme: str) -> None:
+    trained = quantized(conv_net(), images(), "tensorrt-fp32")
+    result, notes = quantize_int8(trained, Ranges({}, "minmax", "0" * 64, 1), SCHEMES[scheme])
+    assert result.SerializeToString() == trained.SerializeToString()
+    assert notes.passed_through and "untouched" in notes.lines()[0]
+
+
+def test_a_site_that_onnxruntime_skips_is_a_bug_and_not_a_quiet_float_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qdq, "_run_quantizer", lambda model, *rest: model)
+    with pytest.raises(RuntimeError, match="without Q/DQ"):
+        quantized(conv_net(), images(), "cpu")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("net", NETS)
+def test_the_argument_is_left_alone_and_the_result_repeats(net: str, scheme: str) -> None:
+    make, data = NETS[net]
+    model = make()
+    before = model.SerializeToString()
+    first, second = quantized(model, data(), scheme), quantized(make(), data(), scheme)
+    assert model.SerializeToString() == before
+    assert first.SerializeToString() == second.SerializeToString()
+    assert first.producer_name == model.producer_name and not first.metadata_props
+
+
+def test_another_process_makes_the_same_bytes() -> None:
+    code = (
+        "import hashlib, test_qdq as t\n"
+        "for net in t.NETS:\n"
+        "    make, data = t.NETS[net]\n"
+        "    for scheme in t.SCHEMES:\n"
+        "        data_ = t.quantized(make(), data(), scheme).SerializeToString()\n"
+        "        print(hashlib.sha256(data_).hexdigest())\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1 and len(outputs.pop().split()) == len(NETS) * len(SCHEMES)
+
+
+@pytest.mark.parametrize("sm", ["SM75", "SM80", "SM86", "SM89", "SM120"])
+@pytest.mark.parametrize("net", NETS)
+def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation(net: str, sm: str) -> None:
+    make, data = NETS[net]
+    shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
+    assert compiles(quantized(make(), data(), "tensorrt"), sm, shapes) == ""
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_tensorrt_rtx_builds_int8_over_fp32_from_ampere_on(net: str) -> None:
+    make, data = NETS[net]
+    shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
+    assert compiles(quantized(make(), data(), "tensorrt-fp32"), "SM80", shapes) == ""
+
+
+def test_fp16_scales_that_would_become_zero_are_floored_and_said_so() -> None:
+    model = x_net("y = MatMul(x, w)", w=np.eye(5) * 1e-6)
+    arrays = {"x": x_values()["x"] * np.float32(1e-4)}
+    result, notes = quantize_int8(model, measured(model, arrays), TENSORRT)
+    scales = [constant(result, node.input[1]) for node in of_type(result, "DequantizeLinear")]
+    assert all((scale >= np.finfo(np.float16).tiny).all() and scale.dtype == np.float16 for scale in scales)
+    assert notes.cast and len(notes.cast.floored_scales) == 2
+    assert "2 Q/DQ scales were raised" in "\n".join(notes.lines())
+    assert compiles(result, "SM75", {"x": ((1, 5), (4, 5), (8, 5))}) == ""
+
+
+def test_an_old_opset_is_lifted_to_where_fp16_scales_exist() -> None:
+    result = quantized(conv_net(13), images(), "tensorrt")
+    scales = {constant(result, node.input[1]).dtype for node in of_type(result, "QuantizeLinear")}
+    assert scales == {np.dtype(np.float16)}
+    assert compiles(result, "SM75", IMAGE_SHAPES) == ""
+
+
+def test_int8_over_fp16_computes_everything_but_the_edges_in_fp16() -> None:
+    result, notes = quantize_int8(conv_net(), measured(conv_net(), images()), TENSORRT)
+    assert notes.cast and not notes.cast.kept
+    assert {item.data_type for item in result.graph.initializer} == {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8}
+    assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
+    assert len(of_type(result, "Cast")) == 2
+    assert quantize_int8(conv_net(), measured(conv_net(), images()), TENSORRT_FP32)[1].cast is None

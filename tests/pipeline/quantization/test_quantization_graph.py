@@ -1,0 +1,96 @@
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from builders.errors import ModelError
+from pipeline.quantization.graph import finish, opset_of, raise_opset, sort_nodes, tidy
+from pipeline.quantization.sites import activations, prepared
+from tests.pipeline.quantization.small_nets import attention_net, build, constant, conv_net, maker
+
+
+@given(st.permutations(range(len(attention_net().graph.node))))
+def test_sorting_puts_every_node_behind_what_it_reads(order: list[int]) -> None:
+    graph = attention_net().graph
+    nodes = list(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes[i] for i in order)
+    sort_nodes(graph)
+    made = {value.name for value in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        assert set(node.input) <= made
+        made |= set(node.output)
+
+
+def test_a_sorted_graph_stays_as_it_is() -> None:
+    graph = attention_net().graph
+    before = graph.SerializeToString()
+    sort_nodes(graph)
+    assert graph.SerializeToString() == before
+
+
+def test_a_cycle_is_an_error() -> None:
+    model = build("float[N] x", "float[N] y", "a = Add(x, x) y = Add(a, x)", {})
+    model.graph.node[0].input[0] = "y"
+    with pytest.raises(ModelError, match="cycle"):
+        tidy(model)
+
+
+def test_nodes_get_unique_names_and_keep_those_they_have() -> None:
+    model = build("float[N] x", "float[N] y", "a = Relu(x) b = Relu(a) y = Relu(b)", {})
+    model.graph.node[0].name = model.graph.node[1].name = "same"
+    assert [node.name for node in tidy(model).graph.node] == ["same", "same_2", "Relu_y"]
+
+
+def test_constant_nodes_become_initializers() -> None:
+    text = """
+        k = Constant<value = float[2] {1.0, 2.0}>()
+        f = Constant<value_float = 3.0>()
+        i = Constant<value_ints = [4, 5]>()
+        a = Mul(x, k) b = Mul(a, f) r = Reshape(b, i) y = Identity(r)
+    """
+    result = tidy(build("float[10,2] x", "float[4,5] y", text, {}))
+    assert [node.op_type for node in result.graph.node] == ["Mul", "Mul", "Reshape", "Identity"]
+    assert constant(result, "f").shape == () and constant(result, "f").dtype == np.float32
+    assert constant(result, "i").tolist() == [4, 5] and constant(result, "i").dtype == np.int64
+    assert constant(result, "k").tolist() == [1.0, 2.0]
+
+
+def test_initializers_are_no_inputs() -> None:
+    model = conv_net()
+    model.graph.input.append(helper.make_tensor_value_info("w1", TensorProto.FLOAT, [8, 1, 3, 3]))
+    assert [value.name for value in tidy(model).graph.input] == ["image"]
+
+
+def test_a_transposed_constant_is_seen_as_a_weight() -> None:
+    model = build(
+        "float[N,3] x", "float[N,2] y", "t = Transpose(w) i = Identity(t) y = MatMul(x, i)", {"w": np.ones((2, 3))}
+    )
+    result = prepared(model)
+    assert [node.op_type for node in result.graph.node] == ["MatMul"] and constant(result, "i").shape == (3, 2)
+
+
+def test_finish_refuses_an_invalid_graph() -> None:
+    model = conv_net()
+    maker(model, "r1").op_type = "Reluu"
+    with pytest.raises(ModelError, match="not valid ONNX"):
+        finish(model)
+
+
+def test_finish_drops_unread_constants() -> None:
+    model = build("float[N] x", "float[N] y", "y = Relu(x)", {"unread": np.ones(3)})
+    assert not finish(model).graph.initializer
+
+
+def test_opset_is_only_raised() -> None:
+    assert opset_of(raise_opset(conv_net(13), 19)) == 19
+    assert opset_of(raise_opset(conv_net(21), 19)) == 21
+    with pytest.raises(ModelError, match="no default operator set"):
+        opset_of(onnx.ModelProto())
+
+
+def test_activations_are_the_float_tensors_that_are_no_constants() -> None:
+    model = build("float[N] x, int64[N] i", "float[N] y", "g = Gather(w, i) y = Add(g, x)", {"w": np.ones(4)})
+    assert activations(model) == ("g", "x", "y")
