@@ -1,0 +1,142 @@
+"""The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names on it.
+
+Canonical: local functions inlined; dead nodes, unused initializers, doc strings, metadata and stack traces gone;
+constants in name order; the inputs' shapes as the spec says them; the IR version the oldest that the opset allows.
+Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from builders.errors import ModelError
+from builders.types import TensorSpec
+
+OLDEST_IR_VERSION = 8
+
+
+def canonical(
+    model: onnx.ModelProto, inputs: Sequence[TensorSpec] = (), outputs: Sequence[str] = ()
+) -> onnx.ModelProto:
+    """Bring a model into canonical form. The argument is left as it is.
+
+    inputs: the spec's inputs, which the model's must match by name, dtype and rank; order and dims are taken from them.
+    outputs: new names for the outputs, in order; an inner value that has such a name already gets another.
+    Raises ModelError for models that do not fit the spec, or that the ONNX checker or strict shape inference refuse.
+    """
+    graph_model = _read(model)
+    _tidy(graph_model)
+    if inputs:
+        _take_inputs(graph_model.graph, inputs)
+    if outputs:
+        _name_outputs(graph_model.graph, outputs)
+    common.NameFixPass()(graph_model)
+    return _checked(_plain(ir.to_proto(graph_model)))
+
+
+def _read(model: onnx.ModelProto) -> ir.Model:
+    try:
+        return ir.from_proto(model)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"the ONNX graph is malformed: {error}; export it again") from error
+
+
+def _tidy(model: ir.Model) -> None:
+    for tidy in (
+        common.InlinePass(),
+        common.RemoveInitializersFromInputsPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+        common.RemoveUnusedOpsetsPass(),
+        common.ClearMetadataAndDocStringPass(),
+        common.OutputFixPass(),
+    ):
+        tidy(model)
+    try:
+        common.TopologicalSortPass()(model)
+    except ValueError as error:
+        raise ModelError(f"the ONNX graph has a cycle: {error}; export it again") from error
+
+
+def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
+    """Put the inputs into the spec's order and shapes, and the spec's dim names wherever the model's own stood."""
+    values = {value.name: value for value in graph.inputs}
+    wanted = [spec.name for spec in specs]
+    if set(values) != set(wanted):
+        raise ModelError(
+            f"the model's inputs are {sorted(map(str, values))}, the spec's {sorted(wanted)}; make them equal"
+        )
+    names: dict[str, int | str] = {}
+    for spec in specs:
+        names |= _matched(values[spec.name], spec)
+        values[spec.name].shape = ir.Shape(spec.shape)
+    graph.inputs[:] = [values[name] for name in wanted]
+    for value in graph.outputs:
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+
+
+def _matched(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
+    """The model's names of this input's dims, and what the spec calls them."""
+    if value.dtype is None or value.dtype.numpy().name != spec.dtype:
+        raise ModelError(
+            f"input {spec.name!r} is {value.dtype} in the model and {spec.dtype} in the spec; correct the spec"
+        )
+    if value.shape is None:
+        return {}
+    shape = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    fits = len(shape) == len(spec.shape)
+    if not fits or any(isinstance(a, int) and a != b for a, b in zip(shape, spec.shape, strict=True)):
+        raise ModelError(
+            f"input {spec.name!r} is {_shown(shape)} in the model and {_shown(spec.shape)} in the spec; "
+            "correct the spec, or export the model with that axis dynamic"
+        )
+    return {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
+
+
+def _shown(shape: Sequence[int | str | None]) -> str:
+    return "[{}]".format(", ".join("?" if dim is None else str(dim) for dim in shape))
+
+
+def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | str | None:
+    """A dim, or an expression such as 's40*4', in the spec's names."""
+    if isinstance(dim, int) or dim.value is None:
+        return dim if isinstance(dim, int) else None
+    text = re.sub(r"[A-Za-z_]\w*", lambda word: str(names.get(word[0], word[0])), dim.value)
+    return int(text) if text.isdigit() else text
+
+
+def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    if len(names) != len(graph.outputs):
+        raise ModelError(f"the model has {len(graph.outputs)} outputs, the spec names {len(names)}: {', '.join(names)}")
+    for value in graph.inputs:
+        if value.name in names:
+            raise ModelError(f"output {value.name!r} has the name of an input; choose another in the spec's outputs")
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = name
+
+
+def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Leave nothing in the file but the function it stands for."""
+    plain = onnx.ModelProto(producer_name="enginery", graph=model.graph)
+    plain.opset_import.extend(sorted(model.opset_import, key=lambda entry: entry.domain))
+    oldest: int = onnx.helper.find_min_ir_version_for(plain.opset_import, ignore_unknown=True)
+    plain.ir_version = max(OLDEST_IR_VERSION, oldest)
+    plain.graph.name = "model"
+    plain.graph.initializer.sort(key=lambda tensor: tensor.name)
+    del plain.graph.value_info[:]
+    return plain
+
+
+def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(inferred)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the model is not valid ONNX: {reason}; correct or export it again") from error
+    inferred.graph.value_info.sort(key=lambda value: value.name)
+    return inferred

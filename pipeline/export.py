@@ -1,0 +1,205 @@
+"""The first step: a source becomes one canonical ONNX model, a golden set of what the source computes, and proof that
+the two agree.
+
+The source is a PyTorch entry point, a `.pt2` program or an ONNX file. Expected outputs come from the source itself:
+PyTorch run eagerly, or the ONNX file as it was given, on onnxruntime without optimisation. They are frozen on the
+golden inputs and at every edge of the dims' buckets. `export` runs the user's code (a `.pt2` can hold pickles, which
+are code too), so the pipeline gives it a process of its own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from builders.digest import digest_of_file
+from builders.errors import ModelError
+from builders.onnxruntime import OrtSession
+from builders.types import Dim, Scalar, Tensors, TensorSpec, tensor_from_json
+from pipeline.onnx_model import canonical, load_onnx, save_onnx
+from validation.budget import Budget, default_budget
+from validation.compare import expected_checks
+from validation.golden import freeze
+from validation.report import Check
+from validation.samples import Samples
+
+if TYPE_CHECKING:
+    import onnx
+
+    from pipeline.torch_source import Program
+
+RANDOM_GROUPS, RANDOM_SEED = 8, 0
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export. root: the spec's folder.  file, weights: relative to it.  function, arguments: of a torch source.
+
+    outputs: names in order; None takes the model's own.  opset: of the ONNX model made from a torch or pt2 source.
+    """
+
+    kind: Literal["torch", "pt2", "onnx"]
+    root: Path
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...] = ()
+    outputs: tuple[str, ...] | None = None
+    function: str = ""
+    arguments: Mapping[str, Scalar] = field(default_factory=dict)
+    weights: str | None = None
+    opset: int = 20
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back."""
+        return {**asdict(self), "root": str(self.root)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ExportRequest":
+        """Read what `to_json` wrote. Raises KeyError or TypeError when it is something else."""
+        fields = dict(data)
+        fields["root"] = Path(fields["root"])
+        fields["inputs"] = tuple(tensor_from_json(item) for item in fields["inputs"])
+        fields["dims"] = tuple(Dim(**{**item, "edges": tuple(item["edges"])}) for item in fields["dims"])
+        fields["outputs"] = None if fields["outputs"] is None else tuple(fields["outputs"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Files of an export, their digests, and the checks of the ONNX model against its source.
+
+    notes: what a person should know, such as that golden inputs are random.
+    """
+
+    onnx: Path
+    onnx_digest: str
+    golden: Path
+    golden_digest: str
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with the paths as text and the checks as objects."""
+        checks = [check.to_json() for check in self.checks]
+        return {**asdict(self), "onnx": str(self.onnx), "golden": str(self.golden), "checks": checks}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A source as read: its ONNX form before tidying, the names its outputs get, and how to run the original."""
+
+    model: Callable[[], "onnx.ModelProto"]
+    outputs: tuple[str, ...]
+    run: Callable[[Tensors], Tensors]
+    notes: tuple[str, ...] = ()
+
+
+def export(
+    request: ExportRequest,
+    samples: Samples | None,
+    labels: "np.ndarray[Any, Any] | None",
+    workdir: Path,
+    budget: Budget | None = None,
+    known: Path | None = None,
+) -> Exported:
+    """Write `model.onnx` and `golden.safetensors` under `workdir`, and compare the model with its source.
+
+    known: the canonical model, when this source was exported before and only the golden set is new.
+    samples: golden inputs; None takes seeded random ones.  labels: true answers of the samples, kept with them.
+    budget: limits of the comparison; None takes the documented ones. A check that fails is a value, not an error.
+    Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
+    """
+    model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
+    groups = samples or list(random_groups(request.inputs, request.dims))
+    with _source(request, workdir) as source:
+        if known is None:
+            digest = save_onnx(canonical(source.model(), request.inputs, source.outputs), model_file)
+        else:
+            digest = digest_of_file(known.rename(model_file))
+        golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+    golden_digest = golden.save(golden_file)
+    with OrtSession(model_file, optimized=False) as session:
+        checks = expected_checks("export", session, golden, budget or default_budget("export", "fp32"))
+    notes = source.notes if samples else (*source.notes, _random_note())
+    return Exported(model_file, digest, golden_file, golden_digest, checks, notes)
+
+
+@contextmanager
+def _source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
+    if request.kind == "onnx":
+        with _onnx_source(request, workdir) as source:
+            yield source
+        return
+    from pipeline.entry_point import importing_from
+    from pipeline.torch_source import from_entry_point, from_pt2
+
+    if request.kind == "pt2":
+        yield _torch_source(from_pt2(request.root / request.file, request.inputs), request)
+        return
+    with importing_from(request.root, request.file):
+        entry = (request.file, request.function, request.arguments)
+        program = from_entry_point(request.root, entry, request.weights, request.inputs, request.dims)
+        yield _torch_source(program, request)
+
+
+def _torch_source(program: "Program", request: ExportRequest) -> _Source:
+    from pipeline.torch_source import to_onnx
+
+    names = request.outputs or program.outputs
+    if len(names) != len(program.outputs):
+        raise ModelError(
+            f"the model returns {len(program.outputs)} tensors, the spec names {len(names)} outputs "
+            f"({', '.join(names)}); name each of them, in order"
+        )
+
+    def run(inputs: Tensors) -> Tensors:
+        return dict(zip(names, program.run(inputs).values(), strict=True))
+
+    return _Source(lambda: to_onnx(program, request.opset), names, run, program.notes)
+
+
+@contextmanager
+def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
+    model = load_onnx(request.root / request.file, request.root)
+    names = _choose_outputs(model, request.outputs)
+    given = workdir / "source.onnx"
+    save_onnx(model, given)
+    with OrtSession(given, optimized=False) as session:
+        yield _Source(lambda: model, names, session.run)
+    given.unlink()
+
+
+def _choose_outputs(model: "onnx.ModelProto", names: Sequence[str] | None) -> tuple[str, ...]:
+    """Keep the named outputs of the model, in that order, and drop the others."""
+    own = {value.name: value for value in model.graph.output}
+    for name in names or ():
+        if name not in own:
+            raise ModelError(f"output {name!r} is not in the model; its outputs are {', '.join(own)}")
+    chosen = [own[name] for name in names or own]
+    del model.graph.output[:]
+    model.graph.output.extend(chosen)
+    return tuple(value.name for value in chosen)
+
+
+def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "np.ndarray[Any, Any]"]]:
+    """Seeded stand-ins for golden data, at the dims' opt: standard normal floats, integers 0 or 1, booleans."""
+    generator = np.random.default_rng(RANDOM_SEED)
+    sizes = {dim.name: dim.opt for dim in dims}
+    for _ in range(RANDOM_GROUPS):
+        yield {spec.name: _random(generator, spec, sizes) for spec in specs}
+
+
+def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "np.ndarray[Any, Any]":
+    kind = np.dtype(spec.dtype).kind
+    drawn = generator.standard_normal(spec.at(sizes)) if kind == "f" else generator.integers(0, 2, spec.at(sizes))
+    return drawn.astype(spec.dtype)
+
+
+def _random_note() -> str:
+    return (
+        f"no golden data: {RANDOM_GROUPS} groups of random inputs stand in (seed {RANDOM_SEED}; "
+        "floats standard normal, integers 0 or 1); add golden.data, real inputs show more"
+    )

@@ -1,0 +1,213 @@
+"""ONNX models on disk: read with suspicion, written with equal bytes for equal models.
+
+`canonical` (its own module) is what lies between the two. Models of 2 GB and more are refused: protobuf cannot hold
+them in one piece.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from builders.digest import digest_of_bytes
+from builders.errors import ModelError
+from builders.types import TensorSpec
+from pipeline.canonical import canonical
+
+__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
+
+# Operator sets that onnxruntime's CPU kernels implement; anything else needs a custom library.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+LARGEST_BYTES = (1 << 31) - 1
+
+
+def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
+    """Read a model and its external data into memory.
+
+    root: the spec's folder, which the model must be in; external data must be in the model's folder or below.
+    Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
+    is missing, too short or elsewhere (through a link too); for an opset or operator domain that nothing here knows.
+    """
+    model = _parse(_inside(path, root, "the spec's folder"))
+    _check_operators(model, path)
+    files = _external(model, path)
+    if sum(file.stat().st_size for file in {path, *files}) > LARGEST_BYTES:
+        raise ModelError(
+            f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
+        )
+    for tensor in _tensors(model.graph):
+        _embed(tensor, path.parent)
+    return model
+
+
+def external_files(path: Path, root: Path) -> tuple[Path, ...]:
+    """The files that hold a model's external data, sorted; none of them is read. Raises like `load_onnx`."""
+    return tuple(sorted(_external(_parse(_inside(path, root, "the spec's folder")), path)))
+
+
+def save_onnx(model: onnx.ModelProto, path: Path) -> str:
+    """Write a model, equal bytes for equal models, and return the digest of the file. Raises ModelError above 2 GB."""
+    try:
+        data = model.SerializeToString(deterministic=True)
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
+    path.write_bytes(data)
+    return digest_of_bytes(data)
+
+
+def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The model's inputs and outputs, initializers left out. An axis without size and name becomes '?'.
+
+    Raises ModelError for inputs and outputs that are not tensors, or whose rank is unknown.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = tuple(_spec(value, "input") for value in model.graph.input if value.name not in constants)
+    return inputs, tuple(_spec(value, "output") for value in model.graph.output)
+
+
+def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
+        raise ModelError(
+            f"{role} {value.name!r} is not a tensor of known rank; state its shape when you export the model"
+        )
+    shape = tuple(dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim)
+    return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
+
+
+def _inside(path: Path, folder: Path, what: str) -> Path:
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{path} leads outside {what} {folder}; put the file itself inside")
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist or is not a file; correct the path or restore the file")
+    return path
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    if path.stat().st_size == 0:
+        raise ModelError(f"{path} is empty; export the model again")
+    if path.stat().st_size > LARGEST_BYTES:
+        raise ModelError(f"{path} is over 2 GB; models that large cannot be built yet")
+    try:
+        model = onnx.load(path, format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
+    if not model.opset_import or not model.graph.output:
+        raise ModelError(f"{path} holds no ONNX graph; export or download it again")
+    return model
+
+
+def _check_operators(model: onnx.ModelProto, path: Path) -> None:
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    if opset > newest_opset():
+        raise ModelError(
+            f"{path} uses opset {opset}, and onnxruntime here knows {newest_opset()} at most; "
+            f"export with opset {min(newest_opset(), 20)} or use onnx.version_converter"
+        )
+    local = {(function.domain, function.name) for function in model.functions}
+    for node in _nodes(model.graph):
+        if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
+            raise ModelError(
+                f"{path}: node {node.name!r} is operator {node.domain}::{node.op_type}, which no backend knows; "
+                "export the model without custom operators"
+            )
+
+
+@cache
+def newest_opset() -> int:
+    """The newest ONNX opset that the installed onnxruntime accepts, found by offering it empty models."""
+    for opset in range(onnx.defs.onnx_opset_version(), 1, -1):
+        if _accepted(opset):
+            return opset
+    return 1
+
+
+def _accepted(opset: int) -> bool:
+    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph
+
+    value = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "probe", [value("x", 1, [1])], [value("y", 1, [1])])
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    oldest = onnx.helper.find_min_ir_version_for(opsets)
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
+    quiet = SessionOptions()
+    quiet.log_severity_level = 4
+    with contextlib.suppress(Fail, InvalidGraph):
+        InferenceSession(model.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
+        return True
+    return False
+
+
+def _external(model: onnx.ModelProto, path: Path) -> set[Path]:
+    """The external files of a model, each checked to be where it may be and long enough."""
+    found = set()
+    for tensor in _tensors(model.graph):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            file, offset, length = _place(tensor, path.parent)
+            what = f"the folder of {path.name}, which its external data must stay in:"
+            size = _inside(file, path.parent, what).stat().st_size
+            if offset < 0 or offset + length > size:
+                raise ModelError(
+                    f"{path}: tensor {tensor.name!r} ends at byte {offset + length} of {file.name}, which has {size}; "
+                    "the file is truncated or belongs to another model: copy both again"
+                )
+            found.add(file)
+    return found
+
+
+def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """File, offset and length in bytes of an external tensor."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    try:
+        return folder / location, int(entries.get("offset", 0)), int(entries.get("length", 0)) or _bytes_of(tensor)
+    except (ValueError, KeyError) as error:
+        raise ModelError(
+            f"tensor {tensor.name!r} has a broken external data entry: {error}; export it again"
+        ) from error
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    count = 1
+    for size in tensor.dims:
+        count *= size
+    return count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def _embed(tensor: onnx.TensorProto, folder: Path) -> None:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return
+    file, offset, length = _place(tensor, folder)
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        tensor.raw_data = stream.read(length)
+    tensor.ClearField("data_location")
+    del tensor.external_data[:]
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the graphs inside its nodes."""
+    for node in graph.node:
+        yield node
+        for inner in _graphs(node.attribute):
+            yield from _nodes(inner)
+
+
+def _graphs(attributes: Sequence[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
+    for attribute in attributes:
+        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that a graph, and the graphs inside its nodes, carry."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+        for inner in _graphs(node.attribute):
+            yield from _tensors(inner)

@@ -1,0 +1,119 @@
+"""Both examples are what their README says: real data, parity with PyTorch, and engines from both compilers."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builders import backends
+from builders.digest import digest_of_file
+from builders.onnxruntime import OrtSession
+from builders.targets import parse_targets
+from builders.types import BuildRequest
+from pipeline.entry_point import call_entry_point, importing_from
+from pipeline.export import Exported, ExportRequest, export
+from pipeline.onnx_model import specs_of
+from pipeline.plan import profiles
+from pipeline.spec import ModelSpec
+from pipeline.spec_file import load_spec
+from validation.budget import default_budget
+from validation.compare import expected_checks, task_check
+from validation.golden import GoldenSet
+from validation.samples import Samples
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = ("digits", "encoder")
+
+
+def spec_of(name: str) -> ModelSpec:
+    return load_spec(EXAMPLES / name / f"{name}.yaml")
+
+
+def request_of(spec: ModelSpec) -> ExportRequest:
+    source = spec.source
+    return ExportRequest(
+        source.kind, spec.folder, source.file, spec.tensors(), spec.named_dims(), spec.outputs,
+        source.function, source.arguments, source.weights, source.opset,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def exported(request, tmp_path_factory) -> tuple[ModelSpec, Exported]:
+    spec = spec_of(request.param)
+    labels = [spec.golden.labels] if spec.golden.labels else []
+    samples = Samples.open(spec.file(spec.golden.data), spec.tensors(), spec.named_dims(), labels)
+    column = samples.column(labels[0]) if labels else None
+    return spec, export(request_of(spec), samples, column, tmp_path_factory.mktemp(request.param))
+
+
+def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
+    spec, done = exported
+    cases = {check.case for check in done.checks}
+    assert "golden" in cases
+    assert len(cases) > 1
+    assert [check for check in done.checks if not check.passed] == []
+    inputs, outputs = specs_of(onnx.load(done.onnx))
+    assert inputs == spec.tensors()
+    assert [output.name for output in outputs] == list(spec.outputs)
+
+
+def test_onnxruntime_optimised_agrees_too(exported):
+    _, done = exported
+    with OrtSession(done.onnx, optimized=True) as session:
+        checks = expected_checks("engine", session, GoldenSet.load(done.golden), default_budget("engine", "fp32"))
+    assert [check for check in checks if not check.passed] == []
+
+
+def test_tensorrt_rtx_compiles_it(exported, tmp_path):
+    spec, done = exported
+    backend = backends.configure("tensorrt-rtx", {})
+    inputs, outputs = specs_of(onnx.load(done.onnx))
+    ranges = tuple(profiles(inputs, spec.named_dims()))
+    (target,) = parse_targets("sm_89")
+    request = BuildRequest(done.onnx_digest, "fp32", target, "tensorrt-rtx", inputs, outputs, ranges)
+    assert backend.refuses(request) is None
+    assert backend.build(request, done.onnx, tmp_path).size_bytes > 100_000
+
+
+def test_the_digits_are_recognised(exported):
+    spec, done = exported
+    if spec.golden.metric is None:
+        pytest.skip("random weights recognise nothing")
+    with OrtSession(done.onnx) as session:
+        check = task_check(
+            session, GoldenSet.load(done.golden), {"name": "accuracy", "output": "logits", "floor": 0.97}
+        )
+    assert check.passed, check
+
+
+def test_no_digit_is_in_two_of_the_files_and_none_was_trained_on():
+    files = {
+        name: np.load(EXAMPLES / "digits" / f"{name}.npz")["image"] for name in ("calibration", "golden", "held_out")
+    }
+    images = [image.tobytes() for array in files.values() for image in array]
+    assert len(set(images)) == len(images) == 128 + 256 + 256
+    assert not set(images) & {image.tobytes() for image in _trained_on()}
+
+
+def _trained_on() -> np.ndarray:
+    """The training images, by train.py's own split."""
+    with importing_from(EXAMPLES / "digits", "train.py"):
+        return call_entry_point(EXAMPLES / "digits", "train.py", "splits", {})["train"][0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_is_small_and_exporting_left_nothing_in_its_folder(name):
+    files = [path for path in (EXAMPLES / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".npz", ".safetensors"}
+
+
+def test_the_encoders_masks_hide_real_padding():
+    with np.load(EXAMPLES / "encoder" / "golden.npz") as arrays:
+        lengths = arrays["attention_mask"].sum(1)
+    assert len(set(lengths.tolist())) > 10
+    assert lengths.min() >= 1
+    assert digest_of_file(EXAMPLES / "encoder" / "golden.npz") != digest_of_file(
+        EXAMPLES / "encoder" / "calibration.npz"
+    )

@@ -1,0 +1,287 @@
+"""ONNX files are read with suspicion, and come out in one canonical form."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from builders.digest import digest_of_file
+from builders.errors import ModelError
+from builders.onnxruntime import OrtSession
+from builders.types import TensorSpec
+from pipeline.onnx_model import canonical, external_files, load_onnx, newest_opset, save_onnx, specs_of
+
+WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def value(name: str, shape: list, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model_of(nodes, inputs, outputs, constants=(), opset=20, **more) -> onnx.ModelProto:
+    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in constants]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10, **more)
+
+
+def linear(opset: int = 20) -> onnx.ModelProto:
+    """y = relu(x @ w + b), with x [N, 3]."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"], "matmul", doc_string="from file.py line 3"),
+        helper.make_node("Add", ["product", "b"], ["sum"], "add"),
+        helper.make_node("Relu", ["sum"], ["y"], "relu"),
+    ]
+    constants = [("w", WEIGHT), ("b", np.ones(4, np.float32))]
+    return model_of(nodes, [value("x", ["N", 3])], [value("y", ["N", 4])], constants, opset)
+
+
+X = TensorSpec("x", "float32", ("batch", 3))
+
+
+def saved(folder: Path, model: onnx.ModelProto) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def external(folder: Path) -> Path:
+    path = folder / "model.onnx"
+    onnx.save_model(linear(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def relocated(folder: Path, location: str) -> Path:
+    """A model whose external data claims to be elsewhere."""
+    path = external(folder)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    return saved(folder, model)
+
+
+class TestLoading:
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"", "is empty; export"),
+            (b"this is no model", "truncated or not an ONNX file"),
+            (os.urandom(64) + b"\xff" * 64, "truncated or not an ONNX file|holds no ONNX graph"),
+            (linear().SerializeToString()[:-20], "truncated or not an ONNX file"),
+            (onnx.ModelProto(ir_version=10).SerializeToString(), "holds no ONNX graph"),
+        ],
+        ids=["empty", "text", "noise", "truncated", "no graph"],
+    )
+    def test_a_file_that_is_no_model_says_so(self, tmp_path, content, words):
+        (tmp_path / "model.onnx").write_bytes(content)
+        with pytest.raises(ModelError, match=words):
+            load_onnx(tmp_path / "model.onnx", tmp_path)
+
+    def test_a_missing_file_and_a_folder_are_model_errors(self, tmp_path):
+        (tmp_path / "folder.onnx").mkdir()
+        for name in ("none.onnx", "folder.onnx"):
+            with pytest.raises(ModelError, match=f"{name} does not exist or is not a file"):
+                load_onnx(tmp_path / name, tmp_path)
+
+    def test_a_model_outside_the_specs_folder_is_refused_through_a_link_too(self, tmp_path):
+        root = tmp_path / "root"
+        root.mkdir()
+        (root / "model.onnx").symlink_to(saved(tmp_path, linear()))
+        with pytest.raises(ModelError, match="leads outside the spec's folder"):
+            load_onnx(root / "model.onnx", root)
+
+    def test_every_truncation_is_refused_here_or_by_the_checker(self, tmp_path):
+        data = linear().SerializeToString()
+        for length in range(0, len(data) - 1, 7):
+            (tmp_path / "model.onnx").write_bytes(data[:length])
+            with pytest.raises(ModelError):
+                canonical(load_onnx(tmp_path / "model.onnx", tmp_path), [X])
+
+    def test_an_opset_newer_than_the_runtime_is_refused_with_the_newest_it_knows(self, tmp_path):
+        newest = newest_opset()
+        load_onnx(saved(tmp_path, linear(newest)), tmp_path)
+        with pytest.raises(ModelError, match=rf"opset {newest + 1}, and onnxruntime here knows {newest} at most"):
+            load_onnx(saved(tmp_path, linear(newest + 1)), tmp_path)
+
+    def test_an_operator_of_an_unknown_domain_is_named(self, tmp_path):
+        model = linear()
+        model.graph.node[2].domain = "acme"
+        model.opset_import.append(helper.make_opsetid("acme", 1))
+        with pytest.raises(ModelError, match=r"node 'relu' is operator acme::Relu"):
+            load_onnx(saved(tmp_path, model), tmp_path)
+
+
+class TestExternalData:
+    def test_it_is_read_into_the_model(self, tmp_path):
+        path = external(tmp_path)
+        assert external_files(path, tmp_path) == (tmp_path / "weights.bin",)
+        model = load_onnx(path, tmp_path)
+        (tmp_path / "weights.bin").unlink()
+        onnx.checker.check_model(model)
+        assert np.array_equal(onnx.numpy_helper.to_array(model.graph.initializer[0]), WEIGHT)
+        assert canonical(model, [X]) == canonical(linear(), [X])
+
+    def test_missing_is_named(self, tmp_path):
+        path = external(tmp_path)
+        (tmp_path / "weights.bin").unlink()
+        with pytest.raises(ModelError, match=r"weights\.bin does not exist"):
+            load_onnx(path, tmp_path)
+
+    def test_too_short_is_named_with_the_tensor(self, tmp_path):
+        path = external(tmp_path)
+        os.truncate(tmp_path / "weights.bin", 40)
+        with pytest.raises(ModelError, match=r"tensor 'w' ends at byte 48 of weights\.bin, which has 40"):
+            load_onnx(path, tmp_path)
+
+    @pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname", "sub/../../outside.bin", "link.bin"])
+    def test_outside_the_models_folder_is_refused(self, tmp_path, location):
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (tmp_path / "outside.bin").write_bytes(bytes(1000))
+        (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
+        with pytest.raises(ModelError, match="leads outside"):
+            load_onnx(relocated(folder, location), tmp_path)
+
+    def test_a_broken_entry_is_a_model_error(self, tmp_path):
+        path = external(tmp_path)
+        model = onnx.load(path, load_external_data=False)
+        next(e for e in model.graph.initializer[0].external_data if e.key == "length").value = "many"
+        with pytest.raises(ModelError, match="broken external data entry"):
+            load_onnx(saved(tmp_path, model), tmp_path)
+
+
+class TestCanonical:
+    def test_it_computes_what_the_original_computes(self, tmp_path):
+        x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+        save_onnx(linear(), tmp_path / "a.onnx")
+        save_onnx(canonical(linear(), [X], ["z"]), tmp_path / "b.onnx")
+        with (
+            OrtSession(tmp_path / "a.onnx", optimized=False) as a,
+            OrtSession(tmp_path / "b.onnx", optimized=False) as b,
+        ):
+            assert np.array_equal(a.run({"x": x})["y"], b.run({"x": x})["z"])
+
+    def test_twice_changes_nothing_and_the_argument_is_left_alone(self):
+        model = linear()
+        once = canonical(model, [X])
+        assert model == linear()
+        assert canonical(once, [X]).SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+
+    @given(order=st.permutations(range(3)), constants=st.permutations(range(2)))
+    def test_the_order_in_the_file_does_not_matter(self, order, constants):
+        model = linear()
+        nodes, initializers = list(model.graph.node), list(model.graph.initializer)
+        del model.graph.node[:], model.graph.initializer[:]
+        model.graph.node.extend(nodes[index] for index in order)
+        model.graph.initializer.extend(initializers[index] for index in constants)
+        assert canonical(model, [X]) == canonical(linear(), [X])
+
+    def test_nothing_but_the_function_stays_in_the_file(self):
+        model = linear()
+        model.doc_string, model.producer_name, model.graph.doc_string = "today", "somebody", "me"
+        model.metadata_props.add(key="stack", value="/home/me/train.py")
+        model.graph.node[0].metadata_props.add(key="trace", value="line 3")
+        model.graph.node.append(helper.make_node("Abs", ["sum"], ["unused"], "dead"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(9), "unused constant"))
+        assert canonical(model, [X]) == canonical(linear(), [X])
+
+    def test_dims_take_the_specs_names_in_outputs_and_in_between(self):
+        model = canonical(linear(), [X])
+        assert specs_of(model) == ((X,), (TensorSpec("y", "float32", ("batch", 4)),))
+        shapes = {
+            v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info
+        }
+        assert shapes == {"product": ["batch", 4], "sum": ["batch", 4]}
+
+    def test_a_dynamic_axis_can_become_static(self):
+        assert specs_of(canonical(linear(), [TensorSpec("x", "float32", (2, 3))]))[1][0].shape == (2, 4)
+
+    def test_local_functions_are_inlined(self):
+        body = [helper.make_node("Relu", ["a"], ["b"])]
+        opsets = [helper.make_opsetid("", 20)]
+        function = helper.make_function("mine", "Act", ["a"], ["b"], body, opsets)
+        model = model_of(
+            [helper.make_node("Act", ["x"], ["y"], domain="mine")], [value("x", ["N", 3])], [value("y", None)]
+        )
+        model.functions.append(function)
+        model.opset_import.append(helper.make_opsetid("mine", 1))
+        inlined = canonical(model, [X])
+        assert [node.op_type for node in inlined.graph.node] == ["Relu"]
+        assert [(entry.domain, entry.version) for entry in inlined.opset_import] == [("", 20)]
+
+    def test_an_initializer_that_is_also_an_input_becomes_a_constant(self):
+        model = linear()
+        model.graph.input.append(value("w", [3, 4]))
+        assert [i.name for i in canonical(model).graph.input] == ["x"]
+
+    @pytest.mark.parametrize("name", ["product", "sum", "w", "relu"])
+    def test_an_output_may_take_the_name_of_something_inside(self, tmp_path, name):
+        model = canonical(linear(), [X], [name])
+        digest = save_onnx(model, tmp_path / "m.onnx")
+        assert digest == digest_of_file(tmp_path / "m.onnx")
+        with OrtSession(tmp_path / "m.onnx", optimized=False) as session:
+            out = session.run({"x": np.ones((1, 3), np.float32)})
+        assert np.array_equal(out[name], WEIGHT.sum(0, keepdims=True) + 1)
+
+    def test_outputs_may_swap_names(self):
+        model = linear()
+        model.graph.output.append(value("sum", ["N", 4]))
+        swapped = canonical(model, [X], ["sum", "y"])
+        assert [(node.op_type, node.output[0]) for node in swapped.graph.node][1:] == [("Add", "y"), ("Relu", "sum")]
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            (TensorSpec("z", "float32", ("batch", 3)), r"inputs are \['x'\], the spec's \['z'\]"),
+            (TensorSpec("x", "float16", ("batch", 3)), r"input 'x' is FLOAT in the model and float16"),
+            (TensorSpec("x", "float32", ("batch", 4)), r"\[N, 3\] in the model and \[batch, 4\]"),
+            (TensorSpec("x", "float32", ("batch", "width")), r"\[N, 3\] in the model and \[batch, width\].*dynamic"),
+            (TensorSpec("x", "float32", ("batch",)), r"\[N, 3\] in the model and \[batch\]"),
+        ],
+    )
+    def test_a_spec_that_does_not_fit_is_refused_with_both_sides(self, spec, words):
+        with pytest.raises(ModelError, match=words):
+            canonical(linear(), [spec])
+
+    @pytest.mark.parametrize(
+        ("names", "words"), [(["a", "b"], "1 outputs, the spec names 2"), (["x"], "'x' has the name of an input")]
+    )
+    def test_output_names_that_cannot_be_are_refused(self, names, words):
+        with pytest.raises(ModelError, match=words):
+            canonical(linear(), [X], names)
+
+    def test_an_unknown_operator_is_named(self):
+        model = linear()
+        model.graph.node[2].op_type = "Frobnicate"
+        with pytest.raises(ModelError, match="No Op registered for Frobnicate"):
+            canonical(model, [X])
+
+    def test_shapes_that_contradict_each_other_are_refused(self):
+        model = linear()
+        model.graph.output[0].CopyFrom(value("y", ["N", 5]))
+        with pytest.raises(ModelError, match="not valid ONNX"):
+            canonical(model, [X])
+
+    def test_a_cycle_is_refused(self):
+        model = linear()
+        model.graph.node[0].input[0] = "sum"
+        with pytest.raises(ModelError, match="cycle"):
+            canonical(model, [X])
+
+
+class TestSpecs:
+    def test_bfloat16_and_unknown_axes(self):
+        cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
+        model = model_of([cast], [value("x", [None, 3])], [value("y", [None, 3], TensorProto.BFLOAT16)])
+        assert specs_of(model)[1] == (TensorSpec("y", "bfloat16", ("?", 3)),)
+
+    def test_an_output_of_unknown_rank_is_refused(self):
+        model = model_of([helper.make_node("Relu", ["x"], ["y"])], [value("x", None)], [value("y", None)])
+        with pytest.raises(ModelError, match="input 'x' is not a tensor of known rank"):
+            specs_of(model)
