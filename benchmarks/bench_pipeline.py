@@ -1,0 +1,78 @@
+"""What the pipeline costs over the same steps in a straight-line script, and what a run with nothing to do costs.
+
+Both sides run in turn, in fresh processes with fresh folders; wall and CPU time include every child process. Prints
+one line per example and a ratio; nothing here is a test. Usage: python benchmarks/bench_pipeline.py [--runs 3]
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ("digits", "encoder")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one run, its children included."""
+
+    wall: float
+    cpu: float
+
+
+def measure(command: Sequence[object]) -> Cost:
+    """Run a command to its end; its own output is thrown away."""
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(time.perf_counter() - begun, sum(after[:2]) - sum(before[:2]))
+
+
+def one_round(spec: Path) -> dict[str, Cost]:
+    """The script, the pipeline on an empty registry, and the pipeline again."""
+    with tempfile.TemporaryDirectory() as folder:
+        registry, straight = Path(folder) / "registry", Path(folder) / "straight"
+        straight.mkdir()
+        build = [sys.executable, "-m", "pipeline.cli", "build", spec, "--registry", registry, "--runner", "inprocess"]
+        return {
+            "script": measure([sys.executable, ROOT / "benchmarks" / "straight_line.py", spec, straight]),
+            "pipeline": measure(build),
+            "cached": measure(build),
+        }
+
+
+def summary(rounds: Sequence[dict[str, Cost]]) -> dict[str, float]:
+    """Medians, and the median of the ratios round by round."""
+
+    def median(side: str, what: str) -> float:
+        return round(statistics.median(getattr(one[side], what) for one in rounds), 2)
+
+    def ratio(what: str) -> float:
+        return round(statistics.median(getattr(o["pipeline"], what) / getattr(o["script"], what) for o in rounds), 2)
+
+    sides = {f"{side}_{what}_s": median(side, what) for side in rounds[0] for what in ("wall", "cpu")}
+    return {**sides, "pipeline_over_script_wall": ratio("wall"), "pipeline_over_script_cpu": ratio("cpu")}
+
+
+def main() -> None:
+    """Run every example and print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    runs = parser.parse_args().runs
+    load = os.getloadavg()[0]
+    specs = {name: ROOT / "examples" / name / f"{name}.yaml" for name in EXAMPLES}
+    figures = {name: summary([one_round(spec) for _ in range(runs)]) for name, spec in specs.items()}
+    print(json.dumps({"runs": runs, "load_before": round(load, 1), "cpus": os.cpu_count(), **figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The main job as a script would do it: one process, one step after the other, no registry, no records, no isolation.
+
+It calls the same functions as the pipeline for the same spec, so the difference is what the pipeline itself costs.
+Usage: python benchmarks/straight_line.py SPEC FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import onnx
+
+from builders import backends
+from builders.digest import digest_of_file
+from builders.errors import EngineryError
+from builders.onnxruntime import OrtSession
+from builders.types import BuildRequest, Engine
+from pipeline.export import ExportRequest, export
+from pipeline.onnx_model import save_onnx, specs_of
+from pipeline.plan import Candidate, Selection, candidates, profiles
+from pipeline.quantization.calibrate import calibrate
+from pipeline.quantization.cast import cast_float
+from pipeline.quantization.emulate import emulate
+from pipeline.quantization.qdq import quantize_int8
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.sites import activations
+from pipeline.spec import ModelSpec
+from pipeline.spec_file import load_spec
+from pipeline.values import Flavour
+from validation.budget import default_budget
+from validation.compare import drift_checks, task_check
+from validation.golden import GoldenSet
+from validation.samples import Samples
+
+
+def main(spec_path: Path, folder: Path) -> None:
+    """Export, calibrate, quantize, build and check; leave the engines in `folder`."""
+    spec = load_spec(spec_path)
+    model, golden = exported(spec, folder)
+    ranges = calibrated(spec, model)
+    graphs: dict[Flavour, Path] = {}
+    for item in candidates(spec, Selection()):
+        if item.flavour not in graphs:
+            graphs[item.flavour] = written(spec, item.flavour, model, ranges, golden, folder)
+        try:
+            build_and_check(spec, item, graphs[item.flavour], golden, folder)
+        except EngineryError as error:
+            print(f"{item.target.name} {item.precision}: {error}", file=sys.stderr)
+
+
+def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
+    source, golden = spec.source, spec.golden
+    request = ExportRequest(
+        source.kind,
+        spec.folder,
+        source.file,
+        spec.tensors(),
+        spec.named_dims(),
+        spec.outputs,
+        source.function,
+        source.arguments,
+        source.weights,
+        source.opset,
+    )
+    labels = (golden.labels,) if golden and golden.labels else ()
+    samples = Samples.open(spec.file(golden.data), spec.tensors(), spec.named_dims(), labels) if golden else None
+    column = samples.column(labels[0]) if samples and labels else None
+    done = export(request, samples, column, folder)
+    return done.onnx, GoldenSet.load(done.golden)
+
+
+def calibrated(spec: ModelSpec, model: Path) -> Ranges:
+    samples = Samples.open(spec.file(spec.calibration.data), spec.tensors(), spec.named_dims())
+    return calibrate(model, samples, activations(onnx.load(model)))
+
+
+def written(spec: ModelSpec, flavour: Flavour, model: Path, ranges: Ranges, golden: GoldenSet, folder: Path) -> Path:
+    """The graph of a flavour, compared with the fp32 graph."""
+    if flavour.precision == "fp32":
+        return model
+    original = onnx.load(model)
+    if flavour.scheme:
+        graph, _ = quantize_int8(original, ranges, flavour.scheme)
+    else:
+        graph, _ = cast_float(original, flavour.precision, ranges=ranges)
+    path = folder / f"{flavour.precision}-{flavour.scheme.activation if flavour.scheme else ''}.onnx"
+    save_onnx(graph, path)
+    check(spec, "quantization", flavour.precision, model, shown(path, flavour.precision), golden)
+    return path
+
+
+def shown(path: Path, precision: str) -> Path:
+    """What the CPU can run in the graph's place, as the pipeline does."""
+    if precision == "fp32":
+        return path
+    emulated = path.with_suffix(".emulated.onnx")
+    onnx.save(emulate(onnx.load(path)), emulated)
+    return emulated
+
+
+def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
+    with OrtSession(expected, optimized=False) as left, OrtSession(actual, optimized=False) as right:
+        drift_checks(joint, left, right, golden, default_budget(joint, precision))
+        if spec.golden and spec.golden.metric:
+            task_check(right, golden, spec.golden.metric.model_dump())
+
+
+def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
+    inputs, outputs = specs_of(onnx.load(graph))
+    request = BuildRequest(
+        digest_of_file(graph),
+        item.precision,
+        item.target,
+        item.backend.name,
+        inputs,
+        outputs,
+        tuple(profiles(inputs, spec.named_dims())),
+        backends.options_of(item.backend),
+        tuple(sorted(item.backend.versions().items())),
+    )
+    if item.backend.refuses(request):
+        return
+    workdir = folder / request.unit.replace(" ", "-")
+    workdir.mkdir()
+    engine: Engine = item.backend.build(request, graph, workdir)
+    if item.backend.runs(item.target) is None:
+        with item.backend.open(engine) as actual, OrtSession(shown(graph, item.precision), optimized=False) as expected:
+            drift_checks("engine", expected, actual, golden, default_budget("engine", item.precision))
+            if spec.golden and spec.golden.metric:
+                task_check(actual, golden, spec.golden.metric.model_dump())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,32 @@
+"""The public Python API of Enginery, handed on lazily: importing it loads nothing heavy.
+
+::
+
+    import enginery
+
+    spec = enginery.load_spec("model.yaml")          # a checked, frozen spec
+    outcome = enginery.build("model.yaml", registry="./registry", targets="cpu")
+    pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from enginery.api import build, pull
+    from pipeline.spec_file import load_spec
+
+__all__ = ["build", "load_spec", "pull"]
+
+_HOMES = {"build": "enginery.api", "pull": "enginery.api", "load_spec": "pipeline.spec_file"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'enginery' has no attribute {name!r}; it has {', '.join(__all__)}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,103 @@
+"""The `enginery` command: finds a command's file, runs it, and turns errors into one message and an exit code.
+
+Nothing heavy is imported here: `enginery --help` answers in under 0.3 s.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from builders.errors import EngineryError
+
+COMMANDS = {
+    "init": ("spec", "Write a commented starter spec."),
+    "schema": ("spec", "Print the JSON Schema of a spec."),
+    "plan": ("build", "Show what would be built, and why."),
+    "build": ("build", "Build, prove and publish a model's engines."),
+    "list": ("registry", "List models and versions."),
+    "show": ("registry", "Show one version and its engines."),
+    "pull": ("registry", "Fetch the engine that fits a target."),
+    "verify": ("registry", "Re-hash the registry and report damage."),
+    "validate": ("validate", "Run a version's engines here and attach the proof."),
+    "promote": ("registry", "Point a channel to a version."),
+    "rollback": ("registry", "Point a channel back to where it was before."),
+    "backends": ("doctor", "List compilers: installed, targets, precisions."),
+    "doctor": ("doctor", "Say what this machine can build and run."),
+}
+
+# Commands whose name is taken by something else in Python.
+FUNCTIONS = {"list": "list_models", "backends": "list_backends"}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names in the order of a model's life."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the command's file."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"pipeline.commands.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, FUNCTIONS.get(cmd_name, cmd_name))
+        assert isinstance(command, click.Command)  # noqa: S101 - our own table
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands from the table, so that help imports none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="enginery", prog_name="enginery")
+def enginery() -> None:
+    """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
+
+    Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (None: the process's own arguments) and exit."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    code = 0
+    try:
+        # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
+        code = enginery(arguments, standalone_mode=False) or 0
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
+        _leave(130)
+    except click.ClickException as error:
+        error.show()
+        _leave(2)
+    except EngineryError as error:
+        click.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        _leave(error.exit_code)
+    except BrokenPipeError:
+        pass
+    _leave(code)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _leave(code: int) -> NoReturn:
+    """Flush and exit; a reader that closed our stdout early (`| head`) is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""`enginery plan` and `enginery build`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.publication import Outcome
+    from pipeline.run import RunOptions
+    from pipeline.values import BuildPlan
+
+STYLES = {
+    "build": "cyan",
+    "cached": "green",
+    "proven": "green",
+    "unproven": "yellow",
+    "refused": "dim",
+    "failed": "red",
+}
+
+
+def _shared_options(command: Any) -> Any:
+    for option in (
+        click.argument("spec", type=click.Path(path_type=Path)),
+        click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
+        click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
+        click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
+        click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI."),
+        click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU."),
+        click.option("--quiet", is_flag=True, help="No progress on stderr."),
+    ):
+        command = option(command)
+    return json_option(command)
+
+
+@click.command()
+@_shared_options
+def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
+    """Show for every unit of SPEC whether it would be built, and why.
+
+    Exports and quantizes first where that is not on record yet, so that every build key is complete.
+    """
+    from pipeline.compile import InProcess, prepare
+    from pipeline.progress import progress_display
+    from pipeline.run import RunOptions, opened
+
+    with progress_display(quiet) as progress, opened(spec, RunOptions(**chosen), progress) as run:
+        units = prepare(run.spec, run.selection, run.shop, InProcess()).plan
+    if as_json:
+        emit_json(_plan_json(units))
+    else:
+        _print(_plan_table(units))
+
+
+@click.command()
+@_shared_options
+@click.option(
+    "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where units are built."
+)
+@click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run.")
+@click.option(
+    "--runner",
+    type=click.Choice(["auto", "inprocess", "prefect"]),
+    default="auto",
+    show_default=True,
+    help="auto: Prefect when PREFECT_API_URL is set.",
+)
+@click.pass_context
+def build(ctx: click.Context, /, spec: Path, as_json: bool, quiet: bool, runner: str, **chosen: Any) -> None:
+    """Export, quantize, build, prove and publish the engines of SPEC."""
+    from pipeline.run import RunOptions
+
+    outcome = _compile(spec, RunOptions(**chosen), runner, quiet)
+    if as_json:
+        emit_json(outcome.to_json())
+    else:
+        show_outcome(outcome)
+    ctx.exit(1 if outcome.failed or outcome.version is None else 0)
+
+
+def _compile(spec: Path, options: "RunOptions", runner: str, quiet: bool) -> "Outcome":
+    from pipeline.compile import InProcess, compile_model
+    from pipeline.progress import progress_display
+    from pipeline.run import compile_from_records, opened
+
+    with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
+    if (with_prefect or options.executor == "ray") and (outcome := compile_from_records(spec, options)):
+        say("every step is on record: nothing was started")
+        return outcome
+    if with_prefect:
+        from pipeline.flows import run_flow
+
+        return run_flow(spec, options, quiet)
+    with progress_display(quiet) as progress, opened(spec, options, progress) as run:
+        return compile_model(run.spec, run.selection, run.shop, InProcess())
+
+
+def _plan_json(units: "BuildPlan") -> dict[str, Any]:
+    return {
+        "model": units.model,
+        "units": [
+            {
+                "target": unit.request.target.name,
+                "precision": unit.request.precision,
+                "backend": unit.request.backend,
+                "action": unit.action,
+                "reason": unit.reason,
+                "required": unit.required,
+                "build_key": unit.request.key,
+                "request": unit.request.to_json(),
+            }
+            for unit in units.units
+        ],
+    }
+
+
+def _plan_table(units: "BuildPlan") -> "Table":
+    from rich.table import Table
+
+    counts = {action: sum(unit.action == action for unit in units.units) for action in ("build", "cached", "refused")}
+    title = f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items())
+    table = Table("target", "precision", "backend", "action", "why", title=title, title_justify="left")
+    for unit in units.units:
+        request = unit.request
+        action = f"[{STYLES[unit.action]}]{unit.action}[/]"
+        table.add_row(request.target.name, request.precision, request.backend, action, _escaped(unit.reason))
+    return table
+
+
+def show_outcome(outcome: "Outcome") -> None:
+    """The table of engines, the task metric of each graph they are built from, and where everything lies."""
+    _print(_engine_table(outcome))
+    for engine in outcome.failed:
+        say(f"failed: {engine['target']} {engine['precision']} {engine['backend']}: {engine['reason']}")
+        if "failure" in engine:
+            say(f"  reproduce: {engine['failure']['reproduce']}")
+            say("\n".join(f"  | {line}" for line in engine["failure"]["log"].splitlines()[-15:]))
+    for name, metrics in outcome.metrics.items():
+        click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+    _show_place(outcome)
+
+
+def _show_place(outcome: "Outcome") -> None:
+    if outcome.version is None:
+        say(f"{outcome.model}: nothing was published, because no engine passed")
+        return
+    state = "unchanged: everything was cached" if outcome.cached else "published"
+    click.echo(f"{outcome.model}@{outcome.version} {state}; channel {outcome.channel}")
+    if outcome.channel_refusal:
+        say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
+    if outcome.page:
+        click.echo(f"report: {outcome.page}")
+
+
+def _engine_table(outcome: "Outcome") -> "Table":
+    from rich.table import Table
+
+    metrics = sorted({name for engine in outcome.engines for name in engine["metrics"]})
+    table = Table("target", "precision", "backend", "status", "size", "checks", *metrics, "why", title_justify="left")
+    table.title = f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else "")
+    for engine in outcome.engines:
+        checks = engine["checks"]
+        total = checks["passed"] + checks["failed"]
+        table.add_row(
+            engine["target"],
+            engine["precision"],
+            engine["backend"],
+            f"[{STYLES[engine['status']]}]{engine['status']}[/]",
+            _size(engine["size"]),
+            f"{checks['passed']}/{total}" if total else "",
+            *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
+            _escaped(engine["reason"]),
+        )
+    return table
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _print(table: "Table") -> None:
+    from rich.console import Console
+
+    Console(width=None if os.isatty(1) else 160).print(table)

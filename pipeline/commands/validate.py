@@ -1,0 +1,68 @@
+"""`enginery validate`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option
+
+if TYPE_CHECKING:
+    from pipeline.registry.manifest import Manifest
+    from pipeline.revalidate import Attested
+
+
+@click.command()
+@click.argument("reference")
+@registry_option
+@click.option("--target", help="Only engines for this target, e.g. sm_89.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def validate(ctx: click.Context, reference: str, registry: str, target: str | None, quiet: bool, as_json: bool) -> None:
+    """Run the engines of REFERENCE that this machine can run, and attach the proof to the registry.
+
+    On a node with a GPU this is what turns an unproven engine into a proven one.
+    """
+    from builders.local import LocalExecutor
+    from builders.targets import parse_targets
+    from pipeline.progress import progress_display
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+    from pipeline.revalidate import revalidate
+    from pipeline.workshop import Workshop
+
+    wanted = parse_targets(target)[0].name if target else None
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    executor = LocalExecutor()
+    with progress_display(quiet) as progress:
+        results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "engines": [_row(item) for item in results]})
+    else:
+        _show(manifest, results)
+    ctx.exit(1 if any(item.verdict == "failed" for item in results) else 0)
+
+
+def _row(item: "Attested") -> dict[str, str | None]:
+    entry = item.entry
+    return {
+        "target": entry.target,
+        "precision": entry.precision,
+        "backend": entry.backend,
+        "digest": entry.digest,
+        "status": item.verdict,
+        "reason": item.reason,
+        "report": item.report,
+    }
+
+
+def _show(manifest: "Manifest", results: "list[Attested]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("unit", "status", "why", title=f"{manifest.model}@{manifest.version}", title_justify="left")
+    for item in results:
+        table.add_row(item.entry.unit, item.verdict, item.reason)
+    Console().print(table)

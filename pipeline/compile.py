@@ -1,0 +1,74 @@
+"""The main job, written once: spec in, proven engines out. A runner decides how the steps are carried out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from pipeline import steps
+from pipeline.plan import Selection, candidates, plan_builds
+from pipeline.publication import Outcome, check_required, publish_version
+from pipeline.spec import ModelSpec
+from pipeline.values import BuildPlan, Built, Exported, Graph
+from pipeline.verdict import Judged
+from pipeline.workshop import Workshop
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+# Threads only wait for processes, whose number the executor bounds.
+MOST_THREADS = 32
+
+
+class Runner(Protocol):
+    """Carries out steps: directly, or as Prefect tasks."""
+
+    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+        """Run one step and return its value."""
+        ...
+
+    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+        """Run a step for each item, side by side, and return the values in order."""
+        ...
+
+
+class InProcess:
+    """Runs the steps here and now; `map` runs side by side in threads."""
+
+    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+        """Call the function."""
+        return step(*arguments)
+
+    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+        """Call the function for each item in a thread of its own."""
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            futures = [pool.submit(step, item, *arguments) for item in items]
+            return [future.result() for future in futures]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model exported, quantized and planned: all that `enginery plan` needs."""
+
+    exported: Exported
+    graphs: tuple[Graph, ...]
+    plan: BuildPlan
+
+
+def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
+    """The first three steps: export, quantize, plan."""
+    exported = run.call(steps.export, spec, shop)
+    ranges = run.call(steps.calibrate, spec, exported, shop)
+    flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
+    graphs = run.map(steps.quantize, flavours, spec, exported, ranges, shop)
+    plan = run.call(plan_builds, spec, exported, graphs, selection, shop)
+    return Prepared(exported, tuple(graphs), plan)
+
+
+def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:
+    """All six steps: export, quantize, plan, build, validate, publish."""
+    ready = prepare(spec, selection, shop, run)
+    check_required(ready.plan)
+    built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
+    judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
+    return run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)

@@ -1,0 +1,141 @@
+"""The Prefect flow over the main job: order, retries and visibility are Prefect's, the work is `pipeline.compile`'s."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+# Without a server Prefect starts one for the run; on a loaded machine that takes longer than its default of 20 s.
+os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+
+from prefect import Task, flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.settings import PREFECT_LOGGING_LEVEL, temporary_settings
+
+from builders.errors import EngineryError
+from pipeline.compile import compile_model as compile_steps
+from pipeline.publication import Outcome
+from pipeline.run import RunOptions, opened
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+@flow(name="compile-model", flow_run_name="compile {spec}", persist_result=False)
+def compile_model(
+    spec: str,
+    registry: str | None = None,
+    targets: str | None = None,
+    precisions: str | None = None,
+    backends: str | None = None,
+    executor: Literal["local", "ray"] = "local",
+    jobs: int | None = None,
+    ray_address: str | None = None,
+) -> Outcome:
+    """Export, quantize, build, prove and publish the engines of one spec."""
+    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
+    with opened(spec, options, FlowProgress(get_run_logger())) as run:
+        outcome = compile_steps(run.spec, run.selection, run.shop, PrefectRunner())
+    show_in_prefect(outcome)
+    return outcome
+
+
+def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
+    """Run the flow here, on the configured Prefect API or on a server of its own."""
+    chosen = compile_model.with_options(log_prints=False)
+    with _terminal_logs(quiet):
+        outcome: Outcome = chosen(str(spec), **asdict(options))
+    return outcome
+
+
+class PrefectRunner:
+    """Carries out each step as a Prefect task; what a step remembers is the store's business, not Prefect's cache."""
+
+    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+        """Run the step as a task and wait for it."""
+        return _as_task(step, step.__name__, *arguments)()
+
+    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+        """Submit a task for each item and wait for all."""
+        futures = [_as_task(step, f"{step.__name__} {name_of(item)}", item, *arguments).submit() for item in items]
+        return [future.result() for future in futures]
+
+
+def name_of(item: Any) -> str:
+    """What a person calls a unit or a flavour."""
+    return str(getattr(getattr(item, "unit", item), "name", item))
+
+
+def _as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[], Value]:
+    """A task without parameters: Prefect would otherwise look through stores and executors for futures."""
+
+    def run() -> Value:
+        return step(*arguments)
+
+    run.__doc__ = step.__doc__
+    return task(name=step.__name__, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
+
+
+class FlowProgress:
+    """Progress as lines of the flow run's log."""
+
+    def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
+        self._logger = logger
+
+    def started(self, name: str) -> None:
+        """Log nothing: Prefect shows what runs, and a line for the end says it all."""
+
+    def finished(self, name: str, outcome: str) -> None:
+        """Log how it ended."""
+        self._logger.info("%s: %s", name, outcome)
+
+    @contextmanager
+    def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - Prefect shows what runs
+        """Do nothing around the work."""
+        yield
+
+
+def show_in_prefect(outcome: Outcome) -> None:
+    """Leave the engines as a table and the result as markdown in the Prefect UI."""
+    columns = ("target", "precision", "backend", "status", "size", "reason")
+    rows = [{column: engine[column] for column in columns} for engine in outcome.engines]
+    key = f"engines-{outcome.model}".replace("_", "-").replace(".", "-")
+    create_table_artifact(rows, key=key, description=f"Engines of {outcome.model}@{outcome.version}")
+    create_markdown_artifact(_markdown(outcome), key=key.replace("engines", "result", 1))
+
+
+def _markdown(outcome: Outcome) -> str:
+    lines = [f"# {outcome.model}@{outcome.version}", ""]
+    lines += [f"- {name}: {values}" for name, values in outcome.metrics.items()]
+    lines += [f"- failed: {item['target']} {item['precision']}: {item['reason']}" for item in outcome.failed]
+    lines += [f"- report: `{outcome.page}`"] if outcome.page else []
+    return "\n".join(lines)
+
+
+@contextmanager
+def _terminal_logs(quiet: bool) -> Iterator[None]:
+    """Prefect's log as a person wants it on a terminal: no traceback for an error that explains itself."""
+    loggers = [logging.getLogger(f"prefect.{name}") for name in ("flow_runs", "task_runs")]
+    for logger in loggers:
+        logger.addFilter(_explain)
+    settings = {PREFECT_LOGGING_LEVEL: "ERROR"} if quiet else {}
+    try:
+        with temporary_settings(settings):
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_explain)
+
+
+def _explain(record: logging.LogRecord) -> bool:
+    """Put our own error's message in the place of its traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, EngineryError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True

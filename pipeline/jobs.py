@@ -1,0 +1,263 @@
+"""The steps on the worker's side: each function runs in a process of its own, on this host or on a Ray worker.
+
+They take and return JSON. Bytes come from the artifact store by digest, are verified on the way, and go back to it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builders import backends
+from builders.errors import IntegrityError
+from builders.types import (
+    BuildRequest,
+    Dim,
+    Engine,
+    Precision,
+    QuantizationScheme,
+    Session,
+    TensorSpec,
+    tensor_from_json,
+)
+from pipeline.registry.store import Store, open_store
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from validation.golden import GoldenSet
+    from validation.samples import Samples
+
+Json = dict[str, Any]
+
+
+def _tensors(items: list[Json]) -> tuple[TensorSpec, ...]:
+    return tuple(tensor_from_json(item) for item in items)
+
+
+def _dims(items: list[Json]) -> tuple[Dim, ...]:
+    return tuple(Dim(**{**item, "edges": tuple(item["edges"])}) for item in items)
+
+
+def _fetch(store: Store, digest: str, dest: Path) -> Path:
+    """A verified copy of a blob. A damaged blob is set aside, so that the next run makes it anew."""
+    try:
+        store.fetch(digest, dest)
+    except IntegrityError as error:
+        if store.has(digest):
+            store.discard(digest)
+            raise IntegrityError(
+                f"{error}; it was set aside: run the same command again and it is made anew"
+            ) from error
+        raise
+    return dest
+
+
+def _golden(store: Store, digest: str, workdir: Path) -> "GoldenSet":
+    from validation.golden import GoldenSet
+
+    return GoldenSet.load(_fetch(store, digest, workdir / "golden.safetensors"))
+
+
+def _samples(data: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], labels: str | None = None) -> "Samples":
+    from validation.samples import Samples
+
+    return Samples.open(Path(data), inputs, dims, (labels,) if labels else ())
+
+
+def export_model(
+    store: str,
+    request: Json,
+    onnx: str | None,
+    data: str | None,
+    labels: str | None,
+    metric: Json | None,
+    limits: Mapping[str, float],
+    workdir: Path,
+) -> Json:
+    """Export to canonical ONNX, freeze the golden set and compare the two (the export joint).
+
+    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value.
+    """
+    from builders.onnxruntime import OrtSession
+    from pipeline.export import ExportRequest, export
+    from pipeline.onnx_model import load_onnx
+    from validation.budget import default_budget
+    from validation.golden import GoldenSet
+
+    place = open_store(store)
+    wanted = ExportRequest.from_json(request)
+    samples = _samples(data, wanted.inputs, wanted.dims, labels) if data else None
+    column = samples.column(labels) if samples and labels else None
+    known = _fetch(place, onnx, workdir / "known.onnx") if onnx else None
+    exported = export(wanted, samples, column, workdir, default_budget("export", "fp32").override(limits), known)
+    frozen = GoldenSet.load(exported.golden)
+    with OrtSession(exported.onnx, optimized=False) as session:
+        proof = _proof(exported.checks, session, frozen, metric)
+    return {
+        "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
+        "golden": {"golden": place.put_file(exported.golden), "notes": list(exported.notes), **proof},
+    }
+
+
+def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
+    from pipeline.onnx_model import specs_of
+    from pipeline.quantization.qdq import carries_qdq
+
+    inputs, outputs = specs_of(model)
+    return {
+        "onnx": place.put_file(path),
+        "inputs": [vars(tensor) for tensor in inputs],
+        "outputs": [vars(tensor) for tensor in outputs],
+        "opset": max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx")),
+        "carries_qdq": carries_qdq(model),
+    }
+
+
+def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | None) -> Json:
+    """Checks and task metric as JSON; the metric is a check of its own."""
+    from validation.compare import task_check
+
+    task = [task_check(session, golden, metric)] if metric else []
+    metrics = {check.name: check.value for check in task}
+    return {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
+
+
+def calibrate(store: str, onnx: str, data: str, inputs: list[Json], dims: list[Json], workdir: Path) -> Json:
+    """One streaming pass over the calibration samples: digest of the ranges file, and of the scales in it."""
+    import json
+
+    import onnx as onnx_package
+
+    from pipeline.quantization.calibrate import calibrate as measure
+    from pipeline.quantization.sites import activations
+
+    place = open_store(store)
+    model = _fetch(place, onnx, workdir / "model.onnx")
+    samples = _samples(data, _tensors(inputs), _dims(dims))
+    ranges = measure(model, samples, activations(onnx_package.load(model)))
+    text = json.dumps(ranges.to_json(), indent=1, sort_keys=True)
+    return {"ranges": place.put_bytes(text.encode()), "scales": ranges.digest, "samples": samples.count}
+
+
+def quantize(store: str, onnx: str, flavour: Json, ranges: str | None, workdir: Path) -> Json:
+    """Write the model in one flavour: digest of the graph, and notes on what was left alone."""
+    import json
+
+    import onnx as onnx_package
+
+    from pipeline.onnx_model import save_onnx
+    from pipeline.quantization.cast import cast_float
+    from pipeline.quantization.qdq import quantize_int8
+    from pipeline.quantization.ranges import Ranges
+
+    place = open_store(store)
+    model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
+    measured = Ranges.from_json(json.loads(place.read_blob(ranges))) if ranges else None
+    if flavour["precision"] == "int8":
+        if measured is None:
+            raise IntegrityError("int8 was asked for without ranges; calibrate first")
+        written, notes = quantize_int8(model, measured, QuantizationScheme(**flavour["scheme"]))
+        lines = notes.lines()
+    else:
+        written, cast = cast_float(model, flavour["precision"], ranges=measured)
+        lines = cast.lines()
+    save_onnx(written, workdir / "graph.onnx")
+    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(lines)}
+
+
+def check_graph(
+    store: str,
+    reference: str,
+    graph: str,
+    golden: str,
+    precision: Precision,
+    limits: Mapping[str, float],
+    metric: Json | None,
+    workdir: Path,
+) -> Json:
+    """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization joint)."""
+    from builders.onnxruntime import OrtSession
+    from validation.budget import default_budget
+    from validation.compare import drift_checks
+
+    place = open_store(store)
+    frozen = _golden(place, golden, workdir)
+    candidate = _runnable(_fetch(place, graph, workdir / "graph.onnx"), precision)
+    budget = default_budget("quantization", precision).override(limits)
+    with (
+        OrtSession(_fetch(place, reference, workdir / "reference.onnx"), optimized=False) as expected,
+        OrtSession(candidate, optimized=False) as actual,
+    ):
+        return _proof(drift_checks("quantization", expected, actual, frozen, budget), actual, frozen, metric)
+
+
+def _runnable(graph: Path, precision: Precision) -> Path:
+    """A graph that shows on this CPU what a GPU would compute, in fp32 arithmetic that rounds where the graph rounds.
+
+    onnxruntime's CPU has no bf16 kernels, and between fp16 nodes it keeps fp32, which hides rounding and overflow.
+    """
+    if precision == "fp32":
+        return graph
+    import onnx as onnx_package
+
+    from pipeline.quantization.emulate import emulate
+
+    emulated = graph.with_name("emulated.onnx")
+    onnx_package.save(emulate(onnx_package.load(graph)), emulated)
+    return emulated
+
+
+def build_engine(store: str, request: Json, workdir: Path) -> Json:
+    """Compile one engine and upload it: digest, size, suffix, notes, seconds. Puts itself on record by build key."""
+    from builders.digest import digest_of
+    from pipeline.registry.records import remember
+
+    place = open_store(store)
+    wanted = BuildRequest.from_json(request)
+    model = _fetch(place, wanted.model, workdir / "model.onnx")
+    begun = time.monotonic()
+    engine = backends.configure(wanted.backend, dict(wanted.options)).build(wanted, model, workdir)
+    value: Json = {
+        "digest": place.put_file(engine.path),
+        "size_bytes": engine.size_bytes,
+        "suffix": engine.suffix,
+        "notes": list(engine.notes),
+        "seconds": round(time.monotonic() - begun, 3),
+        "request": request,
+    }
+    remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"]])
+    return value
+
+
+def check_engine(
+    store: str,
+    request: Json,
+    suffix: str,
+    engine: str,
+    golden: str,
+    limits: Mapping[str, float],
+    metric: Json | None,
+    workdir: Path,
+) -> Json:
+    """Run an engine against the graph it was built from (the engine joint) and measure the task metric on it."""
+    from builders.onnxruntime import OrtSession
+    from validation.budget import default_budget
+    from validation.compare import drift_checks
+
+    place = open_store(store)
+    wanted = BuildRequest.from_json(request)
+    frozen = _golden(place, golden, workdir)
+    graph = _runnable(_fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+    budget = default_budget("engine", wanted.precision).override(limits)
+    with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
+        return _proof(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric)
+
+
+def _opened(
+    place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
+) -> AbstractContextManager[Session]:
+    path = _fetch(place, digest, workdir / f"engine{suffix}")
+    engine = Engine(request, path, digest, path.stat().st_size, suffix)
+    return backends.configure(request.backend, dict(request.options)).open(engine)

@@ -1,0 +1,164 @@
+"""The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from builders import backends
+from builders.types import Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
+from pipeline.spec import ModelSpec, matches_unit
+from pipeline.steps import recall_engine
+from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
+from pipeline.workshop import Workshop
+
+# TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give.
+MOST_PROFILES = 64
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a spec that a run asks for; empty means all."""
+
+    targets: tuple[Target, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    backends: tuple[str, ...] = ()
+
+    def covers(self, target: Target, precision: Precision, backend: str) -> bool:
+        """Whether the run asks for this unit."""
+        return (
+            (not self.targets or target in self.targets)
+            and (not self.precisions or precision in self.precisions)
+            and (not self.backends or backend in self.backends)
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A unit before its graph is known."""
+
+    target: Target
+    precision: Precision
+    backend: Backend
+
+    @property
+    def flavour(self) -> Flavour:
+        """The way this unit wants its graph written."""
+        return Flavour(self.precision, self.backend.scheme() if self.precision == "int8" else None)
+
+
+def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
+    """Every combination that is some backend's business, in the spec's order."""
+    tools = [backends.configure(name, options) for name, options in spec.backends.items()]
+    combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
+    return tuple(
+        Candidate(target, precision, tool)
+        for target, tool, precision in combinations
+        if tool.serves(target) and selection.covers(target, precision, tool.name)
+    )
+
+
+def plan_builds(
+    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, shop: Workshop
+) -> BuildPlan:
+    """Decide for every unit whether it is built, already there, or refused, and say why."""
+    by_flavour = {graph.flavour: graph for graph in graphs}
+    previous = _previous_requests(spec.model, shop)
+    units = [
+        _unit(spec, exported, item, by_flavour[item.flavour], previous, shop) for item in candidates(spec, selection)
+    ]
+    return BuildPlan(spec.model, tuple(units))
+
+
+def _unit(
+    spec: ModelSpec,
+    exported: Exported,
+    item: Candidate,
+    graph: Graph,
+    previous: Mapping[str, BuildRequest],
+    shop: Workshop,
+) -> Unit:
+    request = _request(spec, exported, item, graph)
+    required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
+    if reason := _refusal(exported, item, request):
+        return Unit(request, graph, "refused", reason, required)
+    if recall_engine(request, shop):
+        return Unit(request, graph, "cached", "an engine with this build key is in the registry", required)
+    return Unit(request, graph, "build", explain_change(previous.get(request.unit), request), required)
+
+
+def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
+    if exported.model.carries_qdq and item.precision != "int8":
+        return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
+    if len(request.profiles) > MOST_PROFILES:
+        return f"the buckets combine to {len(request.profiles)} profiles, more than {MOST_PROFILES}; use fewer buckets"
+    return item.backend.refuses(request)
+
+
+def _request(spec: ModelSpec, exported: Exported, item: Candidate, graph: Graph) -> BuildRequest:
+    return BuildRequest(
+        model=graph.model,
+        precision=item.precision,
+        target=item.target,
+        backend=item.backend.name,
+        inputs=exported.model.inputs,
+        outputs=exported.model.outputs,
+        profiles=tuple(profiles(exported.model.inputs, spec.named_dims())),
+        options=backends.options_of(item.backend),
+        toolchain=tuple(sorted(item.backend.versions().items())),
+        scales=graph.scales,
+    )
+
+
+def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:
+    """One optimization profile for every combination of buckets; none for a model without dynamic dims."""
+    if not dims:
+        return
+    for buckets in itertools.product(*(dim.buckets() for dim in dims)):
+        low, opt, high = (
+            dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
+        )
+        yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))
+
+
+def _previous_requests(model: str, shop: Workshop) -> dict[str, BuildRequest]:
+    """What the newest engines of this model were built from, by unit; only used to explain a plan."""
+    latest = shop.recall("latest-requests", {"model": model}) or {"requests": []}
+    return {request.unit: request for request in map(BuildRequest.from_json, latest["requests"])}
+
+
+def remember_requests(plan: BuildPlan, built: Sequence[BuildRequest], shop: Workshop) -> None:
+    """Note what was built, so that the next plan can say what has changed since."""
+    requests = {**_previous_requests(plan.model, shop), **{request.unit: request for request in built}}
+    value = {"requests": [request.to_json() for _, request in sorted(requests.items())]}
+    shop.remember("latest-requests", {"model": plan.model}, value, [])
+
+
+def explain_change(before: BuildRequest | None, now: BuildRequest) -> str:
+    """Why an engine has to be built, compared with the one built last for the same unit."""
+    if before is None:
+        return "no engine for this unit yet"
+    reasons = [
+        *(
+            ["the model's graph or weights changed"]
+            if before.model != now.model and before.scales == now.scales
+            else []
+        ),
+        *(["the calibrated scales changed"] if before.scales != now.scales else []),
+        *(["the shapes changed"] if _shapes(before) != _shapes(now) else []),
+        *_differences("option", dict(before.options), dict(now.options)),
+        *_differences("version of", dict(before.toolchain), dict(now.toolchain)),
+    ]
+    return "; ".join(reasons) or "its engine is no longer in the registry"
+
+
+def _shapes(request: BuildRequest) -> tuple[object, ...]:
+    return request.inputs, request.outputs, request.profiles
+
+
+def _differences(word: str, before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    names = sorted(before.keys() | now.keys())
+    return [
+        f"{word} {name}: {before.get(name, 'none')} -> {now.get(name, 'none')}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]

@@ -1,0 +1,277 @@
+"""The last step: entries, manifest, report and channel for a judged plan; or the version that already says the same."""
+
+import getpass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from builders.digest import canonical_json, digest_of, digest_of_file
+from builders.errors import EngineryError
+from builders.types import BuildRequest
+from pipeline.plan import remember_requests
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.publish import Published, attach_page, find_published, publish
+from pipeline.spec import ModelSpec
+from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
+from pipeline.verdict import Judged, host, now
+from pipeline.workshop import Workshop, versions
+from validation.report import Approved, approve
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. version is None when no engine was fit to be published.
+
+    cached: nothing was built, and the version existed.  page: where the HTML report lies, if on disk.
+    """
+
+    model: str
+    version: str | None
+    cached: bool
+    engines: tuple[Json, ...]
+    metrics: Json
+    channel: str | None = None
+    channel_refusal: str | None = None
+    page: str | None = None
+
+    @property
+    def failed(self) -> tuple[Json, ...]:
+        """The units that were built or proven in vain."""
+        return tuple(engine for engine in self.engines if engine["status"] == "failed")
+
+    def to_json(self) -> Json:
+        """What `enginery build --json` prints."""
+        return {
+            "model": self.model,
+            "version": self.version,
+            "cached": self.cached,
+            "channel": self.channel,
+            "channel_refusal": self.channel_refusal,
+            "report": self.page,
+            "metrics": self.metrics,
+            "engines": list(self.engines),
+        }
+
+
+def check_required(plan: BuildPlan) -> None:
+    """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
+    lines = [f"required unit {unit.name} is refused: {unit.reason}" for unit in plan.refused if unit.required]
+    if lines:
+        raise EngineryError("\n".join([*lines, "nothing was built; change the spec, or take it out of build.required"]))
+
+
+def publish_version(
+    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged], shop: Workshop
+) -> Outcome:
+    """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing."""
+    draft = _draft(spec, exported, plan, judged)
+    published = _publish(spec, draft, judged, plan, shop)
+    metrics = dict(draft.metrics)
+    if published is None:
+        return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics)
+    name = f"{spec.model}@{published.version}"
+    shop.progress.finished(name, "already published" if published.existed else "published")
+    return Outcome(
+        model=spec.model,
+        version=published.version,
+        cached=published.existed and all(item.built.cached for item in judged),
+        engines=_rows(judged, plan, published.manifest.engines),
+        metrics=metrics,
+        channel=spec.publication.channel,
+        channel_refusal=published.channel_refusal,
+        page=_page(published, judged, shop),
+    )
+
+
+def _publish(
+    spec: ModelSpec, draft: Manifest, judged: Sequence[Judged], plan: BuildPlan, shop: Workshop
+) -> Published | None:
+    """None when no engine is fit to be published. Reports are stored only for a version that is new."""
+    approved, others = _sorted_out(judged, plan)
+    if not approved:
+        return None
+    entries = (*(entry for entry, _ in approved), *others)
+    if find_published(shop.store, replace(draft, engines=entries)) is None:
+        remember_requests(plan, [item.built.unit.request for item in judged if item.built.digest], shop)
+        for _, proof in approved:
+            shop.store.put_bytes(canonical_json(proof.report.to_json()))
+    return publish(
+        shop.store,
+        draft,
+        approved,
+        others,
+        channel=spec.publication.channel,
+        wanted_version=spec.version,
+        by=_user(),
+        why="built",
+    )
+
+
+def _sorted_out(
+    judged: Sequence[Judged], plan: BuildPlan
+) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
+    """Engines with their approval, and everything that has none."""
+    approved: list[tuple[EngineEntry, Approved]] = []
+    others = [_refused_entry(unit) for unit in plan.refused]
+    for item in judged:
+        proof = approve(item.report) if item.report else None
+        if proof is None:
+            others.append(_failed_entry(item))
+        else:
+            approved.append((_entry(item, proof.report.digest), proof))
+    return approved, others
+
+
+def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged]) -> Manifest:
+    graphs = _graphs(plan)
+    sources = {"onnx": exported.model.digest, "golden": exported.golden}
+    sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
+    resolved = spec.model_dump(mode="json", exclude={"publication"})
+    provenance = {"spec": digest_of(resolved), **_data_digests(spec), **_scales(graphs)}
+    units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
+    refused = [[unit.name, unit.reason] for unit in plan.refused]
+    content = digest_of(
+        {"spec": resolved, "sources": sources, "inputs": provenance, "units": units, "refused": refused}
+    )
+    return Manifest(
+        model=spec.model,
+        version="",
+        created_at=now(),
+        content=content,
+        spec=resolved,
+        sources=sources,
+        provenance=provenance,
+        toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
+        host=host(),
+        metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
+    )
+
+
+def _graphs(plan: BuildPlan) -> list[Graph]:
+    return list({unit.graph.flavour: unit.graph for unit in plan.units}.values())
+
+
+def _scales(graphs: Sequence[Graph]) -> dict[str, str]:
+    """All int8 graphs of a run come from one calibration."""
+    found = {graph.scales for graph in graphs if graph.scales}
+    return {"scales": found.pop()} if found else {}
+
+
+def _data_digests(spec: ModelSpec) -> dict[str, str]:
+    files = {
+        "source": spec.source.file,
+        "weights": spec.source.weights,
+        "calibration data": spec.calibration.data if spec.calibration else None,
+        "golden data": spec.golden.data if spec.golden else None,
+    }
+    return {name: digest_of_file(spec.file(file)) for name, file in files.items() if file}
+
+
+def _request_fields(request: BuildRequest) -> Json:
+    return {
+        "target": request.target.name,
+        "precision": request.precision,
+        "backend": request.backend,
+        "compute_capability": request.target.compute_capability,
+        "product": request.target.product,
+        "build_key": request.key,
+        "graph": request.model,
+        "scales": request.scales,
+        "options": dict(request.options),
+        "toolchain": dict(request.toolchain),
+        "inputs": request.inputs,
+        "outputs": request.outputs,
+        "profiles": request.profiles,
+    }
+
+
+def _refused_entry(unit: Unit) -> EngineEntry:
+    return EngineEntry(**_request_fields(unit.request), status="refused", reason=unit.reason)
+
+
+def _failed_entry(item: Judged) -> EngineEntry:
+    return EngineEntry(
+        **_request_fields(item.built.unit.request),
+        status="failed",
+        reason=item.reason,
+        checks=_counts(item),
+        notes=(*item.built.unit.graph.notes, *item.built.notes),
+    )
+
+
+def _entry(item: Judged, report: str) -> EngineEntry:
+    built = item.built
+    return EngineEntry(
+        **_request_fields(built.unit.request),
+        status="proven" if item.verdict == "proven" else "unproven",
+        reason=item.reason,
+        digest=built.digest,
+        size_bytes=built.size_bytes,
+        suffix=built.suffix,
+        report=report,
+        checks=_counts(item),
+        notes=(*built.unit.graph.notes, *built.notes),
+    )
+
+
+def _counts(item: Judged) -> dict[str, int]:
+    found = Counter(check.passed for check in item.report.checks) if item.report else Counter[bool]()
+    return {"passed": found[True], "failed": found[False]}
+
+
+def _rows(judged: Sequence[Judged], plan: BuildPlan, published: Sequence[EngineEntry]) -> tuple[Json, ...]:
+    """One row per unit, in the plan's order. The published entries are the truth where there are any."""
+    entries = {entry.unit: entry for entry in published}
+    by_name = {item.built.unit.name: item for item in judged}
+    return tuple(_row(unit, by_name.get(unit.name), entries.get(unit.name)) for unit in plan.units)
+
+
+def _row(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> Json:
+    if entry is None:
+        entry = _failed_entry(item) if item else _refused_entry(unit)
+    failure = item.built.failure if item else None
+    row: Json = {
+        "target": entry.target,
+        "precision": entry.precision,
+        "backend": entry.backend,
+        "digest": entry.digest,
+        "size": entry.size_bytes,
+        "status": entry.status,
+        "reason": entry.reason,
+        "checks": dict(entry.checks),
+        "metrics": dict(item.metrics) if item else {},
+        "cached": bool(item and item.built.cached),
+        "seconds": item.built.seconds if item and not item.built.cached else 0.0,
+        "notes": list(entry.notes),
+    }
+    if failure:
+        row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
+    return row
+
+
+def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str | None:
+    """The version's HTML report, beside its manifest; written once."""
+    from pipeline.registry.keys import page_key
+
+    key = page_key(published.manifest.model, published.version)
+    if shop.store.read(key) is None:
+        from validation.html import render
+
+        reports = [item.report.to_json() for item in judged if item.report]
+        failures = [_failure(item) for item in judged if item.built.failure]
+        page = render({**published.manifest.to_json(), "reports": reports, "failures": failures})
+        attach_page(shop.store, published.manifest, page.encode())
+    return f"{shop.store.uri}/{key}".removeprefix("file://")
+
+
+def _failure(item: Judged) -> dict[str, Any]:
+    failure = item.built.failure
+    return vars(failure) if failure else {}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user on this machine: a container with a bare uid
+        return ""

@@ -1,0 +1,85 @@
+"""Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from builders import backends
+from builders.errors import IntegrityError, StepError
+from builders.types import BuildRequest
+from pipeline.registry.attestations import attest, judged
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.spec import ModelSpec
+from pipeline.steps import CRASHED, prove_engine
+from pipeline.values import Built, Flavour, Graph, Proof, Unit
+from pipeline.verdict import make_report
+from pipeline.workshop import Workshop
+from validation.report import Report
+
+
+@dataclass(frozen=True)
+class Attested:
+    """One engine's result: 'proven', 'failed', or 'unproven' with the reason why it was not run here."""
+
+    entry: EngineEntry
+    verdict: str
+    reason: str
+    report: str | None = None
+
+
+def revalidate(manifest: Manifest, shop: Workshop, target: str | None = None) -> Iterator[Attested]:
+    """Run every engine of a version that can run here, and attach a report to each; say of the others why not.
+
+    Raises IntegrityError when an engine, its graph or its golden set is damaged.
+    """
+    spec = ModelSpec.model_validate(manifest.spec)
+    for entry in judged(shop.store, manifest):
+        if entry.digest is None or (target and entry.target != target):
+            continue
+        backend = backends.configure(entry.backend, dict(entry.options))
+        if reason := backend.runs(entry.hardware):
+            yield Attested(entry, entry.status, entry.reason if entry.status == "proven" else reason)
+        else:
+            report = _prove(manifest, entry, spec, shop)
+            yield Attested(entry, report.verdict, report.reason, attest(shop.store, manifest, report))
+
+
+def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
+    built = _as_built(entry)
+    golden = manifest.sources["golden"]
+    try:
+        proof = prove_engine(built, spec, golden, shop, afresh=True)
+    except StepError as error:
+        if error.kind == "cancelled":
+            raise
+        proof = Proof(({**CRASHED, "note": str(error)},))
+    return make_report(built, golden, [_published_proof(entry, shop), proof], None)
+
+
+def _as_built(entry: EngineEntry) -> Built:
+    """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
+    request = BuildRequest(
+        model=entry.graph or "",
+        precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser
+        target=entry.hardware,
+        backend=entry.backend,
+        inputs=entry.inputs,
+        outputs=entry.outputs,
+        profiles=entry.profiles,
+        options=tuple(sorted(entry.options.items())),
+        toolchain=tuple(sorted(entry.toolchain.items())),
+        scales=entry.scales,
+    )
+    if request.key != entry.build_key:
+        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
+    graph = Graph(Flavour(request.precision), request.model, request.scales)
+    unit = Unit(request, graph, "cached", "published")
+    return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
+
+
+def _published_proof(entry: EngineEntry, shop: Workshop) -> Proof:
+    """The export and quantization joints as they were measured when the version was published."""
+    if entry.report is None:
+        return Proof()
+    report = Report.from_json(json.loads(shop.store.read_blob(entry.report)))
+    return Proof(tuple(check.to_json() for check in report.checks if check.joint in ("export", "quantization")))

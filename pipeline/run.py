@@ -1,0 +1,164 @@
+"""One run from its options: spec, selection, store, executors; the same for the command line and for a Prefect flow."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from builders.errors import UnknownNameError
+from builders.local import LocalExecutor
+from builders.targets import parse_targets
+from builders.types import PRECISIONS, Executor, Job, Precision, Target
+from pipeline.compile import InProcess, compile_model
+from pipeline.plan import Selection
+from pipeline.progress import Progress
+from pipeline.publication import Outcome
+from pipeline.registry.store import open_store
+from pipeline.spec import ModelSpec
+from pipeline.spec_file import load_spec
+from pipeline.workshop import Workshop
+
+DEFAULT_REGISTRY = "./registry"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run was asked for, as text and numbers. targets, precisions, backends: comma-separated; None means all.
+
+    jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
+    """
+
+    registry: str | None = None
+    targets: str | None = None
+    precisions: str | None = None
+    backends: str | None = None
+    executor: Literal["local", "ray"] = "local"
+    jobs: int | None = None
+    ray_address: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A spec with the part of it that is wanted and the workshop to do it in."""
+
+    spec: ModelSpec
+    selection: Selection
+    shop: Workshop
+
+
+@contextmanager
+def opened(spec_path: Path | str, options: RunOptions, progress: Progress) -> Iterator[Run]:
+    """Read the spec, open the store, start the executors; kill what still runs when the run is interrupted.
+
+    Raises SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
+    """
+    spec = load_spec(spec_path)
+    selection = select(spec, options)
+    store = open_store(options.registry or _registry_of(spec), create=True)
+    local = LocalExecutor(options.jobs)
+    with _builder(options, local) as builder, _cancelling(local, builder):
+        yield Run(spec, selection, Workshop(store, local, builder, progress))
+
+
+def compile_from_records(spec_path: Path | str, options: RunOptions) -> Outcome | None:
+    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
+    spec = load_spec(spec_path)
+    store = open_store(options.registry or _registry_of(spec), create=True)
+    try:
+        shop = Workshop(store, OnlyRecords(), OnlyRecords())
+        return compile_model(spec, select(spec, options), shop, InProcess())
+    except NotOnRecord:
+        return None
+
+
+class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do
+    """A step is not on record."""
+
+
+class OnlyRecords:
+    """An executor that runs nothing."""
+
+    def run(self, job: Job) -> NoReturn:
+        """Raise NotOnRecord."""
+        raise NotOnRecord(job.name)
+
+    def cancel(self) -> None:
+        """There is nothing to stop."""
+
+
+def _registry_of(spec: ModelSpec) -> str:
+    """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
+    named = spec.publication.registry
+    if named is None or "://" in named:
+        return named or DEFAULT_REGISTRY
+    return str(spec.file(named))
+
+
+@contextmanager
+def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
+    if options.executor == "local":
+        yield local
+        return
+    from builders.dispatch import RayExecutor
+
+    with RayExecutor(options.ray_address, options.jobs) as executor:
+        yield executor
+
+
+@contextmanager
+def _cancelling(*executors: Executor) -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM first kill the running compilers. Signals belong to the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(_number: int, _frame: object) -> None:
+        for executor in executors:
+            executor.cancel()
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def select(spec: ModelSpec, options: RunOptions) -> Selection:
+    """The part of the spec that the options ask for. Raises UnknownNameError for what the spec does not have."""
+    return Selection(
+        _targets(spec, options.targets),
+        _precisions(spec, options.precisions),
+        _subset("backends", options.backends, tuple(spec.backends)),
+    )
+
+
+def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
+    wanted = {target.name for name in _words(text) for target in parse_targets(name)}
+    found = tuple(target for target in spec.target_list() if target.name in wanted)
+    if wanted and not found:
+        raise UnknownNameError(f"targets {text}: not in the spec, which has {', '.join(spec.targets)}; add them there")
+    return found
+
+
+def _precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
+    words = _subset("precisions", text, spec.precision_list())
+    return tuple(precision for precision in PRECISIONS if precision in words)
+
+
+def _subset(what: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    words = _words(text)
+    for word in words:
+        if word not in known:
+            raise UnknownNameError(f"{what} {word}: not in the spec, which has {', '.join(known)}; add it there")
+    return tuple(words)
+
+
+def _words(text: str | None) -> list[str]:
+    return [word for word in (text or "").replace(",", " ").split() if word]

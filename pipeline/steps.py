@@ -1,0 +1,320 @@
+"""The steps on the driver's side: what each one reads (its key), and the job that does it when the key is new.
+
+Every function here is plain: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from builders import backends
+from builders.digest import digest_of_file
+from builders.errors import DataError, EngineryError, IntegrityError, StepError, UnavailableError
+from builders.types import BuildFailure, BuildRequest, Job, Limits
+from pipeline.source_files import source_files
+from pipeline.spec import ModelSpec, overrides
+from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
+from pipeline.verdict import Judged, make_report, now
+from pipeline.workshop import ROOMS, Workshop, code_of, versions
+
+EXPORT_LIMITS = Limits(timeout_s=3600, memory_mib=65536)
+EXPORT_CODE = (
+    "pipeline.export",
+    "pipeline.onnx_model",
+    "pipeline.canonical",
+    "pipeline.entry_point",
+    "pipeline.torch_source",
+)
+
+
+def export(spec: ModelSpec, shop: Workshop) -> Exported:
+    """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
+
+    Two records, because a new golden value needs no new export; one process, because both need the framework.
+    """
+    model_key = {
+        "source": _source_digests(spec, shop),
+        "shapes": _shapes(spec),
+        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
+        "code": code_of(*EXPORT_CODE),
+    }
+    model = shop.recall("export", model_key)
+    if model and (golden := shop.recall("golden", _golden_key(spec, model_key, model["onnx"]))):
+        shop.progress.finished("export", "cached")
+        return _exported(model, golden)
+    value = shop.run("golden set" if model else "export", _export_job(spec, shop, model))
+    if model is None:
+        model = value["model"]
+        shop.remember("export", model_key, model, [model["onnx"]])
+    golden = value["golden"]
+    shop.remember("golden", _golden_key(spec, model_key, model["onnx"]), golden, [golden["golden"]])
+    return _exported(model, golden)
+
+
+def _exported(model: Json, golden: Json) -> Exported:
+    return Exported(OnnxModel.from_json(model), golden["golden"], Proof.from_json(golden), tuple(golden["notes"]))
+
+
+def _golden_key(spec: ModelSpec, model_key: Json, onnx: str) -> Json:
+    golden = spec.golden
+    return {
+        "source": model_key["source"],
+        "onnx": onnx,
+        "data": digest_of_file(spec.file(golden.data)) if golden else None,
+        "golden": golden.model_dump() if golden else None,
+        "shapes": model_key["shapes"],
+        "limits": dict(overrides(spec, "fp32", "export")),
+        "versions": versions("torch", "onnxruntime", "numpy"),
+        "code": code_of(*EXPORT_CODE, "builders", "validation"),
+    }
+
+
+def _export_job(spec: ModelSpec, shop: Workshop, known: Json | None) -> Job:
+    golden = spec.golden
+    arguments = {
+        "store": shop.store.uri,
+        "request": _export_request(spec),
+        "onnx": known["onnx"] if known else None,
+        "data": str(spec.file(golden.data)) if golden else None,
+        "labels": golden.labels if golden else None,
+        "metric": _metric(spec),
+        "limits": dict(overrides(spec, "fp32", "export")),
+    }
+    return Job("export", "pipeline.jobs:export_model", arguments, EXPORT_LIMITS)
+
+
+def _export_request(spec: ModelSpec) -> Json:
+    source = spec.source
+    return {
+        "kind": source.kind,
+        "root": str(spec.folder),
+        "file": source.file,
+        "function": source.function,
+        "arguments": dict(source.arguments),
+        "weights": source.weights,
+        "opset": source.opset,
+        **_shapes(spec),
+    }
+
+
+def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Graph:
+    """Write the model in one flavour and measure what that cost (the quantization joint)."""
+    model = exported.model
+    if flavour.precision == "fp32" or model.carries_qdq:
+        return Graph(flavour, model.digest, proof=Proof(metrics=exported.proof.metrics))
+    if flavour.precision == "int8" and ranges is None:
+        raise DataError("int8 needs real samples, and the model carries no Q/DQ of its own; add calibration.data")
+    key = {
+        "onnx": model.digest,
+        "flavour": asdict(flavour),
+        "ranges": ranges and ranges["ranges"],
+        "versions": versions("onnx", "onnxruntime", "numpy"),
+        "code": code_of("pipeline.quantization"),
+    }
+
+    def job() -> Job:
+        arguments = {name: key[name] for name in ("onnx", "flavour", "ranges")}
+        return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
+
+    value = shop.once("quantize", f"write {flavour.name}", key, job, lambda value: [value["model"]])
+    scales = ranges["scales"] if ranges and flavour.precision == "int8" else None
+    graph = Graph(flavour, value["model"], scales, tuple(value["notes"]))
+    return Graph(flavour, graph.model, scales, graph.notes, _check_graph(spec, exported, graph, shop))
+
+
+def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | None:
+    """Measure the range of every activation over the calibration samples: 'ranges' (blob) and 'scales' (digest).
+
+    None without calibration data, or when the model carries Q/DQ of its own.
+    """
+    if spec.calibration is None or exported.model.carries_qdq:
+        return None
+    data = spec.file(spec.calibration.data)
+    key: Json = {
+        "onnx": exported.model.digest,
+        "data": digest_of_file(data),
+        "method": spec.calibration.method,
+        "shapes": _shapes(spec),
+        "versions": versions("onnx", "onnxruntime", "numpy"),
+        "code": code_of("pipeline.quantization", "validation"),
+    }
+
+    def job() -> Job:
+        shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
+        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, "data": str(data), **shapes}
+        return Job("calibrate", "pipeline.jobs:calibrate", arguments, EXPORT_LIMITS)
+
+    return shop.once("calibrate", "calibrate", key, job, lambda value: [value["ranges"]])
+
+
+def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:
+    precision = graph.flavour.precision
+    key = {
+        "reference": exported.model.digest,
+        "graph": graph.model,
+        "golden": exported.golden,
+        "precision": precision,
+        "limits": dict(overrides(spec, precision, "quantization")),
+        "metric": _metric(spec),
+        "versions": versions("onnxruntime", "numpy"),
+        "code": code_of(*ROOMS),
+    }
+
+    def job() -> Job:
+        arguments = {name: value for name, value in key.items() if name not in ("versions", "code")}
+        return Job("check graph", "pipeline.jobs:check_graph", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
+
+    return Proof.from_json(shop.once("check-graph", f"check {graph.flavour.name}", key, job, lambda _: []))
+
+
+def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
+    """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
+    if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
+        shop.progress.finished(unit.name, "cached")
+        return Built(unit, **known, cached=True)
+    shop.progress.started(unit.name)
+    try:
+        with shop.progress.watching(unit.name):
+            value = shop.executor.run(_build_job(unit, spec, shop))
+    except (UnavailableError, IntegrityError):
+        raise
+    except EngineryError as error:
+        return Built(unit, failure=_failure(unit, spec, shop, error))
+    shop.progress.finished(unit.name, f"built in {value['seconds']:.1f} s")
+    return Built(unit, **_engine_fields(value))
+
+
+def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
+    kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
+    if kind == "cancelled":
+        raise error
+    shop.progress.finished(unit.name, f"failed: {str(error).splitlines()[0]}")
+    return BuildFailure(unit.name, kind, str(error), log, reproduce(unit, spec))
+
+
+def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
+    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
+    return Job(unit.name, "pipeline.jobs:build_engine", arguments, limits, needs(unit.request))
+
+
+def reproduce(unit: Unit, spec: ModelSpec) -> str:
+    """The command that builds this unit alone."""
+    request = unit.request
+    return (
+        f"enginery build {spec.path} --targets {request.target.name} --precisions {request.precision} "
+        f"--backends {request.backend}"
+    )
+
+
+def needs(request: BuildRequest) -> dict[str, str]:
+    """Node labels that suit a unit: a GPU generation's own nodes, any node for the CPU."""
+    return {} if request.target.is_cpu else {"enginery/sm": request.target.sm}
+
+
+def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
+    """The engine on record for a build key, as fields of `Built`."""
+    value = shop.recall("build", {"build": request.key})
+    return None if value is None else _engine_fields(value)
+
+
+def _engine_fields(value: Json) -> Json:
+    fields = {name: value[name] for name in ("digest", "size_bytes", "suffix", "seconds")}
+    return {**fields, "notes": tuple(value["notes"])}
+
+
+def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
+    """Put a unit's three joints side by side and reach a verdict; an engine that cannot run here stays unproven."""
+    if built.failure:
+        return Judged(built)
+    request = built.unit.request
+    cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
+    proofs = [exported.proof, built.unit.graph.proof]
+    try:
+        proofs += [] if cannot_run else [prove_engine(built, spec, exported.golden, shop)]
+    except StepError as error:
+        if error.kind == "cancelled":
+            raise
+        proofs.append(Proof(({**CRASHED, "note": str(error)},)))
+    judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
+    shop.progress.finished(f"verdict on {built.unit.name}", f"{judged.verdict}: {judged.reason}")
+    return judged
+
+
+CRASHED = {
+    "joint": "engine",
+    "name": "runs",
+    "output": "",
+    "case": "all",
+    "value": None,
+    "limit": None,
+    "passed": False,
+}
+
+
+def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
+    """Run an engine against the graph it was built from. afresh: also when the same proof is on record."""
+    request = built.unit.request
+    arguments = {
+        "engine": built.digest,
+        "golden": golden,
+        "limits": dict(overrides(spec, request.precision, "engine")),
+        "metric": _metric(spec),
+    }
+    key = {
+        **arguments,
+        "request": request.key,
+        "machine": platform.machine(),
+        "versions": versions("onnxruntime", "numpy"),
+        "code": code_of("builders", "validation"),
+        **({"at": now()} if afresh else {}),
+    }
+
+    def job() -> Job:
+        limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+        known = {"store": shop.store.uri, "request": request.to_json(), "suffix": built.suffix}
+        return Job(
+            f"prove {built.unit.name}", "pipeline.jobs:check_engine", {**known, **arguments}, limits, needs(request)
+        )
+
+    return Proof.from_json(shop.once("check-engine", f"prove {built.unit.name}", key, job, lambda _: []))
+
+
+def _metric(spec: ModelSpec) -> Json | None:
+    return spec.golden.metric.model_dump() if spec.golden and spec.golden.metric else None
+
+
+def _shapes(spec: ModelSpec) -> Json:
+    return {
+        "inputs": [asdict(tensor) for tensor in spec.tensors()],
+        "outputs": list(spec.outputs) if spec.outputs else None,
+        "dims": [asdict(dim) for dim in spec.named_dims()],
+    }
+
+
+def _source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
+    """Content of everything the export reads: the entry point with its local imports, weights, external data."""
+    source = spec.source
+    files = [spec.file(source.file)]
+    if source.kind == "torch":
+        files = list(source_files(spec.folder, files[0]))
+    if source.kind == "onnx":
+        files += [files[0].parent / name for name in _external_data(spec, shop)]
+    if source.weights:
+        files.append(spec.file(source.weights))
+    names = {str(file.resolve().relative_to(spec.folder)): digest_of_file(file) for file in files if file.is_file()}
+    return {"spec": source.model_dump(), "files": names}
+
+
+def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
+    """Names of an ONNX source's external data files, remembered by the model file's content."""
+    path = spec.file(spec.source.file)
+    key = {"onnx": digest_of_file(path)}
+    if (known := shop.recall("external-data", key)) is None:
+        from pipeline.onnx_model import external_files
+
+        known = {"files": [str(item.relative_to(path.parent)) for item in external_files(path, spec.folder)]}
+        shop.remember("external-data", key, known, [])
+    names: list[str] = known["files"]
+    return names

@@ -1,0 +1,133 @@
+"""The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from builders.types import BuildFailure, BuildRequest, Precision, QuantizationScheme, TensorSpec, tensor_from_json
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """The exported model. digest: the canonical ONNX file.  carries_qdq: it was quantized by its author (QAT)."""
+
+    digest: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    opset: int
+    carries_qdq: bool
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "OnnxModel":
+        """Read the value of an export step."""
+        return cls(
+            data["onnx"],
+            tuple(tensor_from_json(item) for item in data["inputs"]),
+            tuple(tensor_from_json(item) for item in data["outputs"]),
+            data["opset"],
+            data["carries_qdq"],
+        )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was measured at one joint. checks: `validation.report.Check` as JSON.  metrics: task metrics by name."""
+
+    checks: tuple[Json, ...] = ()
+    metrics: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Proof":
+        """Read the value of a checking step."""
+        return cls(tuple(data["checks"]), tuple(sorted(data["metrics"].items())))
+
+    @property
+    def failed(self) -> tuple[Json, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check["passed"])
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people."""
+
+    model: OnnxModel
+    golden: str
+    proof: Proof
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """One way to write the model for a precision: `scheme` matters to int8 only."""
+
+    precision: Precision
+    scheme: QuantizationScheme | None = None
+
+    @property
+    def name(self) -> str:
+        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'."""
+        if self.scheme is None:
+            return self.precision
+        return f"{self.precision} ({self.scheme.activation} activations, {self.scheme.float_precision} elsewhere)"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The model in one flavour. model: digest of the ONNX file.  scales: digest of the calibrated ranges behind it."""
+
+    flavour: Flavour
+    model: str
+    scales: str | None = None
+    notes: tuple[str, ...] = ()
+    proof: Proof = Proof()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One engine of the plan. action: 'build', 'cached' or 'refused'; reason: why, in words for a person."""
+
+    request: BuildRequest
+    graph: Graph
+    action: str
+    reason: str
+    required: bool = False
+
+    @property
+    def name(self) -> str:
+        """'sm_89 int8 tensorrt-rtx'."""
+        return self.request.unit
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Every unit, in the order of the spec."""
+
+    model: str
+    units: tuple[Unit, ...]
+
+    @property
+    def wanted(self) -> tuple[Unit, ...]:
+        """The units that end in an engine."""
+        return tuple(unit for unit in self.units if unit.action != "refused")
+
+    @property
+    def refused(self) -> tuple[Unit, ...]:
+        """The units that do not."""
+        return tuple(unit for unit in self.units if unit.action == "refused")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A unit with its engine in the store, or with the failure that took its place."""
+
+    unit: Unit
+    digest: str | None = None
+    size_bytes: int = 0
+    suffix: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cached: bool = False
+    failure: BuildFailure | None = None

@@ -1,0 +1,68 @@
+"""The report on one unit: the checks of its three joints, the verdict, and what it was reached with."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pipeline.values import Built, Proof
+from validation.report import Check, Report, judge
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A unit at the end of its way: with a report, or with the failure of its build."""
+
+    built: Built
+    report: Report | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """'proven', 'unproven' or 'failed'."""
+        return self.report.verdict if self.report else "failed"
+
+    @property
+    def reason(self) -> str:
+        """What stands behind the verdict."""
+        if self.report:
+            return self.report.reason
+        return self.built.failure.reason if self.built.failure else "it was not built"
+
+
+def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None) -> Report:
+    """Judge all checks together. cannot_run: why the engine could not be run on this machine, None when it was run."""
+    checks = tuple(Check.from_json(check) for proof in proofs for check in proof.checks)
+    verdict, reason = judge(checks, cannot_run)
+    request = built.unit.request
+    return Report(
+        unit=request.unit,
+        target=request.target.name,
+        precision=request.precision,
+        backend=request.backend,
+        engine=built.digest,
+        golden=golden,
+        checks=checks,
+        verdict=verdict,
+        reason=reason,
+        created_at=now(),
+        host=host(),
+        versions=dict(request.toolchain),
+    )
+
+
+def now() -> str:
+    """The time, ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def host() -> dict[str, str]:
+    """The machine that did the work."""
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count()),
+        "python": platform.python_version(),
+    }

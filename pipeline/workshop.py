@@ -1,0 +1,85 @@
+"""What the steps of one run share: the artifact store, the executors, the progress display, the memory of past work.
+
+A step is keyed by the content of everything it reads: files, spec values, versions of the libraries that do the work
+and the code of the rooms that do it. A key that is on record is answered from the record, so that a run with nothing
+to do imports nothing heavy.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from builders.digest import digest_of, digest_of_bytes
+from builders.types import Executor, Job
+from pipeline.progress import Progress, Silent
+from pipeline.registry.records import recall, remember
+from pipeline.registry.store import Store
+
+# Cheap steps run again when the code that does them changes; an engine does not (its key has the backend's revision).
+ROOMS = ("builders", "validation", "pipeline.quantization")
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """The surroundings of a run. `local` runs what needs the spec's files, `executor` builds and proves engines."""
+
+    store: Store
+    local: Executor
+    executor: Executor
+    progress: Progress = field(default_factory=Silent)
+
+    def recall(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The value on record for a step's key; None when the step must run."""
+        return recall(self.store, kind, digest_of(key))
+
+    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+        """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""
+        remember(self.store, kind, digest_of(key), dict(value), blobs)
+
+    def once(
+        self, kind: str, name: str, key: Mapping[str, Any], job: Callable[[], Job], blobs: Callable[[Any], list[str]]
+    ) -> dict[str, Any]:
+        """Answer from the record, or run the job in a process of its own and put its value on record."""
+        if (known := self.recall(kind, key)) is not None:
+            self.progress.finished(name, "cached")
+            return known
+        value: dict[str, Any] = self.run(name, job())
+        self.remember(kind, key, value, blobs(value))
+        return value
+
+    def run(self, name: str, job: Job) -> Any:
+        """Run a job on this host, and show that it runs."""
+        self.progress.started(name)
+        with self.progress.watching(name):
+            value = self.local.run(job)
+        self.progress.finished(name, "done")
+        return value
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Installed versions, read afresh; 'absent' for what is not installed."""
+    return {name: _version(name) for name in distributions}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+@cache
+def code_of(*modules: str) -> str:
+    """Digest of the source of modules and whole packages, found without importing them."""
+    files: list[Path] = []
+    for name in modules:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(name)
+        origin = Path(found.origin)
+        files += sorted(origin.parent.glob("*.py")) if origin.name == "__init__.py" else [origin]
+    return digest_of([[file.name, digest_of_bytes(file.read_bytes())] for file in files])

@@ -1,0 +1,110 @@
+"""A small project on disk (an ONNX model, real-shaped data, a spec), and the command line called in this process."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import numpy_helper
+
+from pipeline import cli
+
+SPEC: dict[str, Any] = {
+    "model": "tiny",
+    "source": {"onnx": "tiny.onnx"},
+    "inputs": {"x": {"dtype": "float32", "shape": ["batch", 8]}},
+    "outputs": ["logits"],
+    "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+    "precisions": ["fp32", "int8"],
+    "targets": ["cpu", "sm_75", "sm_89"],
+    "calibration": {"data": "calibration.npz"},
+    "golden": {
+        "data": "golden.npz",
+        "labels": "label",
+        "metric": {"name": "accuracy", "output": "logits", "floor": 0.9},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Project:
+    """A folder with a spec, and a registry beside it."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str] | None = None) -> None:
+        self.folder = folder
+        self.spec = folder / "tiny.yaml"
+        self.registry = folder.parent / "registry"
+        self._capture = capture
+
+    def run(self, *words: object) -> Result:
+        """Call the command line; `--registry` is added."""
+        assert self._capture is not None
+        self._capture.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*map(str, words), "--registry", str(self.registry)])
+        captured = self._capture.readouterr()
+        return Result(int(ended.value.code or 0), captured.out, captured.err)
+
+    def build(self, *words: object) -> Result:
+        return self.run("build", self.spec, "--json", *words)
+
+    def change_spec(self, **parts: Any) -> None:
+        """Replace top-level keys; None removes one."""
+        spec = {**yaml.safe_load(self.spec.read_text()), **parts}
+        self.spec.write_text(yaml.safe_dump({key: value for key, value in spec.items() if value is not None}))
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    drawn = {"w1": rng.normal(size=(8, 16)), "b1": rng.normal(size=16), "w2": rng.normal(size=(16, 10))}
+    return {name: value.astype(np.float32) for name, value in drawn.items()}
+
+
+def write_model(path: Path, values: dict[str, np.ndarray]) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        tiny (float[batch, 8] x) => (float[batch, 10] logits) {
+            hidden = MatMul(x, w1)
+            biased = Add(hidden, b1)
+            active = Relu(biased)
+            logits = MatMul(active, w2)
+        }
+        """
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    onnx.save(model, path)
+
+
+def answers(values: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ values["w1"] + values["b1"], 0) @ values["w2"]
+
+
+def write_data(folder: Path, seed: int = 1) -> None:
+    rng = np.random.default_rng(seed)
+    golden = rng.normal(size=(24, 8)).astype(np.float32)
+    np.savez(folder / "calibration.npz", x=rng.normal(size=(64, 8)).astype(np.float32))
+    np.savez(folder / "golden.npz", x=golden, label=answers(weights(), golden).argmax(-1))
+
+
+def write_project(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    write_model(folder / "tiny.onnx", weights())
+    write_data(folder)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC, sort_keys=False))

@@ -1,0 +1,101 @@
+"""The command line: help that is quick, exit codes, errors without tracebacks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import COMMANDS
+from tests.pipeline.projects import Project
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "pipeline.cli", *map(str, words)], capture_output=True, text=True)
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom pipeline.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'onnx', 'ray', 'prefect', 'numpy', 'pydantic', 'yaml', 'rich', 'boto3'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "wanted"),
+    [
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["build"], 2, "Missing argument"),
+        (["build", "gone.yaml"], 2, "gone.yaml: no such file"),
+        (["show", "digits", "--registry", "gone"], 3, "gone"),
+        (["list", "--registry", "s3://bucket/prefix"], 3, "s3://"),
+    ],
+)
+def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str], code: int, wanted: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert wanted in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_and_backends_answer_in_json(project: Project) -> None:
+    findings = {item["subject"]: item for item in project.run("doctor", "--json").json["findings"]}
+    assert findings["onnxruntime"]["state"] == "ok"
+    assert findings["tensorrt"]["state"] == "missing"
+    assert "pip install" in findings["tensorrt"]["detail"]
+
+
+def test_backends_say_what_they_build(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from pipeline.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["backends", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
+    assert rows["tensorrt-rtx"]["builds"]["sm_75"] == ["fp16", "int8"]
+    assert "sm_90" not in rows["tensorrt-rtx"]["builds"]
+    assert rows["onnxruntime"]["builds"] == {"cpu": ["fp32", "fp16", "int8"]}
+
+
+def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
+    line = f"{sys.executable} -m pipeline.cli show tiny --json --registry {built.registry} | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
+    done = project.build("--precisions", "bf16")
+    assert done.code == 2
+    assert "bf16" in done.err
+    assert "fp32, int8" in done.err
+
+
+def test_a_file_in_the_registrys_place_is_refused(project: Project) -> None:
+    project.registry.write_text("not a folder")
+    done = project.build()
+    assert done.code == 2
+    assert str(project.registry) in done.err
+
+
+def test_a_plan_builds_nothing(project: Project) -> None:
+    units = project.run("plan", project.spec, "--json").json["units"]
+    assert {unit["action"] for unit in units} == {"build", "refused"}
+    assert not (project.registry / "models").exists()
+    assert not (project.registry / "records" / "build").exists()

@@ -1,0 +1,92 @@
+"""Killing a run at any moment loses nothing: the same command again finishes, and what was finished stays finished."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pipeline.projects import Project
+
+DONE = re.compile(r"] (?!verdict)(.+?): (?:done|built in .*)$", re.MULTILINE)
+CACHED = re.compile(r"] (.+?): cached$", re.MULTILINE)
+
+
+def start(project: Project) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry]
+    return subprocess.Popen(
+        [*map(str, command), "--jobs", "1"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def interrupt(process: subprocess.Popen[str], at: str, number: signal.Signals) -> str:
+    """Send a signal when a line holds `at`; all that was printed until the end."""
+    assert process.stderr is not None
+    seen = ""
+    with process.stderr as lines:
+        for line in lines:
+            seen += line
+            if at in line:
+                process.send_signal(number)
+                break
+        return seen + lines.read()
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("at", ["export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu"])
+def test_a_killed_run_is_finished_by_the_same_command(project: Project, at: str) -> None:
+    process = start(project)
+    seen = interrupt(process, at, signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    assert project.run("list", "--json").json == [], "no half version"
+    again = project.build()
+    assert again.code == 0, again.err
+    finished = set(DONE.findall(seen))
+    assert finished <= set(CACHED.findall(again.err)), "what was finished is not done again"
+    assert project.run("verify", "--json").code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_the_compilers_and_says_what_is_kept(project: Project, number: signal.Signals) -> None:
+    process = start(project)
+    seen = interrupt(process, "sm_89 fp32", number)
+    assert process.wait(30) == 130
+    assert "what was finished is kept" in seen
+    assert "Traceback" not in seen
+    assert project.build().code == 0
+
+
+def test_a_killed_run_leaves_no_process_behind(project: Project) -> None:
+    process = start(project)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "calibrate ..." in line:
+            break
+    family = children(process)
+    process.kill()
+    process.communicate()
+    _gone, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
+    """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
+    code = (
+        "import resource, signal, sys\nfrom pipeline.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "build", project.spec, "--registry", project.registry]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode in (1, 3), done.stderr
+    assert "Traceback" not in done.stderr
+    assert project.run("list", "--json").json == []
+    assert project.build().code == 0
+    assert project.run("verify", "--json").code == 0

@@ -1,0 +1,237 @@
+"""The main job on a small ONNX model: what is published, and exactly what a change makes anew."""
+
+import importlib.metadata
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.pipeline.projects import Project, weights, write_model
+
+
+def units(outcome: Any, key: str) -> dict[str, Any]:
+    return {f"{e['target']} {e['precision']}": e[key] for e in outcome["engines"]}
+
+
+def rebuilt(outcome: Any) -> set[str]:
+    """Units whose engine was built in this run."""
+    return {name for name, seconds in units(outcome, "seconds").items() if seconds > 0}
+
+
+def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> None:
+    outcome = built.build().json
+    assert units(outcome, "status") == {
+        "cpu fp32": "proven",
+        "cpu int8": "proven",
+        "sm_75 fp32": "refused",
+        "sm_75 int8": "unproven",
+        "sm_89 fp32": "unproven",
+        "sm_89 int8": "unproven",
+    }
+    assert "use fp16" in units(outcome, "reason")["sm_75 fp32"]
+    assert outcome["version"] == "1"
+    for engine in outcome["engines"]:
+        wanted = {"target", "precision", "backend", "digest", "size", "status", "reason", "checks"}
+        assert wanted <= engine.keys()
+    assert outcome["metrics"]["fp32"]["accuracy"] == 1.0
+
+
+def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(built: Project) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "pipeline.cli", "build", built.spec, "--registry", built.registry, "--json"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    outcome = json.loads(done.stdout)
+    assert outcome["cached"] is True
+    assert outcome["version"] == "1"
+    assert sum(after[:2]) - sum(before[:2]) < 3
+    assert [item["version"] for item in built.run("list", "tiny", "--json").json] == ["1"]
+    assert built.run("verify", "--json").code == 0
+
+
+def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
+    code = (
+        "import sys\nfrom pipeline.cli import main\n"
+        f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--json'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy')"
+        " if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
+    changed = weights()
+    changed["w1"][0, 0] += 0.25
+    write_model(built.folder / "tiny.onnx", changed)
+    outcome = built.build().json
+    assert outcome["version"] == "2"
+    assert rebuilt(outcome) == {"cpu fp32", "cpu int8", "sm_75 int8", "sm_89 fp32", "sm_89 int8"}
+
+
+def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> None:
+    data = dict(np.load(built.folder / "calibration.npz"))
+    data["x"][3] *= 10
+    np.savez(built.folder / "calibration.npz", **data)
+    outcome = built.build().json
+    assert outcome["version"] == "2"
+    assert rebuilt(outcome) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+
+
+def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
+    data = dict(np.load(built.folder / "golden.npz"))
+    data["x"][0, 0] += 0.001
+    np.savez(built.folder / "golden.npz", **data)
+    done = built.build()
+    assert rebuilt(done.json) == set()
+    assert done.json["version"] == "2"
+    assert done.json["cached"] is False
+    assert "prove cpu int8 onnxruntime: done" in done.err
+    assert "calibrate: cached" in done.err
+
+
+def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def upgraded(name: str) -> str:
+        return "99.0" if name.replace("_", "-") == "tensorrt-rtx" else real(name)
+
+    monkeypatch.setattr("builders.tensorrt.version", upgraded)
+    plan = {f"{u['target']} {u['precision']}": u for u in built.run("plan", built.spec, "--json").json["units"]}
+    assert {name for name, unit in plan.items() if unit["action"] == "build"} == {
+        "sm_75 int8",
+        "sm_89 fp32",
+        "sm_89 int8",
+    }
+    assert "99.0" in plan["sm_89 int8"]["reason"]
+    assert plan["cpu int8"]["action"] == "cached"
+
+
+def test_an_option_of_one_backend_rebuilds_its_engines_alone_and_says_so(built: Project) -> None:
+    built.change_spec(backends={"onnxruntime": {"intra_op_threads": 1}, "tensorrt-rtx": {}})
+    plan = built.run("plan", built.spec, "--json").json["units"]
+    assert {u["target"] for u in plan if u["action"] == "build"} == {"cpu"}
+    assert "intra_op_threads: 0 -> 1" in next(u["reason"] for u in plan if u["action"] == "build")
+
+
+def test_a_lost_engine_is_built_again(built: Project) -> None:
+    lost = units(built.build().json, "digest")["cpu int8"]
+    (built.registry / "blobs" / "sha256" / lost[:2] / lost).unlink()
+    outcome = built.build().json
+    assert rebuilt(outcome) == {"cpu int8"}
+    assert built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").code == 0
+
+
+def test_going_back_to_an_older_model_finds_its_version(built: Project) -> None:
+    original = (built.folder / "tiny.onnx").read_bytes()
+    write_model(built.folder / "tiny.onnx", weights(seed=5))
+    built.change_spec(golden={"data": "golden.npz", "labels": "label"})
+    assert built.build("--targets", "cpu").json["version"] == "2"
+    (built.folder / "tiny.onnx").write_bytes(original)
+    built.change_spec(golden=yaml_golden())
+    outcome = built.build().json
+    assert (outcome["version"], outcome["cached"]) == ("1", True)
+
+
+def yaml_golden() -> Any:
+    from tests.pipeline.projects import SPEC
+
+    return SPEC["golden"]
+
+
+def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project: Project) -> None:
+    project.change_spec(build={"required": ["sm_75 fp32"]})
+    done = project.build()
+    assert done.code == 1
+    assert "required unit sm_75 fp32 tensorrt-rtx is refused" in done.err
+    assert not (project.registry / "models").exists()
+
+
+def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(project: Project) -> None:
+    data = dict(np.load(project.folder / "golden.npz"))
+    np.savez(project.folder / "golden.npz", x=data["x"], label=(data["label"] + 1) % 10)
+    done = project.build("--targets", "cpu")
+    assert done.code == 1
+    assert done.json["version"] is None
+    assert {engine["status"] for engine in done.json["engines"]} == {"failed"}
+    assert "accuracy" in done.json["engines"][0]["reason"]
+    assert project.run("list", "--json").json == []
+
+
+def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:
+    built.change_spec(validation={"limits": {"int8": {"engine": {"max_abs": 0.0}}}})
+    done = built.build()
+    assert done.code == 1
+    status = units(done.json, "status")
+    assert status["cpu int8"] == "failed"
+    assert status["cpu fp32"] == "proven"
+    refused = built.run("pull", f"tiny@{done.json['version']}", "--target", "cpu", "--precision", "int8")
+    assert refused.code == 2
+    assert "failed" in refused.err
+
+
+def test_a_model_that_carries_qdq_passes_through_and_has_no_other_precision(built: Project, project: Project) -> None:
+    quantized = next(u for u in built.run("plan", built.spec, "--json").json["units"] if u["precision"] == "int8")
+    blob = quantized["request"]["model"]
+    model = (built.registry / "blobs" / "sha256" / blob[:2] / blob).read_bytes()
+    (project.folder / "tiny.onnx").write_bytes(model)
+    project.change_spec(calibration=None, targets=["cpu"])
+    outcome = project.build().json
+    assert units(outcome, "status") == {"cpu fp32": "refused", "cpu int8": "proven"}
+    assert "Q/DQ of its own" in units(outcome, "reason")["cpu fp32"]
+
+
+def test_int8_without_calibration_data_is_an_error_with_the_remedy(project: Project) -> None:
+    project.change_spec(calibration=None)
+    done = project.build()
+    assert done.code == 2
+    assert "add calibration.data" in done.err
+
+
+def test_external_data_is_part_of_the_key(built: Project, project: Project) -> None:
+    model = onnx.load(project.folder / "tiny.onnx")
+    onnx.save(model, project.folder / "tiny.onnx", save_as_external_data=True, location="tiny.bin", size_threshold=0)
+    project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
+    assert project.build().json["cached"] is False
+    assert project.build().json["cached"] is True
+    raw = bytearray((project.folder / "tiny.bin").read_bytes())
+    raw[3] ^= 0x01
+    (project.folder / "tiny.bin").write_bytes(raw)
+    assert rebuilt(project.build().json) == {"cpu fp32"}
+
+
+def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
+    import onnxruntime as ort
+
+    pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
+    session = ort.InferenceSession(pulled["path"], providers=["CPUExecutionProvider"])
+    data = np.load(built.folder / "golden.npz")
+    (logits,) = session.run(None, {"x": data["x"][:8]})
+    assert (logits.argmax(-1) == data["label"][:8]).mean() >= 0.75
+    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
+    assert beside["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["batch", 8]}
+    assert beside["profiles"][0]["inputs"][0] == ["x", [1, 8], [4, 8], [8, 8]]
+
+
+def test_engines_prove_again_on_demand(built: Project) -> None:
+    done = built.run("validate", "tiny", "--json")
+    assert done.code == 0
+    status = {f"{e['target']} {e['precision']}": e["status"] for e in done.json["engines"]}
+    assert status["cpu int8"] == "proven"
+    assert status["sm_89 fp32"] == "unproven"
+
+
+def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None:
+    model = onnx.load(built.folder / "tiny.onnx")
+    names = [item.name for item in model.graph.initializer]
+    arrays = {name: numpy_helper.to_array(item) for name, item in zip(names, model.graph.initializer, strict=True)}
+    write_model(built.folder / "tiny.onnx", dict(reversed(arrays.items())))
+    assert rebuilt(built.build().json) == set()

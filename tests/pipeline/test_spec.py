@@ -1,0 +1,171 @@
+"""Specs: what a good one gives, and one line per mistake in a bad one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders.errors import SpecError
+from pipeline.spec import ModelSpec
+from pipeline.spec_file import load_spec
+from tests.pipeline.projects import SPEC, Project
+
+
+def mistakes(project: Project, **parts: Any) -> list[str]:
+    """The lines that a changed spec gives."""
+    project.change_spec(**parts)
+    with pytest.raises(SpecError) as caught:
+        load_spec(project.spec)
+    return list(caught.value.lines)
+
+
+def test_a_good_spec_is_read_with_its_groups_resolved(project: Project) -> None:
+    project.change_spec(targets=["ampere", "l4", "cpu", "sm_80"], precisions=["int8", "fp32"])
+    spec = load_spec(project.spec)
+    assert [target.name for target in spec.target_list()] == ["sm_80", "sm_86", "l4", "cpu"]
+    assert spec.precision_list() == ("fp32", "int8")
+    assert spec.named_dims()[0].buckets() == ((1, 4, 8),)
+
+
+def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> None:
+    project.change_spec(dims={"batch": {"min": 1, "buckets": [2, 8]}})
+    (dim,) = load_spec(project.spec).named_dims()
+    assert dim.buckets() == ((1, 2, 2), (3, 8, 8))
+    assert dim.test_sizes() == (1, 2, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ({"modle": "x"}, "modle: unknown key; did you mean 'model'?"),
+        ({"source": {"onnx": "tiny.onnx", "weigths": "w"}}, "source.weigths: unknown key; did you mean 'weights'?"),
+        ({"model": "Bad Name"}, "model: model name 'Bad Name': use"),
+        ({"model": None}, "model: is missing; add it"),
+        ({"precisions": ["fp31"]}, "precisions.0: 'fp31' is not known; did you mean 'fp32'?"),
+        ({"precisions": "fp32"}, "precisions: 'fp32': input should be a valid"),
+        ({"targets": ["sm_98"]}, "targets.0: target 'sm_98' is not known; did you mean 'sm_"),
+        ({"backends": {"tensort": {}}}, "backends: backend 'tensort' is not known; did you mean 'tensorrt'?"),
+        ({"backends": {"onnxruntime": {"threads": 1}}}, "backends: backends.onnxruntime.threads: no such option"),
+        ({"dims": {}}, "inputs name dim 'batch', which dims does not define; add dims.batch.max"),
+        ({"dims": {"batch": {"min": 1}}}, "dims.batch: has no max; compilers need one; add max, or buckets"),
+        ({"dims": {"batch": {"min": 9, "max": 8}}}, "dims.batch: needs min <= opt <= max, found 9, 8, 8"),
+        ({"dims": {"batch": {"buckets": [4, 2]}}}, "dims.batch: buckets must rise from min=1, found [4, 2]"),
+        ({"dims": {"batch": {"max": 8}, "seq": {"max": 2}}}, "dims.seq is used by no input; remove it"),
+        ({"source": {"onnx": "../tiny.onnx"}}, "source.onnx: '../tiny.onnx': must be a relative path inside"),
+        ({"source": {"onnx": "/etc/passwd"}}, "source.onnx: '/etc/passwd': must be a relative path inside"),
+        ({"source": {"onnx": "gone.onnx"}}, "source.onnx: 'gone.onnx' does not exist in"),
+        ({"source": {"torch": "model.py"}}, "source.torch: 'model.py': must look like 'model.py:build'"),
+        ({"source": {"torch": "m.py:b", "onnx": "tiny.onnx"}}, "source: needs exactly one of torch, pt2, onnx; found"),
+        ({"inputs": {"x": {"dtype": "float33", "shape": [1]}}}, "inputs.x.dtype: 'float33' is not known; did you mean"),
+        ({"inputs": {"x": {"shape": [0, 8]}}}, "inputs.x.shape.0: 0: "),
+        (
+            {"golden": {"data": "golden.npz", "metric": {"output": "logits", "floor": 0.9}}},
+            "metric accuracy needs labels",
+        ),
+        (
+            {"validation": {"limits": {"int8": {"engin": {}}}}},
+            "validation.limits.int8.engin: unknown key; did you mean",
+        ),
+        ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: input should be greater than 0"),
+        ({"build": {"required": ["sm_98 int8"]}}, "build.required.0: 'sm_98 int8': target 'sm_98' is not known"),
+        ({"publication": {"channel": "no/slash"}}, "publication.channel: channel name 'no/slash'"),
+    ],
+)
+def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, parts: Any, wanted: str) -> None:
+    lines = mistakes(project, **parts)
+    assert any(wanted in line for line in lines), lines
+    assert all(line.startswith(f"{project.spec}:") for line in lines)
+
+
+def test_several_mistakes_come_together_with_their_line_numbers(project: Project) -> None:
+    lines = mistakes(project, modle="x", precisions=["fp31"], inputs={"x": {"shape": ["batch", 8], "dtyp": "float32"}})
+    assert len(lines) == 3
+    text = project.spec.read_text().splitlines()
+    for line in lines:
+        number = int(line.removeprefix(f"{project.spec}:").split(":")[0])
+        assert any(word in text[number - 1] for word in ("modle", "fp31", "dtyp"))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "holds nothing"),
+        ("- a\n- b\n", "holds a list"),
+        ("just words\n", "holds a single value"),
+        ("model: [1, 2\n", "is not YAML"),
+        ("model: !!python/object/apply:os.system [true]\n", "is not plain YAML"),
+        ("model: a\nmodel: b\n", "key 'model' is given twice"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8)),
+            "aliases expand",
+        ),
+        ("a: &a [*a]\n", "aliases expand"),
+        ("model: \x00\n", "is not YAML"),
+    ],
+)
+def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert len(caught.value.lines) == 1
+    assert wanted in caught.value.lines[0]
+
+
+def test_files_that_cannot_be_specs(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "huge").write_bytes(b"#" * (2 << 20))
+    for name, wanted in {"gone": "no such file", ".": "is a folder", "binary": "UTF-8", "huge": "larger than"}.items():
+        with pytest.raises(SpecError, match=wanted):
+            load_spec(tmp_path / name)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused(project: Project, tmp_path: Path) -> None:
+    (project.folder / "tiny.onnx").rename(tmp_path / "elsewhere.onnx")
+    (project.folder / "tiny.onnx").symlink_to(tmp_path / "elsewhere.onnx")
+    assert "leads outside the spec's folder" in mistakes(project)[0]
+
+
+def test_the_starter_spec_is_a_good_one(tmp_path: Path, project: Project) -> None:
+    path = project.folder / "model.yaml"
+    assert project_init(path) == 0
+    for name in ("model.py", "weights.safetensors"):
+        (project.folder / name).touch()
+    assert load_spec(path).model == "my-model"
+    assert project_init(path) == 2, "an existing file is not overwritten"
+
+
+def project_init(path: Path) -> int:
+    from pipeline.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["init", str(path)])
+    return int(ended.value.code or 0)
+
+
+def test_the_schema_accepts_good_specs_and_knows_every_key() -> None:
+    schema = ModelSpec.model_json_schema()
+    assert set(schema["properties"]) == set(ModelSpec.model_fields)
+    assert schema["additionalProperties"] is False
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SPEC, "x", "min"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*SPEC, "junk"]), values, max_size=6))
+def test_whatever_yaml_holds_the_answer_is_a_spec_or_lines(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    path = tmp_path_factory.mktemp("any") / "spec.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, **data}))
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert all(line.startswith(str(path)) for line in caught.value.lines)
