@@ -12,13 +12,13 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.process import error_from_json, error_to_json, run_job
-from builders.types import Job, Limits
+from builders.types import Job, Limits, nothing
 from builders.workdir import workdir
 
 _POLL_S = 0.1
@@ -63,8 +63,8 @@ class RayExecutor:
                 ray.shutdown()
             self._connected = self._mine = False
 
-    def run(self, job: Job) -> Any:
-        """Run the job on a node that has its labels, else on any.
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> Any:
+        """Run the job on a node that has its labels, else on any. `started` is called when Ray has got the job.
 
         Errors are `run_job`'s; also StepError 'crash' when its worker or node is lost, and UnavailableError when the
         cluster cannot be reached.
@@ -74,6 +74,7 @@ class RayExecutor:
             self._refuse_when_cancelled(job)
         try:
             self._refuse_when_cancelled(job)
+            started()
             return _value(self._wait(job, _submit(job)))
         finally:
             if self._slots:

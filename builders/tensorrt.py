@@ -36,7 +36,8 @@ class _TensorRT:
     """What both flavours share.
 
     workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
-    tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on; TensorRT's default.
+    tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on. TensorRT's default;
+    off here, because an fp32 engine is proven against fp32 limits.
     """
 
     name: ClassVar[str]
@@ -46,7 +47,7 @@ class _TensorRT:
     install: ClassVar[str]
 
     workspace_mib: int = 0
-    tf32: bool = True
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.workspace_mib < 0:
@@ -104,7 +105,9 @@ class _TensorRT:
         if any(gpu.compute_capability == target.compute_capability for gpu in found):
             return None
         here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in found)
-        return f"this machine has no {target.sm} GPU; it has {here or 'none'}"
+        return (
+            f"no {target.sm} GPU on this machine, which has {here}" if here else f"no {target.sm} GPU on this machine"
+        )
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine on the first GPU that fits. Raises EngineryError when none does. Never run on a GPU."""

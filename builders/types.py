@@ -3,7 +3,7 @@
 Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -273,11 +273,15 @@ class Job:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
+def nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
-    def run(self, job: Job) -> Any:
-        """Return the function's JSON result.
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> Any:
+        """Return the function's JSON result. `started` is called when the job leaves the queue.
 
         Raises StepError (kind: error, crash, timeout, memory, cancelled), or what the function raised of EngineryError.
         """

@@ -33,9 +33,7 @@ def run(*words: object, capture: bool = False) -> str:
 def classify(engine: Path) -> float:
     """Accuracy of the pulled engine on digits that neither training, calibration nor golden set has seen."""
     held_out = np.load(HERE / "digits" / "held_out.npz", allow_pickle=False)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # it is optimised already
-    session = ort.InferenceSession(str(engine), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(str(engine), providers=["CPUExecutionProvider"])
     answers = []
     for start in range(0, len(held_out["label"]), 32):
         (logits,) = session.run(None, {"image": held_out["image"][start : start + 32]})

@@ -6,6 +6,7 @@ They take and return JSON. Bytes come from the artifact store by digest, are ver
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def export_model(
     exported = export(wanted, samples, column, workdir, default_budget("export", "fp32").override(limits), known)
     frozen = GoldenSet.load(exported.golden)
     with OrtSession(exported.onnx, optimized=False) as session:
-        proof = _proof(exported.checks, session, frozen, metric)
+        proof = _proof(exported.checks, session, frozen, metric, "exported model")
     return {
         "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
         "golden": {"golden": place.put_file(exported.golden), "notes": list(exported.notes), **proof},
@@ -115,11 +116,11 @@ def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
     }
 
 
-def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | None) -> Json:
-    """Checks and task metric as JSON; the metric is a check of its own."""
+def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | None, what: str) -> Json:
+    """Checks and task metric as JSON; the metric is a check of its own. what: the thing that was run."""
     from validation.compare import task_check
 
-    task = [task_check(session, golden, metric)] if metric else []
+    task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
     metrics = {check.name: check.value for check in task}
     return {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
 
@@ -190,7 +191,7 @@ def check_graph(
         OrtSession(_fetch(place, reference, workdir / "reference.onnx"), optimized=False) as expected,
         OrtSession(candidate, optimized=False) as actual,
     ):
-        return _proof(drift_checks("quantization", expected, actual, frozen, budget), actual, frozen, metric)
+        return _proof(drift_checks("quantization", expected, actual, frozen, budget), actual, frozen, metric, "graph")
 
 
 def _runnable(graph: Path, precision: Precision) -> Path:
@@ -252,7 +253,7 @@ def check_engine(
     graph = _runnable(_fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
     budget = default_budget("engine", wanted.precision).override(limits)
     with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
-        return _proof(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric)
+        return _proof(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric, "engine")
 
 
 def _opened(

@@ -43,12 +43,14 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     if model and (golden := shop.recall("golden", _golden_key(spec, model_key, model["onnx"]))):
         shop.progress.finished("export", "cached")
         return _exported(model, golden)
-    value = shop.run("golden set" if model else "export", _export_job(spec, shop, model))
+    name = "golden set" if model else "export"
+    value = shop.shown(shop.local, name, _export_job(spec, shop, model))
     if model is None:
         model = value["model"]
         shop.remember("export", model_key, model, [model["onnx"]])
     golden = value["golden"]
     shop.remember("golden", _golden_key(spec, model_key, model["onnx"]), golden, [golden["golden"]])
+    shop.progress.finished(name, "done")
     return _exported(model, golden)
 
 
@@ -173,10 +175,8 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
         shop.progress.finished(unit.name, "cached")
         return Built(unit, **known, cached=True)
-    shop.progress.started(unit.name)
     try:
-        with shop.progress.watching(unit.name):
-            value = shop.executor.run(_build_job(unit, spec, shop))
+        value = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:

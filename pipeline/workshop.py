@@ -47,17 +47,15 @@ class Workshop:
         if (known := self.recall(kind, key)) is not None:
             self.progress.finished(name, "cached")
             return known
-        value: dict[str, Any] = self.run(name, job())
+        value: dict[str, Any] = self.shown(self.local, name, job())
         self.remember(kind, key, value, blobs(value))
+        self.progress.finished(name, "done")  # only now: what is said to be done survives a kill
         return value
 
-    def run(self, name: str, job: Job) -> Any:
-        """Run a job on this host, and show that it runs."""
-        self.progress.started(name)
+    def shown(self, executor: Executor, name: str, job: Job) -> Any:
+        """Run a job and show that it runs, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            value = self.local.run(job)
-        self.progress.finished(name, "done")
-        return value
+            return executor.run(job, lambda: self.progress.started(name))
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ def test_the_gpus_are_listed_with_name_and_capability(driver):
 
 def test_a_target_runs_where_its_capability_is(driver):
     assert TensorRTRTX().runs(graphs.request("sm_75").target) is None
-    assert "it has NVIDIA L4 (sm_89), Tesla T4 (sm_75)" in TensorRTRTX().runs(graphs.request("sm_80").target)
+    assert "which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)" in TensorRTRTX().runs(graphs.request("sm_80").target)
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch):

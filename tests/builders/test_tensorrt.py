@@ -53,7 +53,7 @@ def test_the_target_reaches_the_engine(tmp_path):
 def test_the_options_reach_the_engine(tmp_path):
     model = graphs.mlp(tmp_path / "model.onnx")
     digests = [
-        option.build(graphs.request("sm_89"), model, tmp_path).digest for option in (RTX, RTX, TensorRTRTX(tf32=False))
+        option.build(graphs.request("sm_89"), model, tmp_path).digest for option in (RTX, RTX, TensorRTRTX(tf32=True))
     ]
     assert digests[0] == digests[1] != digests[2]
 
@@ -190,7 +190,7 @@ def test_external_data_is_found_beside_the_model(tmp_path):
 def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monkeypatch):
     monkeypatch.setattr("builders.cuda.gpus", lambda: ())
     request = graphs.request("sm_89")
-    assert backend.runs(request.target) == "this machine has no sm_89 GPU; it has none"
+    assert backend.runs(request.target) == "no sm_89 GPU on this machine"
     engine = RTX.build(request, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
     with pytest.raises(EngineryError, match="cannot run here"):
         backend.open(engine)

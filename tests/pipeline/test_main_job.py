@@ -20,6 +20,11 @@ def units(outcome: Any, key: str) -> dict[str, Any]:
     return {f"{e['target']} {e['precision']}": e[key] for e in outcome["engines"]}
 
 
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as stored:
+        return dict(stored)
+
+
 def rebuilt(outcome: Any) -> set[str]:
     """Units whose engine was built in this run."""
     return {name for name, seconds in units(outcome, "seconds").items() if seconds > 0}
@@ -78,7 +83,7 @@ def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
 
 
 def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> None:
-    data = dict(np.load(built.folder / "calibration.npz"))
+    data = arrays(built.folder / "calibration.npz")
     data["x"][3] *= 10
     np.savez(built.folder / "calibration.npz", **data)
     outcome = built.build().json
@@ -87,7 +92,7 @@ def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> N
 
 
 def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
-    data = dict(np.load(built.folder / "golden.npz"))
+    data = arrays(built.folder / "golden.npz")
     data["x"][0, 0] += 0.001
     np.savez(built.folder / "golden.npz", **data)
     done = built.build()
@@ -156,7 +161,7 @@ def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project:
 
 
 def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(project: Project) -> None:
-    data = dict(np.load(project.folder / "golden.npz"))
+    data = arrays(project.folder / "golden.npz")
     np.savez(project.folder / "golden.npz", x=data["x"], label=(data["label"] + 1) % 10)
     done = project.build("--targets", "cpu")
     assert done.code == 1
@@ -213,7 +218,7 @@ def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
 
     pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
     session = ort.InferenceSession(pulled["path"], providers=["CPUExecutionProvider"])
-    data = np.load(built.folder / "golden.npz")
+    data = arrays(built.folder / "golden.npz")
     (logits,) = session.run(None, {"x": data["x"][:8]})
     assert (logits.argmax(-1) == data["label"][:8]).mean() >= 0.75
     beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())

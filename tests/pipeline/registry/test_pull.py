@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from test_store import flip
 
 from builders.cuda import Gpu
 from builders.errors import IntegrityError, UnavailableError, UnknownNameError
@@ -14,6 +13,7 @@ from pipeline.registry.names import Reference
 from pipeline.registry.pull import pull
 from pipeline.registry.store import Store
 from tests.pipeline.registry.registries import engine, names_in, publish_engines, report
+from tests.pipeline.registry.test_store import flip
 
 DIGITS = Reference("digits")
 SM89 = parse_targets("sm_89")[0]

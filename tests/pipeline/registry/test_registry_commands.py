@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from test_store import flip
 
 from builders.errors import InputError, UnavailableError, UnknownNameError
 from pipeline.cli import enginery
 from pipeline.registry.publish import attach_page
 from pipeline.registry.store import Store, open_store
 from tests.pipeline.registry.registries import engine, publish_engines, refusal
+from tests.pipeline.registry.test_store import flip
 
 
 @pytest.fixture

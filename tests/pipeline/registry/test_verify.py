@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from test_store import flip
 
 from pipeline.registry.attestations import attest
 from pipeline.registry.keys import attestation_key, channel_key, manifest_key, record_key
@@ -11,6 +10,7 @@ from pipeline.registry.records import remember
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.verify import repair, verify
 from tests.pipeline.registry.registries import engine, publish_engines, refusal, report
+from tests.pipeline.registry.test_store import flip
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""The same composition as a real Prefect flow, on the server that it starts for itself, with builds on real Ray."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.pipeline.projects import Project
+
+
+def with_prefect(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `enginery build --runner prefect` with a Prefect home of its own."""
+    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, "--json"]
+    environment = {**os.environ, "PREFECT_HOME": str(project.folder.parent / "prefect")}
+    whole = [*map(str, command), "--runner", "prefect", *words]
+    return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
+
+
+def keys(outcome: Any) -> dict[str, str]:
+    return {f"{e['target']} {e['precision']}": e["status"] for e in outcome["engines"]}
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project) -> None:
+    done = with_prefect(project, "--executor", "ray")
+    assert done.returncode == 0, done.stderr
+    outcome, reference = json.loads(done.stdout), built.build().json
+    assert keys(outcome) == keys(reference)
+    assert outcome["metrics"] == reference["metrics"]
+    assert "Finished in state Completed()" in done.stderr
+    again = with_prefect(project, "--executor", "ray")
+    assert json.loads(again.stdout)["cached"] is True
+    assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_an_error_in_a_task_is_one_message(project: Project) -> None:
+    (project.folder / "tiny.onnx").write_bytes(b"garbage")
+    done = with_prefect(project)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "tiny.onnx" in done.stderr
+
+
+def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
+    from pipeline.flows import _as_task
+
+    made = _as_task(pow, "build sm_89 int8", 2, 5)
+    assert made.name == "pow"
+    assert made.task_run_name == "build sm_89 int8"
+    assert made.fn() == 32
