@@ -15,14 +15,14 @@ from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
 from builders.types import BuildRequest, Engine
 from pipeline.export import ExportRequest, export
-from pipeline.onnx_model import save_onnx, specs_of
 from pipeline.plan import Candidate, Selection, candidates, profiles
-from pipeline.quantization.calibrate import calibrate
-from pipeline.quantization.cast import cast_float
-from pipeline.quantization.emulate import emulate
-from pipeline.quantization.qdq import quantize_int8
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.sites import activations
+from pipeline.quantization.calibration.calibrate import calibrate
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.sites import activations
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.spec import ModelSpec
 from pipeline.spec_file import load_spec
 from pipeline.values import Flavour

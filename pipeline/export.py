@@ -19,7 +19,7 @@ from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
 from builders.types import Dim, Scalar, Tensors, TensorSpec, tensor_from_json
-from pipeline.onnx_model import canonical, load_onnx, save_onnx
+from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
 from validation.budget import Budget, default_budget
 from validation.compare import expected_checks
 from validation.golden import freeze
@@ -29,7 +29,7 @@ from validation.samples import Samples
 if TYPE_CHECKING:
     import onnx
 
-    from pipeline.torch_source import Program
+    from pipeline.sources.torch_source import Program
 
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
 
@@ -133,8 +133,8 @@ def _source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
         with _onnx_source(request, workdir) as source:
             yield source
         return
-    from pipeline.entry_point import importing_from
-    from pipeline.torch_source import from_entry_point, from_pt2
+    from pipeline.sources.entry_point import importing_from
+    from pipeline.sources.torch_source import from_entry_point, from_pt2
 
     if request.kind == "pt2":
         yield _torch_source(from_pt2(request.root / request.file, request.inputs), request)
@@ -146,7 +146,7 @@ def _source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
 
 def _torch_source(program: "Program", request: ExportRequest) -> _Source:
-    from pipeline.torch_source import to_onnx
+    from pipeline.sources.torch_source import to_onnx
 
     names = request.outputs or program.outputs
     if len(names) != len(program.outputs):

@@ -83,7 +83,7 @@ def export_model(
     """
     from builders.onnxruntime import OrtSession
     from pipeline.export import ExportRequest, export
-    from pipeline.onnx_model import load_onnx
+    from pipeline.sources.onnx_model import load_onnx
     from validation.budget import default_budget
     from validation.golden import GoldenSet
 
@@ -103,8 +103,8 @@ def export_model(
 
 
 def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
-    from pipeline.onnx_model import specs_of
-    from pipeline.quantization.qdq import carries_qdq
+    from pipeline.quantization.schemes.qdq import carries_qdq
+    from pipeline.sources.onnx_model import specs_of
 
     inputs, outputs = specs_of(model)
     return {
@@ -131,8 +131,8 @@ def calibrate(store: str, onnx: str, data: str, inputs: list[Json], dims: list[J
 
     import onnx as onnx_package
 
-    from pipeline.quantization.calibrate import calibrate as measure
-    from pipeline.quantization.sites import activations
+    from pipeline.quantization.calibration.calibrate import calibrate as measure
+    from pipeline.quantization.graphs.sites import activations
 
     place = open_store(store)
     model = _fetch(place, onnx, workdir / "model.onnx")
@@ -148,10 +148,10 @@ def quantize(store: str, onnx: str, flavour: Json, ranges: str | None, workdir: 
 
     import onnx as onnx_package
 
-    from pipeline.onnx_model import save_onnx
-    from pipeline.quantization.cast import cast_float
-    from pipeline.quantization.qdq import quantize_int8
-    from pipeline.quantization.ranges import Ranges
+    from pipeline.quantization.calibration.ranges import Ranges
+    from pipeline.quantization.schemes.cast import cast_float
+    from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.sources.onnx_model import save_onnx
 
     place = open_store(store)
     model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
@@ -203,7 +203,7 @@ def _runnable(graph: Path, precision: Precision) -> Path:
         return graph
     import onnx as onnx_package
 
-    from pipeline.quantization.emulate import emulate
+    from pipeline.quantization.schemes.emulate import emulate
 
     emulated = graph.with_name("emulated.onnx")
     onnx_package.save(emulate(onnx_package.load(graph)), emulated)

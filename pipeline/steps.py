@@ -12,20 +12,17 @@ from builders import backends
 from builders.digest import digest_of_file
 from builders.errors import DataError, EngineryError, IntegrityError, StepError, UnavailableError
 from builders.types import BuildFailure, BuildRequest, Job, Limits
-from pipeline.source_files import source_files
+from pipeline.sources.source_files import source_files
 from pipeline.spec import ModelSpec, overrides
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
 from pipeline.verdict import Judged, make_report, now
-from pipeline.workshop import ROOMS, Workshop, code_of, versions
+from pipeline.workshop import Workshop, code_of, versions
 
 EXPORT_LIMITS = Limits(timeout_s=3600, memory_mib=65536)
-EXPORT_CODE = (
-    "pipeline.export",
-    "pipeline.onnx_model",
-    "pipeline.canonical",
-    "pipeline.entry_point",
-    "pipeline.torch_source",
-)
+# The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
+EXPORT_CODE = ("pipeline.jobs", "pipeline.export", "pipeline.sources")
+CHECK_CODE = ("pipeline.jobs", "builders", "validation")
+QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization")
 
 
 def export(spec: ModelSpec, shop: Workshop) -> Exported:
@@ -68,7 +65,7 @@ def _golden_key(spec: ModelSpec, model_key: Json, onnx: str) -> Json:
         "shapes": model_key["shapes"],
         "limits": dict(overrides(spec, "fp32", "export")),
         "versions": versions("torch", "onnxruntime", "numpy"),
-        "code": code_of(*EXPORT_CODE, "builders", "validation"),
+        "code": code_of(*EXPORT_CODE, *CHECK_CODE),
     }
 
 
@@ -112,7 +109,7 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
         "flavour": asdict(flavour),
         "ranges": ranges and ranges["ranges"],
         "versions": versions("onnx", "onnxruntime", "numpy"),
-        "code": code_of("pipeline.quantization"),
+        "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
@@ -139,7 +136,7 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | Non
         "method": spec.calibration.method,
         "shapes": _shapes(spec),
         "versions": versions("onnx", "onnxruntime", "numpy"),
-        "code": code_of("pipeline.quantization", "validation"),
+        "code": code_of(*QUANTIZATION_CODE, "validation"),
     }
 
     def job() -> Job:
@@ -160,7 +157,7 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Worksh
         "limits": dict(overrides(spec, precision, "quantization")),
         "metric": _metric(spec),
         "versions": versions("onnxruntime", "numpy"),
-        "code": code_of(*ROOMS),
+        "code": code_of(*CHECK_CODE, "pipeline.quantization"),
     }
 
     def job() -> Job:
@@ -267,7 +264,7 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         "request": request.key,
         "machine": platform.machine(),
         "versions": versions("onnxruntime", "numpy"),
-        "code": code_of("builders", "validation"),
+        "code": code_of(*CHECK_CODE),
         **({"at": now()} if afresh else {}),
     }
 
@@ -312,7 +309,7 @@ def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
     path = spec.file(spec.source.file)
     key = {"onnx": digest_of_file(path)}
     if (known := shop.recall("external-data", key)) is None:
-        from pipeline.onnx_model import external_files
+        from pipeline.sources.onnx_model import external_files
 
         known = {"files": [str(item.relative_to(path.parent)) for item in external_files(path, spec.folder)]}
         shop.remember("external-data", key, known, [])

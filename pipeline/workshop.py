@@ -19,9 +19,6 @@ from pipeline.progress import Progress, Silent
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
 
-# Cheap steps run again when the code that does them changes; an engine does not (its key has the backend's revision).
-ROOMS = ("builders", "validation", "pipeline.quantization")
-
 
 @dataclass(frozen=True)
 class Workshop:
@@ -73,11 +70,13 @@ def _version(name: str) -> str:
 @cache
 def code_of(*modules: str) -> str:
     """Digest of the source of modules and whole packages, found without importing them."""
-    files: list[Path] = []
+    files: dict[str, Path] = {}
     for name in modules:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
             raise ModuleNotFoundError(name)
         origin = Path(found.origin)
-        files += sorted(origin.parent.glob("*.py")) if origin.name == "__init__.py" else [origin]
-    return digest_of([[file.name, digest_of_bytes(file.read_bytes())] for file in files])
+        package = origin.name == "__init__.py"
+        for file in origin.parent.rglob("*.py") if package else [origin]:
+            files[f"{name}/{file.relative_to(origin.parent).as_posix()}"] = file
+    return digest_of({name: digest_of_bytes(file.read_bytes()) for name, file in files.items()})

@@ -11,10 +11,10 @@ from builders.digest import digest_of_file
 from builders.onnxruntime import OrtSession
 from builders.targets import parse_targets
 from builders.types import BuildRequest
-from pipeline.entry_point import call_entry_point, importing_from
 from pipeline.export import Exported, ExportRequest, export
-from pipeline.onnx_model import specs_of
 from pipeline.plan import profiles
+from pipeline.sources.entry_point import call_entry_point, importing_from
+from pipeline.sources.onnx_model import specs_of
 from pipeline.spec import ModelSpec
 from pipeline.spec_file import load_spec
 from validation.budget import default_budget

@@ -13,7 +13,7 @@ import pytest
 from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
 from pipeline.export import ExportRequest, export
-from pipeline.onnx_model import save_onnx, specs_of
+from pipeline.sources.onnx_model import save_onnx, specs_of
 from validation.budget import Budget
 from validation.golden import GoldenSet
 from validation.samples import Samples

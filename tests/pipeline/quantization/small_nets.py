@@ -8,7 +8,7 @@ import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
 from builders.types import Dim, QuantizationScheme, TensorSpec
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.calibration.ranges import Ranges
 from validation.samples import Samples
 
 TENSORRT = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
-from pipeline.quantization.calibrate import calibrate, tapped
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.sites import activations, find_sites, prepared, taps
+from pipeline.quantization.calibration.calibrate import calibrate, tapped
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
 from tests.pipeline.quantization.small_nets import (
     BATCH,
     IMAGE,

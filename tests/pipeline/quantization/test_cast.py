@@ -5,11 +5,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.quantization.cast import cast_float
-from pipeline.quantization.emulate import emulate
-from pipeline.quantization.graph import element_types
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.sites import activations
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.graph import element_types
+from pipeline.quantization.graphs.sites import activations
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.emulate import emulate
 from tests.pipeline.quantization.small_nets import (
     IMAGE_SHAPES,
     TEXT_SHAPES,

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 
-from pipeline.quantization.cast import cast_float
-from pipeline.quantization.emulate import emulate, emulate_bf16
-from pipeline.quantization.graph import element_types
+from pipeline.quantization.graphs.graph import element_types
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.emulate import emulate, emulate_bf16
 from tests.pipeline.quantization.small_nets import attention_net, build, conv_net, images, run, sentences
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}

@@ -8,10 +8,10 @@ import onnx
 import pytest
 
 from builders.errors import DataError
-from pipeline.quantization import qdq
-from pipeline.quantization.qdq import carries_qdq, quantize_int8
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.sites import find_sites, prepared, taps
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.sites import find_sites, prepared, taps
+from pipeline.quantization.schemes import qdq
+from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization.small_nets import (
     CPU,
     IMAGE_SHAPES,

@@ -19,11 +19,11 @@ from onnx import ModelProto, TensorProto, shape_inference
 
 from builders.errors import DataError
 from builders.types import QuantizationScheme
-from pipeline.quantization.graph import finish, raise_opset, tidy
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.graph import finish, raise_opset, tidy
+from pipeline.quantization.graphs.sharing import join_readers, own_weights, part_readers
+from pipeline.quantization.graphs.sites import Site, find_sites, prepared
 from pipeline.quantization.notes import Kept, QuantizationNotes
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.sharing import join_readers, own_weights, part_readers
-from pipeline.quantization.sites import Site, find_sites, prepared
 
 QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
@@ -57,7 +57,7 @@ def quantize_int8(
     notes = QuantizationNotes(tuple(site.node for site in sites), kept)
     if scheme.float_precision == "fp32":
         return finish(graph), notes
-    from pipeline.quantization.cast import cast_float
+    from pipeline.quantization.schemes.cast import cast_float
 
     cast, cast_notes = cast_float(graph, "fp16", ranges=ranges)
     return cast, replace(notes, cast=cast_notes)

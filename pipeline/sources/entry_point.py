@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from builders.errors import ModelError
-from pipeline.source_files import search_folders, source_files
+from pipeline.sources.source_files import search_folders, source_files
 
 REASON_CHARACTERS = 500
 

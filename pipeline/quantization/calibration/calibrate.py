@@ -18,9 +18,9 @@ from onnx import ModelProto, TensorProto, helper
 
 from builders.errors import DataError, ModelError
 from builders.types import Tensors
-from pipeline.quantization.graph import constants, element_types
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.sites import find_sites, prepared, taps
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.graph import constants, element_types
+from pipeline.quantization.graphs.sites import find_sites, prepared, taps
 from validation.samples import Samples
 
 REDUCTIONS = ("ReduceMin", "ReduceMax", "ReduceL1")

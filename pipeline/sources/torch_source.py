@@ -17,7 +17,7 @@ import numpy as np
 
 from builders.errors import ModelError
 from builders.types import Dim, Tensors, TensorSpec
-from pipeline.entry_point import call_entry_point, place, reason
+from pipeline.sources.entry_point import call_entry_point, place, reason
 
 if TYPE_CHECKING:
     import onnx

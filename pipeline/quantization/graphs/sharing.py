@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
-from pipeline.quantization.graph import constants, consumers, sort_nodes
-from pipeline.quantization.sites import Site
+from pipeline.quantization.graphs.graph import constants, consumers, sort_nodes
+from pipeline.quantization.graphs.sites import Site
 
 
 def own_weights(model: ModelProto, sites: Sequence[Site]) -> None:

@@ -8,8 +8,8 @@ onnxruntime's own CPU path does less: it keeps fp32 between fp16 nodes (seen in 
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.cast import cast_float
-from pipeline.quantization.graph import element_types, finish, tidy
+from pipeline.quantization.graphs.graph import element_types, finish, tidy
+from pipeline.quantization.schemes.cast import cast_float
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graph import constants, consumers, element_types, fold_constant_moves, raise_opset, tidy
+from pipeline.quantization.graphs.graph import (
+    constants,
+    consumers,
+    element_types,
+    fold_constant_moves,
+    raise_opset,
+    tidy,
+)
 from pipeline.quantization.notes import Kept
 
 OP_TYPES = ("Conv", "Gemm", "MatMul")

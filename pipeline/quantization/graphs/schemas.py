@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from onnx import NodeProto, TensorProto, defs, numpy_helper
 
-from pipeline.quantization.halves import Half
+from pipeline.quantization.graphs.halves import Half
 
 FLOAT = TensorProto.FLOAT
 # Their result type follows an attribute, or the input in a way that the schema does not state.

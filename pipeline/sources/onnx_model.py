@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from builders.digest import digest_of_bytes
 from builders.errors import ModelError
 from builders.types import TensorSpec
-from pipeline.canonical import canonical
+from pipeline.sources.canonical import canonical
 
 __all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
 

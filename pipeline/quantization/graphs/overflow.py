@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from pipeline.quantization.graph import constants, reads
-from pipeline.quantization.halves import Half
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.graph import constants, reads
+from pipeline.quantization.graphs.halves import Half
 
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0

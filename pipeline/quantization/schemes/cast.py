@@ -15,7 +15,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.errors import ModelError
-from pipeline.quantization.graph import (
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.graph import (
     captured,
     constants,
     element_types,
@@ -26,11 +27,10 @@ from pipeline.quantization.graph import (
     subgraphs,
     tidy,
 )
-from pipeline.quantization.halves import HALVES, Half
+from pipeline.quantization.graphs.halves import HALVES, Half
+from pipeline.quantization.graphs.overflow import obstacle, too_large
+from pipeline.quantization.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
 from pipeline.quantization.notes import CastNotes, Kept
-from pipeline.quantization.overflow import obstacle, too_large
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemas import can_narrow, narrowable, retype, typed_by_attribute
 
 FLOAT = TensorProto.FLOAT
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.

@@ -14,7 +14,7 @@ from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
 from builders.types import TensorSpec
-from pipeline.onnx_model import canonical, external_files, load_onnx, newest_opset, save_onnx, specs_of
+from pipeline.sources.onnx_model import canonical, external_files, load_onnx, newest_opset, save_onnx, specs_of
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 

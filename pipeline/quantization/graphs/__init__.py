@@ -1,0 +1,1 @@
+"""Reading and tidying ONNX graphs for a change of precision."""

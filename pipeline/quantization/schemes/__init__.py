@@ -1,0 +1,1 @@
+"""Writing a graph in another precision."""
