@@ -164,6 +164,8 @@ def _engine_table(outcome: "Outcome") -> "Table":
     metrics = sorted({name for engine in outcome.engines for name in engine["metrics"]})
     table = Table("target", "precision", "backend", "status", "size", "checks", *metrics, "why", title_justify="left")
     table.title = f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else "")
+    if metrics:
+        table.caption = f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from"
     for engine in outcome.engines:
         checks = engine["checks"]
         total = checks["passed"] + checks["failed"]
