@@ -127,7 +127,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
     graphs = _graphs(plan)
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
-    resolved = spec.model_dump(mode="json", exclude={"publication"})
+    resolved = resolved_spec(spec)
     provenance = {"spec": digest_of(resolved), **_data_digests(spec), **_scales(graphs)}
     units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
     refused = [[unit.name, unit.reason] for unit in plan.refused]
@@ -146,6 +146,16 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
         host=host(),
         metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
     )
+
+
+def resolved_spec(spec: ModelSpec) -> Json:
+    """The spec with every default filled in, as a manifest keeps it.
+
+    But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
+    would lift it. Publication says where a version goes, and is no part of what it is.
+    """
+    resolved: Json = spec.model_dump(mode="json", exclude={"publication", "validation"})
+    return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
 def _graphs(plan: BuildPlan) -> list[Graph]:

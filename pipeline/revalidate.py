@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from builders import backends
 from builders.errors import IntegrityError, StepError
 from builders.types import BuildRequest
@@ -32,7 +34,7 @@ def revalidate(manifest: Manifest, shop: Workshop, target: str | None = None) ->
 
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
-    spec = ModelSpec.model_validate(manifest.spec)
+    spec = _spec_of(manifest)
     for entry in judged(shop.store, manifest):
         if entry.digest is None or (target and entry.target != target):
             continue
@@ -42,6 +44,19 @@ def revalidate(manifest: Manifest, shop: Workshop, target: str | None = None) ->
         else:
             report = _prove(manifest, entry, spec, shop)
             yield Attested(entry, report.verdict, report.reason, attest(shop.store, manifest, report))
+
+
+def _spec_of(manifest: Manifest) -> ModelSpec:
+    """The spec that a version was built from: its limits and its metric count here too."""
+    try:
+        return ModelSpec.model_validate(manifest.spec)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "spec"
+        raise IntegrityError(
+            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: {first['msg']}; "
+            "install the backends that it was built with, and the same enginery"
+        ) from error
 
 
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
