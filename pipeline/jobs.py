@@ -121,7 +121,7 @@ def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | No
     from validation.compare import task_check
 
     task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
-    metrics = {check.name: check.value for check in task}
+    metrics = {check.name: check.value for check in task if check.value is not None}
     return {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
 
 

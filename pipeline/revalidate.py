@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from builders import backends
-from builders.errors import IntegrityError, StepError
+from builders.errors import IntegrityError
 from builders.types import BuildRequest
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.spec import ModelSpec
-from pipeline.steps import CRASHED, prove_engine
+from pipeline.steps import try_to_prove
 from pipeline.values import Built, Flavour, Graph, Proof, Unit
 from pipeline.verdict import make_report
 from pipeline.workshop import Workshop
@@ -62,12 +62,7 @@ def _spec_of(manifest: Manifest) -> ModelSpec:
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
     built = _as_built(entry)
     golden = manifest.sources["golden"]
-    try:
-        proof = prove_engine(built, spec, golden, shop, afresh=True)
-    except StepError as error:
-        if error.kind == "cancelled":
-            raise
-        proof = Proof(({**CRASHED, "note": str(error)},))
+    proof = try_to_prove(built, spec, golden, shop, afresh=True)
     return make_report(built, golden, [_published_proof(entry, shop), proof], None)
 
 

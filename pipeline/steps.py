@@ -228,12 +228,7 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     request = built.unit.request
     cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
     proofs = [exported.proof, built.unit.graph.proof]
-    try:
-        proofs += [] if cannot_run else [prove_engine(built, spec, exported.golden, shop)]
-    except StepError as error:
-        if error.kind == "cancelled":
-            raise
-        proofs.append(Proof(({**CRASHED, "note": str(error)},)))
+    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
     judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
     shop.progress.finished(f"verdict on {built.unit.name}", f"{judged.verdict}: {judged.reason}")
     return judged
@@ -248,6 +243,21 @@ CRASHED = {
     "limit": None,
     "passed": False,
 }
+
+
+def try_to_prove(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
+    """`prove_engine`, where an engine that cannot be opened or run has failed, and stops nobody else.
+
+    Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when cancelled.
+    """
+    try:
+        return prove_engine(built, spec, golden, shop, afresh)
+    except (UnavailableError, IntegrityError):
+        raise
+    except EngineryError as error:
+        if isinstance(error, StepError) and error.kind == "cancelled":
+            raise
+        return Proof(({**CRASHED, "note": str(error)},))
 
 
 def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:

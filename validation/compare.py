@@ -36,13 +36,17 @@ def task_check(session: Session, golden: GoldenSet, metric: Mapping[str, Any]) -
     """The task metric over all golden cases. metric: name 'accuracy', output, and floor (None: only measured).
 
     Accuracy is the share of labels equal to the argmax over the output's last axis (an integer output is taken as it
-    is). Raises DataError without fitting labels and InputError for another metric or output.
+    is). Raises DataError without fitting labels and InputError for another metric or output; a session that does not
+    answer as the original does is a failed check.
     """
     name, output, floor = metric["name"], metric["output"], metric.get("floor")
     if name != "accuracy":
         raise InputError(f"metric {name!r} is not known; known: accuracy")
-    value = _accuracy((session.run(case.inputs) for case in golden.of_kind("golden")), output, golden.labels)
     original = _accuracy((case.expected for case in golden.of_kind("golden")), output, golden.labels)
+    try:
+        value = _accuracy((session.run(case.inputs) for case in golden.of_kind("golden")), output, golden.labels)
+    except EngineryError as error:
+        return Check("task", name, output, "golden", None, floor, False, str(error))
     passed = floor is None or value >= floor
     return Check("task", name, output, "golden", value, floor, passed, f"the original model has {original:.4f}")
 
