@@ -217,9 +217,11 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
 
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
+    backend = backends.configure(wanted.backend, dict(wanted.options))
+    backends.check_toolchain(backend, wanted.toolchain)
     model = _fetch(place, wanted.model, workdir / "model.onnx")
     begun = time.monotonic()
-    engine = backends.configure(wanted.backend, dict(wanted.options)).build(wanted, model, workdir)
+    engine = backend.build(wanted, model, workdir)
     value: Json = {
         "digest": place.put_file(engine.path),
         "size_bytes": engine.size_bytes,

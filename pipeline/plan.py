@@ -104,7 +104,7 @@ def _request(spec: ModelSpec, exported: Exported, item: Candidate, graph: Graph)
         outputs=exported.model.outputs,
         profiles=tuple(profiles(exported.model.inputs, spec.named_dims())),
         options=backends.options_of(item.backend),
-        toolchain=tuple(sorted(item.backend.versions().items())),
+        toolchain=backends.toolchain_of(item.backend),
         scales=graph.scales,
     )
 

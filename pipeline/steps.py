@@ -3,14 +3,15 @@
 Every function here is plain: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
 """
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from builders import backends
+from builders.cuda import gpus
 from builders.digest import digest_of_file
 from builders.errors import DataError, EngineryError, IntegrityError, StepError, UnavailableError
+from builders.onnxruntime import cpu_kind
 from builders.types import BuildFailure, BuildRequest, Job, Limits
 from pipeline.sources.source_files import source_files
 from pipeline.spec import ModelSpec, overrides
@@ -21,8 +22,10 @@ from pipeline.workshop import Workshop, code_of, versions
 EXPORT_LIMITS = Limits(timeout_s=3600, memory_mib=65536)
 # The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
 EXPORT_CODE = ("pipeline.jobs", "pipeline.export", "pipeline.sources")
-CHECK_CODE = ("pipeline.jobs", "builders", "validation")
-QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization")
+QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization", "pipeline.sources")
+CHECK_CODE = ("builders", "validation", *QUANTIZATION_CODE)
+# What rewrites graphs, emulates their arithmetic and measures them.
+MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
 
 
 def export(spec: ModelSpec, shop: Workshop) -> Exported:
@@ -108,7 +111,7 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
         "onnx": model.digest,
         "flavour": asdict(flavour),
         "ranges": ranges and ranges["ranges"],
-        "versions": versions("onnx", "onnxruntime", "numpy"),
+        "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
@@ -135,7 +138,7 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | Non
         "data": digest_of_file(data),
         "method": spec.calibration.method,
         "shapes": _shapes(spec),
-        "versions": versions("onnx", "onnxruntime", "numpy"),
+        "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE, "validation"),
     }
 
@@ -156,8 +159,8 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Worksh
         "precision": precision,
         "limits": dict(overrides(spec, precision, "quantization")),
         "metric": _metric(spec),
-        "versions": versions("onnxruntime", "numpy"),
-        "code": code_of(*CHECK_CODE, "pipeline.quantization"),
+        "versions": versions(*MEASURING),
+        "code": code_of(*CHECK_CODE),
     }
 
     def job() -> Job:
@@ -272,8 +275,8 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     key = {
         **arguments,
         "request": request.key,
-        "machine": platform.machine(),
-        "versions": versions("onnxruntime", "numpy"),
+        "machine": _machine(request),
+        "versions": versions(*MEASURING),
         "code": code_of(*CHECK_CODE),
         **({"at": now()} if afresh else {}),
     }
@@ -281,11 +284,14 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     def job() -> Job:
         limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
         known = {"store": shop.store.uri, "request": request.to_json(), "suffix": built.suffix}
-        return Job(
-            f"prove {built.unit.name}", "pipeline.jobs:check_engine", {**known, **arguments}, limits, needs(request)
-        )
+        return Job(f"prove {built.unit.name}", "pipeline.jobs:check_engine", {**known, **arguments}, limits)
 
     return Proof.from_json(shop.once("check-engine", f"prove {built.unit.name}", key, job, lambda _: []))
+
+
+def _machine(request: BuildRequest) -> list[str]:
+    """What a proof depends on of the machine that it was made on."""
+    return [cpu_kind()] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})
 
 
 def _metric(spec: ModelSpec) -> Json | None:

@@ -22,7 +22,8 @@ from pipeline.registry.store import Store
 
 @dataclass(frozen=True)
 class Workshop:
-    """The surroundings of a run. `local` runs what needs the spec's files, `executor` builds and proves engines."""
+    """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
+    needs the spec's files, and the proofs, because whether an engine can run is asked of this machine."""
 
     store: Store
     local: Executor

@@ -11,7 +11,7 @@ from builders.types import BuildRequest, Job, Target, TensorSpec, nothing
 from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec_file import load_spec
-from pipeline.values import Built, Exported, Flavour, Graph, OnnxModel, Proof, Unit
+from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
 
@@ -35,7 +35,7 @@ def workshop(folder: Path, error: EngineryError) -> Workshop:
     return Workshop(open_store(folder / "registry", create=True), Raising(error), Raising(error))
 
 
-def built() -> Built:
+def an_engine() -> Built:
     request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
     return Built(Unit(request, Graph(Flavour("fp32"), MODEL), "build", ""), ENGINE, 1, ".onnx")
 
@@ -45,7 +45,7 @@ EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOL
 
 @pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
 def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: Project, error: EngineryError) -> None:
-    judged = steps.validate(built(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+    judged = steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
     assert judged.verdict == "failed"
     assert str(error) in judged.reason
 
@@ -55,4 +55,33 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: 
 )
 def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EngineryError) -> None:
     with pytest.raises(type(error), match=str(error)):
-        steps.validate(built(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+
+
+class Measuring:
+    """An executor that proves everything, and counts."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
+        self.jobs += 1
+        return {"checks": [{**steps.CRASHED, "passed": True, "note": ""}], "metrics": {}}
+
+    def cancel(self) -> None: ...
+
+
+def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Measuring()
+    shop = Workshop(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    for flags, proofs in (("avx512f avx512_vnni", 1), ("avx512f avx512_vnni", 1), ("avx512f", 2), ("avx2", 3)):
+        monkeypatch.setattr("builders.onnxruntime._cpu_flags", lambda found=flags: set(found.split()))
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, shop)
+        assert counting.jobs == proofs
+
+
+def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builders.tensorrt.TensorRTRTX.revision", 2)
+    plan = built.run("plan", built.spec, "--json").json["units"]
+    assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
+    assert all("enginery-tensorrt-rtx: 1 -> 2" in unit["reason"] for unit in plan if unit["action"] == "build")
