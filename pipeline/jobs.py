@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders import backends
-from builders.errors import IntegrityError
+from builders.errors import DataError, IntegrityError
 from builders.types import (
     BuildRequest,
     Dim,
@@ -125,8 +125,13 @@ def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | No
     return {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
 
 
-def calibrate(store: str, onnx: str, data: str, inputs: list[Json], dims: list[Json], workdir: Path) -> Json:
-    """One streaming pass over the calibration samples: digest of the ranges file, and of the scales in it."""
+def calibrate(
+    store: str, onnx: str, data: str, digest: str, inputs: list[Json], dims: list[Json], workdir: Path
+) -> Json:
+    """One streaming pass over the calibration samples: digest of the ranges file, and of the scales in it.
+
+    digest: of the data file when the step was keyed. Raises DataError when the file has changed since.
+    """
     import json
 
     import onnx as onnx_package
@@ -138,6 +143,8 @@ def calibrate(store: str, onnx: str, data: str, inputs: list[Json], dims: list[J
     model = _fetch(place, onnx, workdir / "model.onnx")
     samples = _samples(data, _tensors(inputs), _dims(dims))
     ranges = measure(model, samples, activations(onnx_package.load(model)))
+    if ranges.dataset != digest:
+        raise DataError(f"{data} changed while it was read; nothing was kept: run again")
     text = json.dumps(ranges.to_json(), indent=1, sort_keys=True)
     return {"ranges": place.put_bytes(text.encode()), "scales": ranges.digest, "samples": samples.count}
 

@@ -3,6 +3,7 @@
 Every function here is plain: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 from builders import backends
 from builders.cuda import gpus
 from builders.digest import digest_of_file
-from builders.errors import DataError, EngineryError, IntegrityError, StepError, UnavailableError
+from builders.errors import DataError, EngineryError, InputError, IntegrityError, StepError, UnavailableError
 from builders.onnxruntime import cpu_kind
 from builders.types import BuildFailure, BuildRequest, Job, Limits
-from pipeline.sources.source_files import source_files
+from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec import ModelSpec, overrides
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
 from pipeline.verdict import Judged, make_report, now
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop, code_of, import_versions, versions
 
 EXPORT_LIMITS = Limits(timeout_s=3600, memory_mib=65536)
 # The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
@@ -33,23 +34,26 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
 
     Two records, because a new golden value needs no new export; one process, because both need the framework.
     """
+    reads = _export_reads(spec, shop)
     model_key = {
-        "source": _source_digests(spec, shop),
+        "source": reads["source"],
         "shapes": _shapes(spec),
         "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
         "code": code_of(*EXPORT_CODE),
     }
     model = shop.recall("export", model_key)
-    if model and (golden := shop.recall("golden", _golden_key(spec, model_key, model["onnx"]))):
+    if model and (golden := shop.recall("golden", _golden_key(spec, reads, model["onnx"]))):
         shop.progress.finished("export", "cached")
         return _exported(model, golden)
     name = "golden set" if model else "export"
     value = shop.shown(shop.local, name, _export_job(spec, shop, model))
+    if reads != _export_reads(spec, shop):
+        raise InputError("the model's files changed while they were read; nothing was kept: run again")
     if model is None:
         model = value["model"]
         shop.remember("export", model_key, model, [model["onnx"]])
     golden = value["golden"]
-    shop.remember("golden", _golden_key(spec, model_key, model["onnx"]), golden, [golden["golden"]])
+    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
     shop.progress.finished(name, "done")
     return _exported(model, golden)
 
@@ -58,14 +62,20 @@ def _exported(model: Json, golden: Json) -> Exported:
     return Exported(OnnxModel.from_json(model), golden["golden"], Proof.from_json(golden), tuple(golden["notes"]))
 
 
-def _golden_key(spec: ModelSpec, model_key: Json, onnx: str) -> Json:
+def _export_reads(spec: ModelSpec, shop: Workshop) -> Json:
+    """Content of the files that export and golden set are made from."""
+    golden = spec.golden
+    data = digest_of_file(spec.file(golden.data)) if golden else None
+    return {"source": _source_digests(spec, shop), "data": data}
+
+
+def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
     golden = spec.golden
     return {
-        "source": model_key["source"],
+        **reads,
         "onnx": onnx,
-        "data": digest_of_file(spec.file(golden.data)) if golden else None,
         "golden": golden.model_dump() if golden else None,
-        "shapes": model_key["shapes"],
+        "shapes": _shapes(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
         "versions": versions("torch", "onnxruntime", "numpy"),
         "code": code_of(*EXPORT_CODE, *CHECK_CODE),
@@ -144,7 +154,8 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | Non
 
     def job() -> Job:
         shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
-        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, "data": str(data), **shapes}
+        named = {"onnx": exported.model.digest, "data": str(data), "digest": key["data"]}
+        arguments = {"store": shop.store.uri, **named, **shapes}
         return Job("calibrate", "pipeline.jobs:calibrate", arguments, EXPORT_LIMITS)
 
     return shop.once("calibrate", "calibrate", key, job, lambda value: [value["ranges"]])
@@ -307,17 +318,19 @@ def _shapes(spec: ModelSpec) -> Json:
 
 
 def _source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
-    """Content of everything the export reads: the entry point with its local imports, weights, external data."""
-    source = spec.source
+    """Content of everything the export reads: the entry point with its local imports, weights, external data; and the
+    versions of the packages that the entry point imports."""
+    source, packages = spec.source, dict[str, str]()
     files = [spec.file(source.file)]
     if source.kind == "torch":
+        packages = import_versions(*imported_packages(spec.folder, files[0]))
         files = list(source_files(spec.folder, files[0]))
     if source.kind == "onnx":
         files += [files[0].parent / name for name in _external_data(spec, shop)]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {str(file.resolve().relative_to(spec.folder)): digest_of_file(file) for file in files if file.is_file()}
-    return {"spec": source.model_dump(), "files": names}
+    names = {os.path.relpath(file.resolve(), spec.folder): digest_of_file(file) for file in files if file.is_file()}
+    return {"spec": source.model_dump(), "files": names, "packages": packages}
 
 
 def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:

@@ -68,6 +68,16 @@ def _version(name: str) -> str:
         return "absent"
 
 
+def import_versions(*packages: str) -> dict[str, str]:
+    """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
+    return {name: found if (found := _version(name)) != "absent" else _distributed(name) for name in packages}
+
+
+def _distributed(package: str) -> str:
+    owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
+    return ", ".join(f"{name} {_version(name)}" for name in owners) or "absent"
+
+
 @cache
 def code_of(*modules: str) -> str:
     """Digest of the source of modules and whole packages, found without importing them."""

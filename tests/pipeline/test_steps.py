@@ -1,12 +1,24 @@
 """Single steps on the driver's side, with executors that do what the test says."""
 
+import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
-from builders.errors import EngineryError, IntegrityError, ModelError, StepError, UnavailableError
+from builders.errors import (
+    DataError,
+    EngineryError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    StepError,
+    UnavailableError,
+)
+from builders.local import LocalExecutor
 from builders.types import BuildRequest, Job, Target, TensorSpec, nothing
 from pipeline import steps
 from pipeline.registry.store import open_store
@@ -85,3 +97,57 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
     plan = built.run("plan", built.spec, "--json").json["units"]
     assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
     assert all("enginery-tensorrt-rtx: 1 -> 2" in unit["reason"] for unit in plan if unit["action"] == "build")
+
+
+class Editing:
+    """An executor that changes a file before it runs a job, as a person in an editor might."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.local = path, LocalExecutor()
+
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
+        self.path.write_bytes(self.path.read_bytes() + b" ")
+        result: Json = self.local.run(job, started)
+        return result
+
+    def cancel(self) -> None: ...
+
+
+def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project) -> None:
+    write_entry_point(project)
+    store = open_store(project.registry, create=True)
+    executor = Editing(project.folder / "model.py")
+    with pytest.raises(InputError, match="changed while they were read"):
+        steps.export(load_spec(project.spec), Workshop(store, executor, executor))
+    assert not list(store.list("records/export/"))
+
+
+def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
+    store = open_store(built.registry)
+    model = store.read(next(store.list("records/export/")))
+    assert model is not None
+    exported = Exported(OnnxModel.from_json(json.loads(model)["value"]), GOLDEN, Proof())
+    before = set(store.list("records/calibrate/"))
+    np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
+    executor = Editing(built.folder / "calibration.npz")
+    with pytest.raises(DataError, match="changed while it was read"):
+        steps.calibrate(load_spec(built.spec), exported, Workshop(store, executor, executor))
+    assert set(store.list("records/calibrate/")) == before
+
+
+def write_entry_point(project: Project, imports: str = "torch") -> None:
+    text = f"import {imports}\nimport torch\n\ndef build():\n    return torch.nn.Linear(8, 10)\n"
+    (project.folder / "model.py").write_text(text)
+    inputs = {"input": {"shape": ["batch", 8]}}
+    project.change_spec(source={"torch": "model.py:build"}, inputs=inputs, golden=None, outputs=None)
+
+
+def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: Project) -> None:
+    write_entry_point(project, imports="yaml, safetensors")
+    shop = workshop(project.folder.parent, ModelError(""))
+    found = steps._source_digests(load_spec(project.spec), shop)["packages"]
+    assert found == {
+        "safetensors": version("safetensors"),
+        "torch": version("torch"),
+        "yaml": f"PyYAML {version('PyYAML')}",
+    }
