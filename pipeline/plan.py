@@ -90,7 +90,7 @@ def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str 
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES:
-        return f"the buckets combine to {len(request.profiles)} profiles, more than {MOST_PROFILES}; use fewer buckets"
+        return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets"
     return item.backend.refuses(request)
 
 
@@ -102,7 +102,8 @@ def _request(spec: ModelSpec, exported: Exported, item: Candidate, graph: Graph)
         backend=item.backend.name,
         inputs=exported.model.inputs,
         outputs=exported.model.outputs,
-        profiles=tuple(profiles(exported.model.inputs, spec.named_dims())),
+        # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
+        profiles=tuple(itertools.islice(profiles(exported.model.inputs, spec.named_dims()), MOST_PROFILES + 1)),
         options=backends.options_of(item.backend),
         toolchain=backends.toolchain_of(item.backend),
         scales=graph.scales,

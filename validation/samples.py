@@ -64,6 +64,10 @@ class Samples:
         """One whole array, in memory: for labels. Raises DataError when the file has no such array or it has NaN."""
         if name not in self.arrays:
             raise DataError(f"{self.path} has no array {name!r}; {_hint(name, self.arrays)}")
+        if self.arrays[name].dtype.kind not in "biuf":
+            raise DataError(
+                f"{self.arrays[name]} is {self.arrays[name].dtype}; labels are class indices: store integers"
+            )
         column = self.arrays[name].read()
         _check_finite(column, self.arrays[name], 0)
         return column

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.types import BuildRequest, Dim, ShapeProfile, Target, TensorSpec
-from pipeline.plan import explain_change, profiles
-from pipeline.spec import matches_unit
+from pipeline import plan
+from pipeline.plan import Selection, candidates, explain_change, profiles
+from pipeline.spec import ModelSpec, matches_unit
+from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
 from tests.pipeline.projects import Project
 
 REQUEST = BuildRequest(
@@ -107,3 +109,21 @@ def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
     out = built.run("build", built.spec).out
     for word in ("proven", "unproven", "refused", "accuracy", "unchanged: everything was cached", "report.html"):
         assert word in out
+
+
+def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made() -> None:
+    names = list("abcdef")
+    spec = ModelSpec.model_validate(
+        {
+            "model": "wide",
+            "source": {"onnx": "wide.onnx"},
+            "inputs": {"x": {"shape": names}},
+            "dims": {name: {"buckets": list(range(1, 100))} for name in names},
+            "targets": ["sm_89"],
+        }
+    )
+    (item,) = candidates(spec, Selection())
+    tensor = (TensorSpec("x", "float32", tuple(names)),)
+    exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
+    request = plan._request(spec, exported, item, Graph(Flavour("fp32"), "0" * 64))
+    assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")

@@ -232,3 +232,12 @@ def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
         sizes_of({"x": np.ones((1, 2, 2)), "y": np.ones((1, 3))}, [SPEC, TensorSpec("y", "float32", ("batch", "seq"))])
     with pytest.raises(DataError, match="'x' is missing"):
         sizes_of({}, [SPEC])
+
+
+def test_labels_are_numbers(tmp_path):
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 3), np.float32), label=np.array(["cat", "dog"]))
+    samples = Samples.open(
+        tmp_path / "data.npz", [TensorSpec("x", "float32", ("n", 3))], [Dim("n", 1, 2, 2)], ("label",)
+    )
+    with pytest.raises(DataError, match="'label' is <U3; labels are class indices"):
+        samples.column("label")
