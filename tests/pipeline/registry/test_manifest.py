@@ -144,3 +144,10 @@ def test_it_names_every_blob_it_needs() -> None:
         "e": "engine sm_89 int8 tensorrt-rtx",
         "f": "report of sm_89 int8 tensorrt-rtx",
     }
+
+
+@pytest.mark.parametrize("depth", [100, 700, 100_000])
+def test_a_manifest_nested_too_deeply_is_refused(depth: int) -> None:
+    data = b'{"host": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
+    with pytest.raises(IntegrityError, match=r"nested|not JSON"):
+        parse(data)
