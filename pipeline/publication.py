@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 from builders.digest import canonical_json, digest_of, digest_of_file
 from builders.errors import EngineryError
@@ -272,7 +273,8 @@ def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str
         failures = [_failure(item) for item in judged if item.built.failure]
         page = render({**published.manifest.to_json(), "reports": reports, "failures": failures})
         attach_page(shop.store, published.manifest, page.encode())
-    return f"{shop.store.uri}/{key}".removeprefix("file://")
+    uri = f"{shop.store.uri}/{key}"
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
 def _failure(item: Judged) -> dict[str, Any]:

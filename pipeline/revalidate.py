@@ -1,7 +1,7 @@
 """Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -29,14 +29,15 @@ class Attested:
     report: str | None = None
 
 
-def revalidate(manifest: Manifest, shop: Workshop, target: str | None = None) -> Iterator[Attested]:
+def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | None = None) -> Iterator[Attested]:
     """Run every engine of a version that can run here, and attach a report to each; say of the others why not.
 
+    targets: names of the targets to keep to; None for all.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = _spec_of(manifest)
     for entry in judged(shop.store, manifest):
-        if entry.digest is None or (target and entry.target != target):
+        if entry.digest is None or (targets is not None and entry.target not in targets):
             continue
         backend = backends.configure(entry.backend, dict(entry.options))
         if reason := backend.runs(entry.hardware):

@@ -4,6 +4,7 @@
 keys are refused, and every file it names lies inside the spec's own folder.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
@@ -326,10 +327,21 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     ]
     if "int8" in spec.precisions and spec.calibration is None and spec.source.kind != "onnx":
         out.append("precisions has int8, which needs real samples; add calibration.data")
+    out += [
+        f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
+        for pattern in spec.build.required
+        if not any(matches_unit(pattern, unit) for unit in _units(spec))
+    ]
     metric = spec.golden.metric if spec.golden else None
     if metric and spec.outputs and metric.output not in spec.outputs:
         out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")
     return out
+
+
+def _units(spec: ModelSpec) -> list[str]:
+    """Every combination of target, precision and backend, some backend's business or not."""
+    combinations = itertools.product(spec.target_list(), spec.precision_list(), spec.backends)
+    return [f"{target.name} {precision} {backend}" for target, precision, backend in combinations]
 
 
 def matches_unit(pattern: str, unit: str) -> bool:

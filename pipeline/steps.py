@@ -4,6 +4,7 @@ Every function here is plain: tests call it directly, the in-process runner call
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -213,10 +214,8 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
 def reproduce(unit: Unit, spec: ModelSpec) -> str:
     """The command that builds this unit alone."""
     request = unit.request
-    return (
-        f"enginery build {spec.path} --targets {request.target.name} --precisions {request.precision} "
-        f"--backends {request.backend}"
-    )
+    chosen = ("--targets", request.target.name, "--precisions", request.precision, "--backends", request.backend)
+    return shlex.join(["enginery", "build", str(spec.path), *chosen])
 
 
 def needs(request: BuildRequest) -> dict[str, str]:

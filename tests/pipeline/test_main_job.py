@@ -240,3 +240,23 @@ def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None
     arrays = {name: numpy_helper.to_array(item) for name, item in zip(names, model.graph.initializer, strict=True)}
     write_model(built.folder / "tiny.onnx", dict(reversed(arrays.items())))
     assert rebuilt(built.build().json) == set()
+
+
+def test_a_target_that_the_spec_lacks_is_an_error_even_beside_one_that_it_has(project: Project) -> None:
+    done = project.build("--targets", "cpu,sm_90")
+    assert done.code == 2
+    assert "targets sm_90: not in the spec" in done.err
+
+
+def test_validate_takes_groups_and_says_when_it_finds_nothing(built: Project) -> None:
+    found = built.run("validate", "tiny", "--target", "gpu", "--json").json
+    assert {engine["target"] for engine in found["engines"]} == {"sm_75", "sm_89"}
+    done = built.run("validate", "tiny", "--target", "sm_90")
+    assert done.code == 2
+    assert "tiny@1 has no engine for sm_90" in done.err
+
+
+def test_the_path_of_the_report_is_a_path(project: Project) -> None:
+    project.registry = project.folder.parent / "my registry"
+    project.change_spec(targets=["cpu"], precisions=["fp32"])
+    assert Path(project.build().json["report"]).is_file()

@@ -1,6 +1,7 @@
 """Single steps on the driver's side, with executors that do what the test says."""
 
 import json
+import shlex
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -151,3 +152,9 @@ def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: 
         "torch": version("torch"),
         "yaml": f"PyYAML {version('PyYAML')}",
     }
+
+
+def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
+    spaced = project.spec.rename(project.folder / "my spec.yaml")
+    command = steps.reproduce(an_engine().unit, load_spec(spaced))
+    assert shlex.split(command)[:3] == ["enginery", "build", str(spaced)]
