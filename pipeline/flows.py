@@ -16,10 +16,11 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 from prefect import Task, flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.settings import PREFECT_LOGGING_LEVEL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 
 from builders.errors import EngineryError
 from pipeline.compile import compile_model as compile_steps
+from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
 from pipeline.run import RunOptions, opened
 
@@ -50,6 +51,8 @@ def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
     """Run the flow here, on the configured Prefect API or on a server of its own."""
     chosen = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet):
+        if not PREFECT_API_URL.value():
+            start_server()
         outcome: Outcome = chosen(str(spec), **asdict(options))
     return outcome
 
