@@ -41,13 +41,14 @@ def list_backends(as_json: bool) -> None:
     from rich.table import Table
 
     table = Table("backend", "installed", "builds", "runs here", "options")
+    table.columns[-1].overflow = "fold"
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         builds = "\n".join(f"{target}: {' '.join(kinds)}" for target, kinds in row["builds"].items())
         options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
         installed = escape(versions) or f"[yellow]{escape(row['missing'])}[/yellow]"
         table.add_row(row["name"], installed, escape(builds), row["runs"], escape(options))
-    Console().print(table)
+    Console(width=None if os.isatty(1) else 160).print(table)
 
 
 def _backend_rows() -> Iterator[dict[str, Any]]:
@@ -124,7 +125,7 @@ def _show(findings: list[Finding]) -> None:
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         table.add_row(MARKS[finding.state], finding.subject, escape(finding.detail))
-    Console().print(table)
+    Console(width=None if os.isatty(1) else 160).print(table)
 
 
 def _machine() -> Iterator[Finding]:

@@ -56,6 +56,13 @@ def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str
     assert "Traceback" not in done.stderr
 
 
+def test_the_table_of_backends_keeps_the_brackets_of_a_remedy() -> None:
+    done = command("backends")
+    assert done.returncode == 0
+    assert "[tensorrt]" in done.stdout, "markup would swallow it"
+    assert "…" not in done.stdout
+
+
 def test_doctor_and_backends_answer_in_json(project: Project) -> None:
     findings = {item["subject"]: item for item in project.run("doctor", "--json").json["findings"]}
     assert findings["onnxruntime"]["state"] == "ok"
