@@ -3,16 +3,24 @@
 Every function here is plain: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
 """
 
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from builders import backends
 from builders.cuda import gpus
 from builders.digest import digest_of_file
-from builders.errors import DataError, EngineryError, InputError, IntegrityError, StepError, UnavailableError
+from builders.errors import (
+    DataError,
+    EngineryError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    StepError,
+    UnavailableError,
+)
 from builders.onnxruntime import cpu_kind
 from builders.types import BuildFailure, BuildRequest, Job, Limits
 from pipeline.sources.source_files import imported_packages, source_files
@@ -121,13 +129,13 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     key = {
         "onnx": model.digest,
         "flavour": asdict(flavour),
-        "ranges": ranges and ranges["ranges"],
+        "scales": ranges and ranges["scales"],
         "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "flavour", "ranges")}
+        arguments = {"onnx": key["onnx"], "flavour": key["flavour"], "ranges": ranges and ranges["ranges"]}
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
     value = shop.once("quantize", f"write {flavour.name}", key, job, lambda value: [value["model"]])
@@ -328,8 +336,15 @@ def _source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
         files += [files[0].parent / name for name in _external_data(spec, shop)]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {os.path.relpath(file.resolve(), spec.folder): digest_of_file(file) for file in files if file.is_file()}
+    names = {_place(file, spec): digest_of_file(file) for file in files if file.is_file()}
     return {"spec": source.model_dump(), "files": names, "packages": packages}
+
+
+def _place(file: Path, spec: ModelSpec) -> str:
+    """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
+    if not file.resolve().is_relative_to(spec.folder):
+        raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")
+    return str(file.resolve().relative_to(spec.folder))
 
 
 def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:

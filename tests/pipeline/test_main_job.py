@@ -91,6 +91,27 @@ def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> N
     assert rebuilt(outcome) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
 
 
+def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
+    data = arrays(built.folder / "calibration.npz")
+    np.savez_compressed(built.folder / "calibration.npz", **data)
+    done = built.build()
+    assert "calibrate: done" in done.err
+    assert "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
+
+
+def test_a_target_that_is_not_in_the_spec_is_not_passed_over(project: Project) -> None:
+    done = project.build("--targets", "cpu,sm_86")
+    assert done.code == 2
+    assert "targets sm_86: not in the spec" in done.err
+
+
+def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> None:
+    built.change_spec(publication={"channel": "stable"})
+    done = built.run("build", built.spec)
+    assert "everything was cached\n" in done.out
+    assert "channel stable did not move" in done.err
+
+
 def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
     data = arrays(built.folder / "golden.npz")
     data["x"][0, 0] += 0.001
@@ -211,6 +232,23 @@ def test_external_data_is_part_of_the_key(built: Project, project: Project) -> N
     raw[3] ^= 0x01
     (project.folder / "tiny.bin").write_bytes(raw)
     assert rebuilt(project.build().json) == {"cpu fp32"}
+
+
+def test_external_data_that_has_become_a_link_out_of_the_folder_is_refused(built: Project, project: Project) -> None:
+    onnx.save_model(
+        onnx.load(project.folder / "tiny.onnx"),
+        project.folder / "tiny.onnx",
+        save_as_external_data=True,
+        location="tiny.bin",
+        size_threshold=0,
+    )
+    project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
+    assert project.build().code == 0
+    (project.folder / "tiny.bin").rename(project.folder.parent / "tiny.bin")
+    (project.folder / "tiny.bin").symlink_to(project.folder.parent / "tiny.bin")
+    done = project.build()
+    assert done.code == 2
+    assert "tiny.bin leads outside the spec's folder" in done.err
 
 
 def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
