@@ -49,7 +49,7 @@ def _fetch(store: Store, digest: str, dest: Path) -> Path:
         if store.has(digest):
             store.discard(digest)
             raise IntegrityError(
-                f"{error}; it was set aside: run the same command again and it is made anew"
+                f"{str(error).partition(';')[0]}; it was set aside: run `enginery build` and it is made anew"
             ) from error
         raise
     return dest

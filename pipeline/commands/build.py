@@ -151,7 +151,8 @@ def _show_place(outcome: "Outcome") -> None:
         say(f"{outcome.model}: nothing was published, because no engine passed")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
-    click.echo(f"{outcome.model}@{outcome.version} {state}; channel {outcome.channel}")
+    channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
+    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.page:
