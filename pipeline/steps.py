@@ -210,7 +210,7 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     if kind == "cancelled":
         raise error
     shop.progress.finished(unit.name, f"failed: {str(error).splitlines()[0]}")
-    return BuildFailure(unit.name, kind, str(error), log, reproduce(unit, spec))
+    return BuildFailure(unit.name, kind, str(error), log, reproduce(unit, spec, shop.store.uri))
 
 
 def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
@@ -219,11 +219,11 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
     return Job(unit.name, "pipeline.jobs:build_engine", arguments, limits, needs(unit.request))
 
 
-def reproduce(unit: Unit, spec: ModelSpec) -> str:
-    """The command that builds this unit alone."""
+def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
+    """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    chosen = ("--targets", request.target.name, "--precisions", request.precision, "--backends", request.backend)
-    return shlex.join(["enginery", "build", str(spec.path), *chosen])
+    words = ("enginery", "build", str(spec.path), "--registry", registry, "--targets", request.target.name)
+    return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
 
 
 def needs(request: BuildRequest) -> dict[str, str]:

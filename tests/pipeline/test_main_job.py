@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -202,6 +203,16 @@ def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:
     refused = built.run("pull", f"tiny@{done.json['version']}", "--target", "cpu", "--precision", "int8")
     assert refused.code == 2
     assert "failed" in refused.err
+
+
+def test_a_failed_build_names_a_command_that_builds_it_again(project: Project) -> None:
+    project.change_spec(build={"timeout_s": 0.01}, precisions=["fp32"], targets=["cpu"], calibration=None)
+    (failed,) = project.build().json["engines"]
+    words = shlex.split(failed["failure"]["reproduce"])
+    assert words[:3] == ["enginery", "build", str(project.spec)]
+    assert words[words.index("--registry") + 1] == project.registry.as_uri()
+    again = project.build(*words[5:])
+    assert "export: cached" in again.err
 
 
 def test_a_model_that_carries_qdq_passes_through_and_has_no_other_precision(built: Project, project: Project) -> None:
