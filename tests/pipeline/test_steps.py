@@ -156,5 +156,5 @@ def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: 
 
 def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
     spaced = project.spec.rename(project.folder / "my spec.yaml")
-    command = steps.reproduce(an_engine().unit, load_spec(spaced))
-    assert shlex.split(command)[:3] == ["enginery", "build", str(spaced)]
+    command = steps.reproduce(an_engine().unit, load_spec(spaced), "/a registry")
+    assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]
