@@ -11,7 +11,8 @@ from pipeline.steps import recall_engine
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
 from pipeline.workshop import Workshop
 
-# TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give.
+# TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
+# takes any shape, and its request then names only the first of them.
 MOST_PROFILES = 64
 
 
@@ -89,7 +90,7 @@ def _unit(
 def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
-    if len(request.profiles) > MOST_PROFILES:
+    if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
         return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets"
     return item.backend.refuses(request)
 

@@ -155,7 +155,7 @@ def resolved_spec(spec: ModelSpec) -> Json:
     But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
     would lift it. Publication says where a version goes, and is no part of what it is.
     """
-    resolved: Json = spec.model_dump(mode="json", exclude={"publication", "validation"})
+    resolved: Json = spec.model_dump(mode="json", exclude={"publication", "validation", "build"})
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 

@@ -3,6 +3,7 @@
 Every function here is plain: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
 """
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -29,7 +30,10 @@ from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Pr
 from pipeline.verdict import Judged, make_report, now
 from pipeline.workshop import Workshop, code_of, import_versions, versions
 
-EXPORT_LIMITS = Limits(timeout_s=3600, memory_mib=65536)
+# Nearly all of this machine's memory: a runaway step must not take the machine with it.
+EXPORT_LIMITS = Limits(
+    timeout_s=3600, memory_mib=int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
+)
 # The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
 EXPORT_CODE = ("pipeline.jobs", "pipeline.export", "pipeline.sources")
 QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization", "pipeline.sources")
