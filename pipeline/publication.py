@@ -153,7 +153,7 @@ def resolved_spec(spec: ModelSpec) -> Json:
     """The spec with every default filled in, as a manifest keeps it.
 
     But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
-    would lift it. Publication says where a version goes, and is no part of what it is.
+    would lift it. Publication and build say where a version goes and what making it may cost, not what it is.
     """
     resolved: Json = spec.model_dump(mode="json", exclude={"publication", "validation", "build"})
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
