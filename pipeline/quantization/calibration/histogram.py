@@ -70,11 +70,6 @@ class LogHistogram:
         """How many of them were infinite or NaN."""
         return int(self.counts[_special(self.keys)].sum())
 
-    @property
-    def holds_nan(self) -> bool:
-        """Whether a NaN was counted. One whose payload lies in the low 16 bits alone looks like an infinity."""
-        return bool(((self.keys & ~np.uint16(_SIGN)) > _INFINITY).any())
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 over bins and counts."""
@@ -133,6 +128,11 @@ def count_into(dense: NDArray[np.int64], values: NDArray[Any]) -> None:
     for start in range(0, len(bits), CHUNK):
         counted = np.bincount(bits[start : start + CHUNK])
         dense[: len(counted)] += counted
+
+
+def holds_nan(dense: NDArray[np.int64]) -> bool:
+    """Whether a NaN was counted. One whose payload lies in the low 16 bits alone looks like an infinity."""
+    return bool(dense[_INFINITY + 1 : _SIGN].any() or dense[_SIGN + _INFINITY + 1 :].any())
 
 
 def merged(histograms: Iterable[LogHistogram]) -> LogHistogram:
