@@ -3,6 +3,7 @@
 They take and return JSON. Bytes come from the artifact store by digest, are verified on the way, and go back to it.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from pipeline.registry.store import Store, open_store
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from pipeline.quantization.calibration.ranges import Ranges
     from validation.golden import GoldenSet
     from validation.samples import Samples
 
@@ -126,53 +128,70 @@ def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | No
 
 
 def calibrate(
-    store: str, onnx: str, data: str, digest: str, inputs: list[Json], dims: list[Json], workdir: Path
+    store: str, onnx: str, root: str, data: str, digest: str, inputs: list[Json], dims: list[Json], workdir: Path
 ) -> Json:
-    """One streaming pass over the calibration samples: digest of the ranges file, and of the scales in it.
+    """One streaming pass over the calibration samples: the observations (blob), and the digest of what was seen.
 
-    digest: of the data file when the step was keyed. Raises DataError when the file has changed since.
+    root, data: the spec's folder, and what the spec names there.  digest: of it when the step was keyed. Raises
+    DataError when it has changed since.
     """
-    import json
-
     import onnx as onnx_package
 
-    from pipeline.quantization.calibration.calibrate import calibrate as measure
-    from pipeline.quantization.graphs.sites import activations
+    from pipeline.quantization.calibration.observe import observe
+    from pipeline.quantization.calibration.sources import open_source
+    from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
 
     place = open_store(store)
     model = _fetch(place, onnx, workdir / "model.onnx")
-    samples = _samples(data, _tensors(inputs), _dims(dims))
-    ranges = measure(model, samples, activations(onnx_package.load(model)))
-    if ranges.dataset != digest:
+    graph = prepared(onnx_package.load(model))
+    everything, needed = activations(graph), taps(find_sites(graph)[0])
+    del graph
+    with open_source(Path(root), data, digest, _tensors(inputs), _dims(dims)) as samples:
+        seen = observe(model, samples, everything, histograms=needed)
+    if seen.dataset != digest:
         raise DataError(f"{data} changed while it was read; nothing was kept: run again")
-    text = json.dumps(ranges.to_json(), indent=1, sort_keys=True)
-    return {"ranges": place.put_bytes(text.encode()), "scales": ranges.digest, "samples": samples.count}
+    return {"observations": place.put_bytes(seen.to_bytes()), "seen": seen.digest, "samples": seen.samples}
 
 
-def quantize(store: str, onnx: str, flavour: Json, ranges: str | None, workdir: Path) -> Json:
-    """Write the model in one flavour: digest of the graph, and notes on what was left alone."""
-    import json
-
+def quantize(
+    store: str, onnx: str, flavour: Json, observations: str | None, calibration: Json | None, workdir: Path
+) -> Json:
+    """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone."""
     import onnx as onnx_package
 
-    from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.schemes.cast import cast_float
     from pipeline.quantization.schemes.qdq import quantize_int8
     from pipeline.sources.onnx_model import save_onnx
 
     place = open_store(store)
     model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
-    measured = Ranges.from_json(json.loads(place.read_blob(ranges))) if ranges else None
+    measured = _ranges(place, flavour, observations, calibration)
     if flavour["precision"] == "int8":
         if measured is None:
-            raise IntegrityError("int8 was asked for without ranges; calibrate first")
+            raise IntegrityError("int8 was asked for without observations; calibrate first")
         written, notes = quantize_int8(model, measured, QuantizationScheme(**flavour["scheme"]))
-        lines = notes.lines()
+        lines, scales = notes.lines(), measured.digest
     else:
         written, cast = cast_float(model, flavour["precision"], ranges=measured)
-        lines = cast.lines()
+        lines, scales = cast.lines(), None
     save_onnx(written, workdir / "graph.onnx")
-    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(lines)}
+    text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
+    ranges = place.put_bytes(text.encode()) if text else None
+    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(lines), "scales": scales, "ranges": ranges}
+
+
+def _ranges(place: Store, flavour: Json, observations: str | None, calibration: Json | None) -> "Ranges | None":
+    """Chosen for the flavour's scheme; a cast needs to know the extremes only."""
+    from pipeline.quantization.calibration.methods import MinMax, method, ranges
+    from pipeline.quantization.calibration.observations import Observations
+
+    if observations is None or calibration is None:
+        return None
+    seen = Observations.from_bytes(place.read_blob(observations))
+    if flavour["precision"] != "int8":
+        return ranges(seen, MinMax(), "int8")
+    chosen = method(calibration["method"], calibration["percentile"])
+    return ranges(seen, chosen, flavour["scheme"]["activation"])
 
 
 def check_graph(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-from builders.digest import canonical_json, digest_of, digest_of_file
+from builders.digest import canonical_json, digest_of, digest_of_path
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline.plan import remember_requests
@@ -164,19 +164,18 @@ def _graphs(plan: BuildPlan) -> list[Graph]:
 
 
 def _scales(graphs: Sequence[Graph]) -> dict[str, str]:
-    """All int8 graphs of a run come from one calibration."""
-    found = {graph.scales for graph in graphs if graph.scales}
-    return {"scales": found.pop()} if found else {}
+    """The scales of each int8 graph: one method chooses other ranges for other schemes."""
+    return {f"scales {graph.flavour.name}": graph.scales for graph in graphs if graph.scales}
 
 
 def _data_digests(spec: ModelSpec) -> dict[str, str]:
     files = {
         "source": spec.source.file,
         "weights": spec.source.weights,
-        "calibration data": spec.calibration.data if spec.calibration else None,
+        "calibration data": spec.calibration.file if spec.calibration else None,
         "golden data": spec.golden.data if spec.golden else None,
     }
-    return {name: digest_of_file(spec.file(file)) for name, file in files.items() if file}
+    return {name: digest_of_path(spec.file(file)) for name, file in files.items() if file}
 
 
 def _request_fields(request: BuildRequest) -> Json:

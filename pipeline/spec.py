@@ -179,10 +179,40 @@ class DimRange(Part):
 
 
 class Calibration(Part):
-    """Real samples from which int8 ranges are measured."""
+    """Real samples from which int8 ranges are measured, and how a range is chosen from what they show."""
 
-    data: File = Field(description=".npz with one array per input, or .npy for a single input")
-    method: Literal["minmax"] = "minmax"
+    data: str = Field(
+        description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
+        "generator of dicts with one array per input"
+    )
+    method: Literal["minmax", "percentile", "entropy", "mse", "moving-average"] = "minmax"
+    percentile: float | None = Field(
+        None, gt=50, le=100, description="for method percentile: the share of values kept; default 99.99"
+    )
+
+    @field_validator("data")
+    @classmethod
+    def _file_or_generator(cls, text: str) -> str:
+        file, colon, function = text.partition(":")
+        if colon and not (file.endswith(".py") and function.isidentifier()):
+            raise ValueError("must be a file, a folder, or 'data.py:samples', a file and a function in it")
+        return _inside(file) + colon + function
+
+    @model_validator(mode="after")
+    def _own_parameter(self) -> Self:
+        if self.percentile is not None and self.method != "percentile":
+            raise ValueError(f"method {self.method} has no percentile; remove it, or use method percentile")
+        return self
+
+    @property
+    def file(self) -> str:
+        """The file or folder, or the file that the function is in."""
+        return self.data.partition(":")[0]
+
+    @property
+    def function(self) -> str | None:
+        """The generator's name; None for stored data."""
+        return self.data.partition(":")[2] or None
 
 
 class Metric(Part):

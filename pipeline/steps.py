@@ -12,7 +12,7 @@ from typing import Any
 
 from builders import backends
 from builders.cuda import gpus
-from builders.digest import digest_of_file
+from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import (
     DataError,
     EngineryError,
@@ -38,6 +38,7 @@ EXPORT_LIMITS = Limits(
 EXPORT_CODE = ("pipeline.jobs", "pipeline.export", "pipeline.sources")
 QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization", "pipeline.sources")
 CHECK_CODE = ("builders", "validation", *QUANTIZATION_CODE)
+OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
 # What rewrites graphs, emulates their arithmetic and measures them.
 MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
 
@@ -133,45 +134,57 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     key = {
         "onnx": model.digest,
         "flavour": asdict(flavour),
-        "scales": ranges and ranges["scales"],
+        "seen": ranges and ranges["seen"],
+        "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {"onnx": key["onnx"], "flavour": key["flavour"], "ranges": ranges and ranges["ranges"]}
+        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration")}
+        arguments["observations"] = ranges and ranges["observations"]
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
-    value = shop.once("quantize", f"write {flavour.name}", key, job, lambda value: [value["model"]])
-    scales = ranges["scales"] if ranges and flavour.precision == "int8" else None
-    graph = Graph(flavour, value["model"], scales, tuple(value["notes"]))
-    return Graph(flavour, graph.model, scales, graph.notes, _check_graph(spec, exported, graph, shop))
+    value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
+    graph = Graph(flavour, value["model"], value["scales"], tuple(value["notes"]))
+    return Graph(flavour, graph.model, graph.scales, graph.notes, _check_graph(spec, exported, graph, shop))
+
+
+def _graph_blobs(value: Json) -> list[str]:
+    return [digest for digest in (value["model"], value["ranges"]) if digest]
 
 
 def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | None:
-    """Measure the range of every activation over the calibration samples: 'ranges' (blob) and 'scales' (digest).
+    """Observe every activation over the calibration samples: 'observations' (blob), from which all methods choose.
 
     None without calibration data, or when the model carries Q/DQ of its own.
     """
     if spec.calibration is None or exported.model.carries_qdq:
         return None
-    data = spec.file(spec.calibration.data)
     key: Json = {
         "onnx": exported.model.digest,
-        "data": digest_of_file(data),
-        "method": spec.calibration.method,
+        "data": _calibration_digest(spec),
         "shapes": _shapes(spec),
         "versions": versions(*MEASURING),
-        "code": code_of(*QUANTIZATION_CODE, "validation"),
+        "code": code_of(*OBSERVATION_CODE),
     }
 
     def job() -> Job:
         shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
-        named = {"onnx": exported.model.digest, "data": str(data), "digest": key["data"]}
-        arguments = {"store": shop.store.uri, **named, **shapes}
+        data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
+        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, **data, **shapes}
         return Job("calibrate", "pipeline.jobs:calibrate", arguments, EXPORT_LIMITS)
 
-    return shop.once("calibrate", "calibrate", key, job, lambda value: [value["ranges"]])
+    return shop.once("calibrate", "calibrate", key, job, lambda value: [value["observations"]])
+
+
+def _calibration_digest(spec: ModelSpec) -> str:
+    """Of the data, or of the code that generates it; data that this code reads by itself stays unseen."""
+    wanted = spec.calibration
+    if wanted is None or wanted.function is None:
+        return digest_of_path(spec.file(wanted.file if wanted else ""))
+    files = source_files(spec.folder, spec.file(wanted.file))
+    return digest_of({"function": wanted.function, "files": [digest_of_file(file) for file in files]})
 
 
 def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:

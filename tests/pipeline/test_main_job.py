@@ -113,6 +113,43 @@ def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> Non
     assert "channel stable did not move" in done.err
 
 
+def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
+    built.change_spec(calibration={"data": "calibration.npz", "method": "mse"})
+    done = built.build()
+    assert "calibrate: cached" in done.err
+    assert rebuilt(done.json) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+
+
+GENERATOR = """
+import numpy as np
+
+def samples():
+    rng = np.random.default_rng(1)
+    for index in range(64):
+        yield {"x": rng.normal(size=(8,)).astype(np.float32 if index != BAD else np.float64)}
+"""
+
+
+def test_calibration_data_may_come_from_a_generator(project: Project) -> None:
+    project.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
+    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
+    done = project.build()
+    assert done.code == 2 and "data.py:samples: sample 41: 'x' is float64" in done.err
+    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
+    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    assert project.build().json["cached"] is True
+
+
+def test_calibration_data_may_be_a_folder(project: Project) -> None:
+    (project.folder / "samples").mkdir()
+    for index, sample in enumerate(arrays(project.folder / "calibration.npz")["x"]):
+        np.save(project.folder / "samples" / f"{index:03}.npy", sample)
+    project.change_spec(calibration={"data": "samples"}, targets=["cpu"])
+    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    np.save(project.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
+    assert rebuilt(project.build().json) == {"cpu int8"}
+
+
 def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
     data = arrays(built.folder / "golden.npz")
     data["x"][0, 0] += 0.001
