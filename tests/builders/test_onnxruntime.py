@@ -88,7 +88,25 @@ def test_fp16_overflow_is_hidden_as_the_module_says(tmp_path):
     assert session.run({"x": np.array([300.0], "f")})["y"] == 300
 
 
-def test_bf16_and_gpus_are_refused_with_the_remedy():
+def test_fusions_slower_than_their_parts_are_left_out(tmp_path):
+    """With them, Add and LayerNormalization become one SkipLayerNormalization: in the file, or when it is opened."""
+    weights = [("gamma", np.ones(4, "f")), ("beta", np.zeros(4, "f"))]
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["sum"], name="add"),
+        helper.make_node("LayerNormalization", ["sum", "gamma", "beta"], ["z"], name="norm"),
+    ]
+    values = [(name, TensorProto.FLOAT, (2, 3, 4)) for name in "xyz"]
+    model = graphs.save(tmp_path / "model.onnx", nodes, values[:2], values[2:], weights)
+    engine = OnnxRuntime().build(ort_request(), model, tmp_path)
+    assert [node.op_type for node in onnx.load(engine.path).graph.node] == ["Add", "LayerNormalization"]
+    options = module._options("ORT_ENABLE_ALL", 1)
+    options.optimized_model_filepath = str(tmp_path / "opened.onnx")
+    module._open(engine.path, options)
+    assert "SkipLayerNormalization" not in {node.op_type for node in onnx.load(tmp_path / "opened.onnx").graph.node}
+
+
+def test_bf16_fp8_and_gpus_are_refused_with_the_remedy():
+    assert OnnxRuntime().refuses(ort_request("fp8")) == "CPUs have no FP8 arithmetic; use int8"
     assert "use fp32" in OnnxRuntime().refuses(ort_request("bf16"))
     assert "tensorrt-rtx" in OnnxRuntime().refuses(graphs.request("sm_89"))
     assert OnnxRuntime().refuses(ort_request()) is None

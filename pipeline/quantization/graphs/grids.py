@@ -35,7 +35,8 @@ class Grid:
         """Symmetric scale of each channel along `axis`, reaching its largest magnitude; 0 where all are zero."""
         others = tuple(i for i in range(values.ndim) if i != axis)
         reach = np.abs(values.astype(np.float64)).max(axis=others)
-        return np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
+        scales: NDArray[np.float32] = np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
+        return scales
 
     def rounded(self, values: NDArray[Any], scales: NDArray[Any], axis: int) -> NDArray[Any]:
         """The values on the grid, symmetric scales per channel along `axis`; to nearest even, as ONNX says."""

@@ -42,7 +42,7 @@ class Joint:
 
 
 def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual, ...]:
-    """The residual Adds behind these convolutions (names of nodes), each with the operand that the kernel does not make.
+    """The residual Adds behind these convolutions (by node name), each with the operand that the kernel does not make.
 
     Of two convolutions the larger one takes the Add in: the smaller is the shortcut's projection.
     """

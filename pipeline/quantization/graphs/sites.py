@@ -1,6 +1,7 @@
 """Quantization sites: the nodes that int8 can take, and the tensors whose ranges that needs.
 
-Conv, ConvTranspose, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or a transformer.
+Conv, ConvTranspose, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or
+a transformer.
 A product of two activations (attention scores) stays in float: its inputs follow a softmax or feed one, where a
 uniform step of 1/127 of the range costs most.
 """

@@ -7,8 +7,10 @@ of stride 1 over 12: the same products (and zeros), the same sums, and twice as 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from pipeline.quantization.calibration.ranges import Ranges
@@ -95,7 +97,7 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
     return replace(site, activation=blocks, weight=weight)
 
 
-def _blocked(values: np.ndarray, axes: tuple[_Axis, ...]) -> np.ndarray:  # type: ignore[type-arg]
+def _blocked(values: NDArray[Any], axes: tuple[_Axis, ...]) -> NDArray[Any]:
     """The kernel over blocks: SpaceToDepth puts (row, column in the block, channel) into the channel axis."""
     room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
     whole = np.pad(values, ((0, 0), (0, 0), *room))

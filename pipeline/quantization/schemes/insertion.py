@@ -89,7 +89,7 @@ class Insertion:
         quantized = self._add("QuantizeLinear", [tensor, *given], f"{tensor}_quantized")
         return self._add("DequantizeLinear", [quantized, *given], result, fixed=True)
 
-    def _add(self, op_type: str, inputs: list[str], result: str, fixed: bool = False, **attributes: int) -> str:
+    def _add(self, op_type: str, inputs: list[str], result: str, fixed: bool = False, **attributes: Any) -> str:
         output = result if fixed else self._fresh(result)
         node: NodeProto = helper.make_node(op_type, inputs, [output], name=f"{op_type}/{output}", **attributes)
         self.graph.node.append(node)

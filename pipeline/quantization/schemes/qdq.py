@@ -54,7 +54,7 @@ def quantize_int8(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with Q/DQ around every weighted node (`sites.OP_TYPES`) that has a usable range, and what fuses with it.
+    """The model with Q/DQ around each weighted node that has a usable range (`sites.OP_TYPES`) and what fuses with it.
 
     overrides: node -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
