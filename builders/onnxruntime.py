@@ -100,11 +100,15 @@ class OnnxRuntime:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
+        from builders.onnxruntime_fusion import fuse_bias
+
         path = workdir / "engine.onnx"
         options = _options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
         options.optimized_model_filepath = str(path)
         _open(model, options)
         notes = _settle(path, model.parent)
+        if self.graph_optimization != "none":
+            fuse_bias(path)
         self._session(path)
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
 
