@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from builders import backends
 from builders.errors import DataError, IntegrityError
 from builders.types import (
+    CALIBRATED,
     BuildRequest,
     Dim,
     Engine,
@@ -154,34 +155,39 @@ def calibrate(
 
 
 def quantize(
-    store: str, onnx: str, flavour: Json, observations: str | None, calibration: Json | None, workdir: Path
+    store: str,
+    onnx: str,
+    flavour: Json,
+    observations: str | None,
+    calibration: Json | None,
+    overrides: list[Json],
+    workdir: Path,
 ) -> Json:
     """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone."""
     import onnx as onnx_package
 
-    from pipeline.quantization.schemes.cast import cast_float
-    from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.quantization.schemes.overrides import Override
+    from pipeline.quantization.schemes.write import write
     from pipeline.sources.onnx_model import save_onnx
 
     place = open_store(store)
     model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
     measured = _ranges(place, flavour, observations, calibration)
-    if flavour["precision"] == "int8":
-        if measured is None:
-            raise IntegrityError("int8 was asked for without observations; calibrate first")
-        written, notes = quantize_int8(model, measured, QuantizationScheme(**flavour["scheme"]))
-        lines, scales = notes.lines(), measured.digest
-    else:
-        written, cast = cast_float(model, flavour["precision"], ranges=measured)
-        lines, scales = cast.lines(), None
+    scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
+    rules = [Override.from_json(item) for item in overrides]
+    written, notes = write(model, flavour["precision"], scheme, measured, rules)
     save_onnx(written, workdir / "graph.onnx")
     text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
-    ranges = place.put_bytes(text.encode()) if text else None
-    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(lines), "scales": scales, "ranges": ranges}
+    return {
+        "model": place.put_file(workdir / "graph.onnx"),
+        "notes": list(notes.lines()),
+        "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
+        "ranges": place.put_bytes(text.encode()) if text else None,
+    }
 
 
 def _ranges(place: Store, flavour: Json, observations: str | None, calibration: Json | None) -> "Ranges | None":
-    """Chosen for the flavour's scheme; a cast needs to know the extremes only."""
+    """Chosen for the flavour's scheme; fp8 and casts need to know the extremes only."""
     from pipeline.quantization.calibration.methods import MinMax, method, ranges
     from pipeline.quantization.calibration.observations import Observations
 

@@ -22,7 +22,7 @@ from pydantic import (
 
 from builders import backends, targets
 from builders.errors import EngineryError, UnknownNameError
-from builders.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from builders.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.registry.names import check_channel, check_model, check_version
 
 DTYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -179,7 +179,7 @@ class DimRange(Part):
 
 
 class Calibration(Part):
-    """Real samples from which int8 ranges are measured, and how a range is chosen from what they show."""
+    """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
 
     data: str = Field(
         description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
@@ -213,6 +213,21 @@ class Calibration(Part):
     def function(self) -> str | None:
         """The generator's name; None for stored data."""
         return self.data.partition(":")[2] or None
+
+
+class NodeOverride(Part):
+    """The precision of some nodes, by hand."""
+
+    match: str = Field(min_length=1, description="a node's name, an operator type, or a glob over names: '*/attn/*'")
+    precision: Literal["fp32", "fp16", "int8"] = Field(
+        description="fp32 and fp16 leave the nodes in float; int8 takes back an earlier rule"
+    )
+
+
+class Quantization(Part):
+    """What to quantize, where the default is not wanted."""
+
+    overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
 
 
 class Metric(Part):
@@ -293,6 +308,7 @@ class ModelSpec(Part):
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
     calibration: Calibration | None = None
+    quantization: Quantization = Quantization()
     golden: Golden | None = None
     validation: Validation = Validation()
     build: Build = Build()
@@ -355,8 +371,9 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     out += [
         f"dims.{name} is used by no input; remove it or name it in a shape" for name in sorted(set(spec.dims) - used)
     ]
-    if "int8" in spec.precisions and spec.calibration is None and spec.source.kind != "onnx":
-        out.append("precisions has int8, which needs real samples; add calibration.data")
+    needy = [precision for precision in CALIBRATED if precision in spec.precisions]
+    if needy and spec.calibration is None and spec.source.kind != "onnx":
+        out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
     out += [
         f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
         for pattern in spec.build.required

@@ -23,7 +23,7 @@ from builders.errors import (
     UnavailableError,
 )
 from builders.onnxruntime import cpu_kind
-from builders.types import BuildFailure, BuildRequest, Job, Limits
+from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec import ModelSpec, overrides
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
@@ -129,19 +129,22 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     model = exported.model
     if flavour.precision == "fp32" or model.carries_qdq:
         return Graph(flavour, model.digest, proof=Proof(metrics=exported.proof.metrics))
-    if flavour.precision == "int8" and ranges is None:
-        raise DataError("int8 needs real samples, and the model carries no Q/DQ of its own; add calibration.data")
+    if flavour.precision in CALIBRATED and ranges is None:
+        raise DataError(
+            f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
+        )
     key = {
         "onnx": model.digest,
         "flavour": asdict(flavour),
         "seen": ranges and ranges["seen"],
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
+        "overrides": [item.model_dump() for item in spec.quantization.overrides],
         "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration")}
+        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides")}
         arguments["observations"] = ranges and ranges["observations"]
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
