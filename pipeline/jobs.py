@@ -168,18 +168,21 @@ def quantize(
 
     from pipeline.quantization.schemes.overrides import Override
     from pipeline.quantization.schemes.write import write
-    from pipeline.sources.onnx_model import save_onnx
+    from pipeline.sources.onnx_model import save_onnx, specs_of
 
     place = open_store(store)
     model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
     measured = _ranges(place, flavour, observations, calibration)
     scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
     rules = [Override.from_json(item) for item in overrides]
-    written, notes = write(model, flavour["precision"], scheme, measured, rules)
+    written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=not flavour["native_io"])
+    inputs, outputs = specs_of(written)
     save_onnx(written, workdir / "graph.onnx")
     text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
     return {
         "model": place.put_file(workdir / "graph.onnx"),
+        "inputs": [vars(tensor) for tensor in inputs],
+        "outputs": [vars(tensor) for tensor in outputs],
         "notes": list(notes.lines()),
         "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
         "ranges": place.put_bytes(text.encode()) if text else None,

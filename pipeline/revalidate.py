@@ -83,7 +83,7 @@ def _as_built(entry: EngineEntry) -> Built:
     )
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
-    graph = Graph(Flavour(request.precision), request.model, request.scales)
+    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)
     unit = Unit(request, graph, "cached", "published")
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
 

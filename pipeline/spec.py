@@ -225,8 +225,11 @@ class NodeOverride(Part):
 
 
 class Quantization(Part):
-    """What to quantize, where the default is not wanted."""
+    """How a graph is written in another precision, where the default is not wanted."""
 
+    io: Literal["fp32", "native"] = Field(
+        "fp32", description="native: an fp16 graph also takes and gives fp16; callers then convert"
+    )
     overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
 
 

@@ -6,7 +6,7 @@ Every function here is plain: tests call it directly, the in-process runner call
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from builders.errors import (
     UnavailableError,
 )
 from builders.onnxruntime import cpu_kind
-from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits
+from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits, tensor_from_json
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec import ModelSpec, overrides
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
@@ -128,7 +128,7 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     """Write the model in one flavour and measure what that cost (the quantization joint)."""
     model = exported.model
     if flavour.precision == "fp32" or model.carries_qdq:
-        return Graph(flavour, model.digest, proof=Proof(metrics=exported.proof.metrics))
+        return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
     if flavour.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -149,8 +149,9 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
-    graph = Graph(flavour, value["model"], value["scales"], tuple(value["notes"]))
-    return Graph(flavour, graph.model, graph.scales, graph.notes, _check_graph(spec, exported, graph, shop))
+    inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
+    graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
+    return replace(graph, proof=_check_graph(spec, exported, graph, shop))
 
 
 def _graph_blobs(value: Json) -> list[str]:

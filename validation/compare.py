@@ -24,7 +24,7 @@ def drift_checks(
     joint: str, reference: Session, candidate: Session, golden: GoldenSet, budget: Budget
 ) -> tuple[Check, ...]:
     """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks."""
-    return _checks(joint, lambda case: reference.run(case.inputs), candidate, golden, budget)
+    return _checks(joint, lambda case: run(reference, case.inputs), candidate, golden, budget)
 
 
 def expected_checks(joint: str, candidate: Session, golden: GoldenSet, budget: Budget) -> tuple[Check, ...]:
@@ -44,11 +44,18 @@ def task_check(session: Session, golden: GoldenSet, metric: Mapping[str, Any]) -
         raise InputError(f"metric {name!r} is not known; known: accuracy")
     original = _accuracy((case.expected for case in golden.of_kind("golden")), output, golden.labels)
     try:
-        value = _accuracy((session.run(case.inputs) for case in golden.of_kind("golden")), output, golden.labels)
+        value = _accuracy((run(session, case.inputs) for case in golden.of_kind("golden")), output, golden.labels)
     except EngineryError as error:
         return Check("task", name, output, "golden", None, floor, False, str(error))
     passed = floor is None or value >= floor
     return Check("task", name, output, "golden", value, floor, passed, f"the original model has {original:.4f}")
+
+
+def run(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """Run a session on golden inputs, narrowed where it takes fp16: golden data is what the original model takes."""
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    narrowed = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
+    return session.run({**inputs, **narrowed})
 
 
 @dataclass
@@ -73,7 +80,7 @@ def _checks(
     for case in golden.cases:
         expected = expected_of(case)
         try:
-            actual = candidate.run(case.inputs)
+            actual = run(candidate, case.inputs)
         except EngineryError as error:
             drifts.failures.append(Check(joint, "runs", "", case.name, None, None, False, str(error)))
             continue

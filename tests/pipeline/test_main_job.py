@@ -371,3 +371,12 @@ def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(pr
     project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
     failed = project.build("--precisions", "int8")
     assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
+
+
+def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(project: Project) -> None:
+    project.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
+    outcome = project.build().json
+    assert units(outcome, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
+    pulled = project.run("pull", "tiny", "--target", "cpu", "--dest", project.folder / "out", "--json").json
+    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
+    assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]

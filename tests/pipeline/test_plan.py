@@ -125,5 +125,5 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     (item,) = candidates(spec, Selection())
     tensor = (TensorSpec("x", "float32", tuple(names)),)
     exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
-    request = plan._request(spec, exported, item, Graph(Flavour("fp32"), "0" * 64))
+    request = plan._request(spec, item, Graph(Flavour("fp32"), "0" * 64, tensor, tensor))
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")

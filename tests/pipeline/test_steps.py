@@ -50,7 +50,7 @@ def workshop(folder: Path, error: EngineryError) -> Workshop:
 
 def an_engine() -> Built:
     request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
-    return Built(Unit(request, Graph(Flavour("fp32"), MODEL), "build", ""), ENGINE, 1, ".onnx")
+    return Built(Unit(request, Graph(Flavour("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
 
 
 EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
