@@ -1,6 +1,6 @@
 """What calibration costs over plain fp32 inference, in CPU time and in memory, and what its methods are worth.
 
-Every measurement runs in a fresh process on one thread, onnxruntime's quantizer beside ours, on the same model and
+Every measurement runs in a fresh process on one core, onnxruntime's quantizer beside ours, on the same model and
 samples: timm's ResNet-50 with random weights, whose BN statistics come from crops of scikit-learn's two photographs.
 "x fp32" is the CPU time of the whole call divided by (samples x one fp32 inference in the same process).
 
@@ -10,6 +10,7 @@ FOLDER keeps the model and the samples between runs. Needs the packages that ben
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -267,6 +268,8 @@ def qualities(folder: Path, count: int) -> dict[str, Any]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
+        # onnxruntime's calibrators take all cores and spin while they wait: that would be CPU time too.
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         what, side, folder, count, *rest = sys.argv[2:]
         function: Any = {"cost": measure_cost, "quality": measure_quality}[what]
         print(json.dumps(function(side, Path(folder), int(count), *rest)))
