@@ -350,8 +350,9 @@ def test_the_path_of_the_report_is_a_path(project: Project) -> None:
 
 def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
     project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
-    status = units(project.build().json, "status")
-    assert status == {
+    done = project.build()
+    assert done.code == 0, done.err
+    assert units(done.json, "status") == {
         "cpu fp8": "refused",
         "cpu int8-dynamic": "proven",
         "cpu int4": "proven",

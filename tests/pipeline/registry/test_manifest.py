@@ -97,7 +97,7 @@ def entry_with(**changes: Any) -> list[Any]:
         ({"engines": {}}, "engines"),
         ({"engines": [1]}, r"engines\[0\]"),
         ({"engines": entry_with(target="../x")}, r"engines\[0\].target"),
-        ({"engines": entry_with(precision="fp8")}, "precision"),
+        ({"engines": entry_with(precision="fp7")}, "precision"),
         ({"engines": entry_with(status="fine")}, "status"),
         ({"engines": entry_with(digest="x")}, "digest"),
         ({"engines": entry_with(digest=None)}, "unproven and has no digest"),
