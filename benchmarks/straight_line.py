@@ -19,7 +19,8 @@ from pipeline.plan import Candidate, Selection, candidates, profiles
 from pipeline.quantization.calibration.methods import MinMax, ranges
 from pipeline.quantization.calibration.observations import Observations
 from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
+from pipeline.quantization.graphs.placement import tensors_to_measure
+from pipeline.quantization.graphs.sites import activations, prepared
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
 from pipeline.sources.onnx_model import save_onnx, specs_of
@@ -71,7 +72,7 @@ def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
 def calibrated(spec: ModelSpec, model: Path) -> Observations:
     graph = prepared(onnx.load(model))
     samples = Samples.open(spec.file(spec.calibration.data), spec.tensors(), spec.named_dims())
-    return observe(model, samples, activations(graph), histograms=taps(find_sites(graph)[0]))
+    return observe(model, samples, activations(graph), histograms=tensors_to_measure(graph))
 
 
 def written(

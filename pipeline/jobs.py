@@ -140,12 +140,13 @@ def calibrate(
 
     from pipeline.quantization.calibration.observe import observe
     from pipeline.quantization.calibration.sources import open_source
-    from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
+    from pipeline.quantization.graphs.placement import tensors_to_measure
+    from pipeline.quantization.graphs.sites import activations, prepared
 
     place = open_store(store)
     model = _fetch(place, onnx, workdir / "model.onnx")
     graph = prepared(onnx_package.load(model))
-    everything, needed = activations(graph), taps(find_sites(graph)[0])
+    everything, needed = activations(graph), tensors_to_measure(graph)
     del graph
     with open_source(Path(root), data, digest, _tensors(inputs), _dims(dims)) as samples:
         seen = observe(model, samples, everything, histograms=needed)

@@ -24,7 +24,8 @@ from builders.errors import DataError
 from pipeline.quantization.calibration.histogram import LogHistogram, count_into, holds_nan
 from pipeline.quantization.calibration.observations import Observations, Seen
 from pipeline.quantization.calibration.taps import Measured, open_tapped
-from pipeline.quantization.graphs.sites import find_sites, prepared, taps
+from pipeline.quantization.graphs.placement import tensors_to_measure
+from pipeline.quantization.graphs.sites import prepared
 from validation.samples import SampleSource
 
 CHECKPOINT_EVERY = 64
@@ -52,7 +53,7 @@ def observe(
     or lacks a named tensor.
     """
     graph = prepared(onnx.load(model))
-    needed = taps(find_sites(graph)[0])
+    needed = tensors_to_measure(graph)
     wanted = needed if tensors is None else tuple(dict.fromkeys(tensors))
     whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
     empty = {name: Seen(histogram=LogHistogram.of(np.empty(0)) if name in whole else None) for name in wanted}

@@ -53,8 +53,8 @@ def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:
 
 def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
     found = calibrate(saved(conv_net(), tmp_path), samples(tmp_path, images(), (IMAGE,)))
-    # what each weighted node reads, and what each convolution writes (behind its Relu)
-    assert set(found.tensors) == {"image", "r1", "c2", "flat"}
+    # what each weighted node reads, what each convolution writes (behind its Relu), and the integer path between them
+    assert set(found.tensors) == {"image", "r1", "c2", "r2", "pooled", "flat"}
     found = calibrate(saved(attention_net(), tmp_path), samples(tmp_path, sentences(), (TOKENS, MASK)))
     assert set(found.tensors) == {"x", "a", "n", "u5", "y"}
 
