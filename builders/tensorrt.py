@@ -147,8 +147,15 @@ class _TensorRT:
             config.clear_flag(trt.BuilderFlag.TF32)
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
-        if request.precision == "bf16" and request.target.compute_capability == (7, 5):
+        capability = request.target.compute_capability or (0, 0)
+        if request.precision == "bf16" and capability == (7, 5):
             return "sm_75 has no bfloat16; use fp16"
+        if request.precision == "fp8" and capability < (8, 9):
+            return f"{request.target.sm} has no FP8 (e4m3), which begins with sm_89; use int8"
+        if request.precision == "int4" and capability == (7, 5):
+            return f"{self.title} has no int4 weights on sm_75; use int8 or fp16"
+        if request.precision == "int8-dynamic":
+            return f"{self.title} takes no activation scales made at run time; use int8 with calibration, or fp8"
         return None
 
     def _io_refusal(self, request: BuildRequest) -> str | None:

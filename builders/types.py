@@ -15,8 +15,12 @@ from builders.digest import digest_of
 if TYPE_CHECKING:
     import numpy as np
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8")
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
+# From wide to narrow.
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4")
+# Written in the scheme of the backend; the first two need calibrated ranges.
+QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
+CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 
 Scalar = str | int | float | bool
 Shape = tuple[int, ...]
@@ -94,9 +98,10 @@ class Target:
 
 @dataclass(frozen=True)
 class QuantizationScheme:
-    """How a backend wants an int8 graph to look.
+    """How a backend wants a quantized graph to look.
 
-    activation: 'int8' is symmetric with zero point 0 (TensorRT); 'uint8' is asymmetric (onnxruntime's VNNI kernels).
+    activation: of int8: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
+    kernels).
     quantize_bias: whether biases become int32 with their own dequantization (TensorRT refuses that).
     float_precision: what the operators that stay in floating point compute in.
     """
@@ -111,7 +116,7 @@ class BuildRequest:
     """Everything an engine is a function of. Equal requests make interchangeable engines.
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
-    scales: digest of the calibrated ranges behind an int8 model.
+    scales: digest of the calibrated ranges behind an int8 or fp8 model.
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter.
     """
 

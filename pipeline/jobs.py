@@ -142,30 +142,25 @@ def calibrate(store: str, onnx: str, data: str, inputs: list[Json], dims: list[J
     return {"ranges": place.put_bytes(text.encode()), "scales": ranges.digest, "samples": samples.count}
 
 
-def quantize(store: str, onnx: str, flavour: Json, ranges: str | None, workdir: Path) -> Json:
+def quantize(store: str, onnx: str, flavour: Json, ranges: str | None, overrides: list[Json], workdir: Path) -> Json:
     """Write the model in one flavour: digest of the graph, and notes on what was left alone."""
     import json
 
     import onnx as onnx_package
 
     from pipeline.quantization.calibration.ranges import Ranges
-    from pipeline.quantization.schemes.cast import cast_float
-    from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.quantization.schemes.overrides import Override
+    from pipeline.quantization.schemes.write import write
     from pipeline.sources.onnx_model import save_onnx
 
     place = open_store(store)
     model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
     measured = Ranges.from_json(json.loads(place.read_blob(ranges))) if ranges else None
-    if flavour["precision"] == "int8":
-        if measured is None:
-            raise IntegrityError("int8 was asked for without ranges; calibrate first")
-        written, notes = quantize_int8(model, measured, QuantizationScheme(**flavour["scheme"]))
-        lines = notes.lines()
-    else:
-        written, cast = cast_float(model, flavour["precision"], ranges=measured)
-        lines = cast.lines()
+    scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
+    rules = [Override.from_json(item) for item in overrides]
+    written, notes = write(model, flavour["precision"], scheme, measured, rules)
     save_onnx(written, workdir / "graph.onnx")
-    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(lines)}
+    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(notes.lines())}
 
 
 def check_graph(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from builders import backends
-from builders.types import Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
+from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.spec import ModelSpec, matches_unit
 from pipeline.steps import recall_engine
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
@@ -43,7 +43,7 @@ class Candidate:
     @property
     def flavour(self) -> Flavour:
         """The way this unit wants its graph written."""
-        return Flavour(self.precision, self.backend.scheme() if self.precision == "int8" else None)
+        return Flavour(self.precision, self.backend.scheme() if self.precision in QUANTIZED else None)
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:

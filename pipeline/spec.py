@@ -21,7 +21,7 @@ from pydantic import (
 
 from builders import backends, targets
 from builders.errors import EngineryError, UnknownNameError
-from builders.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from builders.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.registry.names import check_channel, check_model, check_version
 
 DTYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -178,10 +178,25 @@ class DimRange(Part):
 
 
 class Calibration(Part):
-    """Real samples from which int8 ranges are measured."""
+    """Real samples from which int8 and fp8 ranges are measured."""
 
     data: File = Field(description=".npz with one array per input, or .npy for a single input")
     method: Literal["minmax"] = "minmax"
+
+
+class NodeOverride(Part):
+    """The precision of some nodes, by hand."""
+
+    match: str = Field(min_length=1, description="a node's name, an operator type, or a glob over names: '*/attn/*'")
+    precision: Literal["fp32", "fp16", "int8"] = Field(
+        description="fp32 and fp16 leave the nodes in float; int8 takes back an earlier rule"
+    )
+
+
+class Quantization(Part):
+    """What to quantize, where the default is not wanted."""
+
+    overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
 
 
 class Metric(Part):
@@ -262,6 +277,7 @@ class ModelSpec(Part):
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
     calibration: Calibration | None = None
+    quantization: Quantization = Quantization()
     golden: Golden | None = None
     validation: Validation = Validation()
     build: Build = Build()
@@ -324,8 +340,9 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     out += [
         f"dims.{name} is used by no input; remove it or name it in a shape" for name in sorted(set(spec.dims) - used)
     ]
-    if "int8" in spec.precisions and spec.calibration is None and spec.source.kind != "onnx":
-        out.append("precisions has int8, which needs real samples; add calibration.data")
+    needy = [precision for precision in CALIBRATED if precision in spec.precisions]
+    if needy and spec.calibration is None and spec.source.kind != "onnx":
+        out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
     metric = spec.golden.metric if spec.golden else None
     if metric and spec.outputs and metric.output not in spec.outputs:
         out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")

@@ -11,7 +11,7 @@ from typing import Any
 from builders import backends
 from builders.digest import digest_of_file
 from builders.errors import DataError, EngineryError, IntegrityError, StepError, UnavailableError
-from builders.types import BuildFailure, BuildRequest, Job, Limits
+from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits
 from pipeline.sources.source_files import source_files
 from pipeline.spec import ModelSpec, overrides
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
@@ -102,22 +102,25 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     model = exported.model
     if flavour.precision == "fp32" or model.carries_qdq:
         return Graph(flavour, model.digest, proof=Proof(metrics=exported.proof.metrics))
-    if flavour.precision == "int8" and ranges is None:
-        raise DataError("int8 needs real samples, and the model carries no Q/DQ of its own; add calibration.data")
+    if flavour.precision in CALIBRATED and ranges is None:
+        raise DataError(
+            f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
+        )
     key = {
         "onnx": model.digest,
         "flavour": asdict(flavour),
         "ranges": ranges and ranges["ranges"],
+        "overrides": [item.model_dump() for item in spec.quantization.overrides],
         "versions": versions("onnx", "onnxruntime", "numpy"),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "flavour", "ranges")}
+        arguments = {name: key[name] for name in ("onnx", "flavour", "ranges", "overrides")}
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
     value = shop.once("quantize", f"write {flavour.name}", key, job, lambda value: [value["model"]])
-    scales = ranges["scales"] if ranges and flavour.precision == "int8" else None
+    scales = ranges["scales"] if ranges and flavour.precision in CALIBRATED else None
     graph = Graph(flavour, value["model"], scales, tuple(value["notes"]))
     return Graph(flavour, graph.model, scales, graph.notes, _check_graph(spec, exported, graph, shop))
 

@@ -61,7 +61,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Flavour:
-    """One way to write the model for a precision: `scheme` matters to int8 only."""
+    """One way to write the model for a precision: `scheme` matters to the quantized precisions only."""
 
     precision: Precision
     scheme: QuantizationScheme | None = None
@@ -71,7 +71,8 @@ class Flavour:
         """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'."""
         if self.scheme is None:
             return self.precision
-        return f"{self.precision} ({self.scheme.activation} activations, {self.scheme.float_precision} elsewhere)"
+        activations = f"{self.scheme.activation} activations, " if self.precision == "int8" else ""
+        return f"{self.precision} ({activations}{self.scheme.float_precision} elsewhere)"
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,19 @@ _DEFAULTS: dict[str, dict[Precision, Budget]] = {
         "fp32": Budget(max_rel=1e-3, sqnr_db=80.0),
         "fp16": Budget(max_rel=0.03, sqnr_db=45.0),
         "bf16": Budget(max_rel=0.2, sqnr_db=25.0),
+        "fp8": Budget(max_rel=0.6, sqnr_db=15.0),
         "int8": Budget(max_rel=0.6, sqnr_db=15.0),
+        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0),
+        "int4": Budget(max_rel=0.9, sqnr_db=10.0),
     },
     "engine": {
         "fp32": Budget(max_rel=1e-3, sqnr_db=80.0),
         "fp16": Budget(max_rel=0.03, sqnr_db=45.0),
         "bf16": Budget(max_rel=0.2, sqnr_db=25.0),
+        "fp8": Budget(max_rel=0.6, sqnr_db=15.0),
         "int8": Budget(max_rel=0.6, sqnr_db=15.0),
+        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0),
+        "int4": Budget(max_rel=0.9, sqnr_db=10.0),
     },
 }
 

@@ -1,4 +1,5 @@
-"""Precision of a graph: fp16 and bf16 by casting, int8 by calibrated ranges and explicit Q/DQ nodes.
+"""Precision of a graph: fp16 and bf16 by casting, int8 and fp8 by calibrated ranges and explicit Q/DQ nodes, int8 with
+scales made at run time, int4 weights in blocks.
 
 ::
 
@@ -6,12 +7,17 @@
       calibrate.py     MinMax inside the session             ranges.py    the scales artifact
     graphs/        reading and tidying ONNX graphs
       graph.py         names, types, order                   sites.py     which nodes int8 can take
-      sharing.py       keeps Q/DQ from a tensor's other readers
+      placement.py     where else Q/DQ goes, so that fusions survive (residual Adds, pooling)
+      stems.py         a strided RGB convolution, rewritten for integer kernels
+      grids.py         number formats of Q/DQ, and scales on them
       halves.py        fp16 and bf16 as number formats       overflow.py  which tensors do not fit them
       schemas.py       which inputs and results of an operator may be fp16 or bf16
     schemes/       writing a graph in another precision
-      qdq.py           ranges + a backend's scheme -> Q/DQ   cast.py      fp32 -> fp16 or bf16
-      emulate.py       the same arithmetic on a CPU that lacks it
+      write.py         the one door: a model, a precision, a backend's scheme -> a graph and notes
+      qdq.py           int8 and fp8: ranges -> Q/DQ          insertion.py  the nodes themselves
+      int4.py          weights in blocks                     dynamic.py    int8 with scales made at run time
+      cast.py          fp32 -> fp16 or bf16                  emulate.py    the same arithmetic on a CPU that lacks it
+      overrides.py     precision by hand, per node
     notes.py       what was done, what was left in float, and why
 
 Public functions take and return `onnx.ModelProto`, leave their argument alone, and give equal bytes for equal input.

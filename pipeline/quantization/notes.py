@@ -46,20 +46,22 @@ class CastNotes:
 class QuantizationNotes:
     """Result of inserting Q/DQ.
 
-    quantized: names of the nodes that now compute in int8.  kept: candidates left in float.
+    quantized: names of the nodes that now compute in `precision`.  kept: candidates left in float.
     passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
+    precision: what the quantized nodes compute in ('int4 weights' for those that only store their weights so).
     """
 
     quantized: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
     passed_through: bool = False
     cast: CastNotes | None = None
+    precision: str = "int8"
 
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences for people."""
         if self.passed_through:
             return ("the model already carries Q/DQ nodes and passed through untouched",)
-        head = f"{len(self.quantized)} nodes compute in int8, {len(self.kept)} candidates stay in float"
+        head = f"{len(self.quantized)} nodes compute in {self.precision}, {len(self.kept)} candidates stay in float"
         rest = self.cast.lines() if self.cast else ()
         return (head, *_kept_lines(self.kept, "float"), *rest)
 

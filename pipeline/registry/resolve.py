@@ -15,8 +15,8 @@ from pipeline.registry.manifest import EngineEntry
 PORTABLE = "gpu"
 
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
-GPU_PREFERENCE = ("int8", "fp16", "bf16", "fp32")
-CPU_PREFERENCE = ("int8", "fp32", "bf16", "fp16")
+GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
+CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -21,7 +22,7 @@ def save(path: Path, nodes, inputs, outputs, weights=(), domains=()) -> Path:
         [helper.make_tensor_value_info(*value) for value in outputs],
         [numpy_helper.from_array(array, name) for name, array in weights],
     )
-    opsets = [helper.make_opsetid("", 20), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    opsets = [helper.make_opsetid("", 21), *(helper.make_opsetid(domain, 1) for domain in domains)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
     return path
 
@@ -89,6 +90,43 @@ def int8_mlp(path: Path, dtype: str) -> Path:
     ]
     float32 = TYPES["float32"]
     return save(path, nodes, [("image", float32, ("batch", 8))], [("logits", float32, ("batch", 16))], weights)
+
+
+def fp8_mlp(path: Path) -> Path:
+    """image [batch, 8] -> e4m3 Q/DQ on the input, e4m3 weights, over fp16 -> logits [batch, 16]."""
+    weights = [
+        ("scale", np.array(0.05, "float16")),
+        ("zero", np.array(0, ml_dtypes.float8_e4m3fn)),
+        ("w", np.random.default_rng(2).standard_normal((8, 16)).astype(ml_dtypes.float8_e4m3fn)),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], name="dequantize"),
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["wd"], name="dequantize_w"),
+        helper.make_node("MatMul", ["d", "wd"], ["c"], name="matmul"),
+    ]
+    return _over_fp16(path, nodes, 8, weights)
+
+
+def int4_mlp(path: Path) -> Path:
+    """image [batch, 64] -> int4 weights in one block of 64, over fp16 -> logits [batch, 16]."""
+    weights = [
+        ("scale", np.full((1, 16), 0.05, "float16")),
+        ("w", np.random.default_rng(2).integers(-8, 8, (64, 16)).astype(ml_dtypes.int4)),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale"], ["wd"], name="dequantize_w", axis=0, block_size=64),
+        helper.make_node("MatMul", ["x", "wd"], ["c"], name="matmul"),
+    ]
+    return _over_fp16(path, nodes, 64, weights)
+
+
+def _over_fp16(path: Path, nodes, width: int, weights) -> Path:
+    """The nodes from fp16 'x' to fp16 'c', with casts around them."""
+    down = helper.make_node("Cast", ["image"], ["x"], name="down", to=TYPES["float16"])
+    up = helper.make_node("Cast", ["c"], ["logits"], name="up", to=TensorProto.FLOAT)
+    inputs, outputs = [("image", 1, ("batch", width))], [("logits", 1, ("batch", 16))]
+    return save(path, [down, *nodes, up], inputs, outputs, weights)
 
 
 IMAGE = TensorSpec("image", "float32", ("batch", 8))

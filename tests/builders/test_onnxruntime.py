@@ -88,7 +88,47 @@ def test_fp16_overflow_is_hidden_as_the_module_says(tmp_path):
     assert session.run({"x": np.array([300.0], "f")})["y"] == 300
 
 
-def test_bf16_and_gpus_are_refused_with_the_remedy():
+def test_fusions_slower_than_their_parts_are_left_out(tmp_path):
+    """With them, Add and LayerNormalization become one SkipLayerNormalization: in the file, or when it is opened."""
+    weights = [("gamma", np.ones(4, "f")), ("beta", np.zeros(4, "f"))]
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["sum"], name="add"),
+        helper.make_node("LayerNormalization", ["sum", "gamma", "beta"], ["z"], name="norm"),
+    ]
+    values = [(name, TensorProto.FLOAT, (2, 3, 4)) for name in "xyz"]
+    model = graphs.save(tmp_path / "model.onnx", nodes, values[:2], values[2:], weights)
+    engine = OnnxRuntime().build(ort_request(), model, tmp_path)
+    assert [node.op_type for node in onnx.load(engine.path).graph.node] == ["Add", "LayerNormalization"]
+    options = module._options("ORT_ENABLE_ALL", 1)
+    options.optimized_model_filepath = str(tmp_path / "opened.onnx")
+    module._open(engine.path, options)
+    assert "SkipLayerNormalization" not in {node.op_type for node in onnx.load(tmp_path / "opened.onnx").graph.node}
+
+
+@pytest.mark.parametrize("bias_first", [False, True])
+def test_a_bias_behind_an_integer_matmul_becomes_part_of_it(tmp_path, bias_first):
+    rng = np.random.default_rng(0)
+    weights = [("s", np.array(0.05, "f")), ("z", np.array(128, "uint8")), ("b", np.arange(16, dtype="f"))]
+    weights += [("w", rng.integers(-127, 128, (8, 16)).astype("int8")), ("sw", np.full(16, 0.02, "f"))]
+    weights += [("zw", np.zeros(16, "int8"))]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+        helper.make_node("DequantizeLinear", ["w", "sw", "zw"], ["wd"], name="wd", axis=1),
+        helper.make_node("MatMul", ["d", "wd"], ["m"], name="m"),
+        helper.make_node("Add", ["b", "m"] if bias_first else ["m", "b"], ["y"], name="add"),
+    ]
+    model = graphs.save(tmp_path / "m.onnx", nodes, [("x", 1, ("n", 3, 8))], [("y", 1, ("n", 3, 16))], weights)
+    engine = OnnxRuntime().build(ort_request(), model, tmp_path)
+    types = [node.op_type for node in onnx.load(engine.path).graph.node]
+    assert types == ["QuantizeLinear", "MatMulIntegerToFloat"]
+    x = {"x": rng.normal(size=(2, 3, 8)).astype("f")}
+    with OnnxRuntime().open(engine) as opened, OrtSession(model, optimized=False) as reference:
+        np.testing.assert_allclose(opened.run(x)["y"], reference.run(x)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_bf16_fp8_and_gpus_are_refused_with_the_remedy():
+    assert OnnxRuntime().refuses(ort_request("fp8")) == "CPUs have no FP8 arithmetic; use int8"
     assert "use fp32" in OnnxRuntime().refuses(ort_request("bf16"))
     assert "tensorrt-rtx" in OnnxRuntime().refuses(graphs.request("sm_89"))
     assert OnnxRuntime().refuses(ort_request()) is None

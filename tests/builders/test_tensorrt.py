@@ -21,18 +21,30 @@ GRAPHS = {
     "fp16": lambda path: graphs.mlp(path, "float16"),
     "bf16": lambda path: graphs.mlp(path, "bfloat16"),
     "int8": lambda path: graphs.int8_mlp(path, "float16"),
+    "fp8": lambda path: graphs.fp8_mlp(path),
+    "int4": lambda path: graphs.int4_mlp(path),
+}
+REFUSED = {
+    *(("sm_75", precision) for precision in ("fp32", "bf16", "fp8", "int4")),
+    *((target, "fp8") for target in ("sm_80", "sm_86")),
 }
 BUILDS = [
     (target, precision)
     for target in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
     for precision in GRAPHS
-    if not (target == "sm_75" and precision in ("fp32", "bf16"))
+    if (target, precision) not in REFUSED
 ]
+
+
+def request_for(target, precision):
+    if precision != "int4":
+        return graphs.request(target, precision)
+    return graphs.request(target, precision, profiles=(ShapeProfile((("image", (1, 64), (4, 64), (16, 64)),)),))
 
 
 @pytest.mark.parametrize(("target", "precision"), BUILDS)
 def test_real_engines_for_every_generation_and_precision(tmp_path, target, precision):
-    request = graphs.request(target, precision)
+    request = request_for(target, precision)
     assert RTX.refuses(request) is None
     engine = RTX.build(request, GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
     data = engine.path.read_bytes()
@@ -71,6 +83,10 @@ def test_one_optimization_profile_per_bucket(tmp_path):
     [
         ("sm_75", "fp32", "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"),
         ("sm_75", "bf16", "sm_75 has no bfloat16; use fp16"),
+        ("sm_75", "fp8", "sm_75 has no FP8 (e4m3), which begins with sm_89; use int8"),
+        ("sm_86", "fp8", "sm_86 has no FP8"),
+        ("sm_75", "int4", "no int4 weights on sm_75; use int8 or fp16"),
+        ("sm_89", "int8-dynamic", "takes no activation scales made at run time; use int8 with calibration"),
         ("sm_90", "fp16", "sm_90 is not a target of TensorRT-RTX; use full tensorrt"),
         ("sm_100", "int8", "not a target of TensorRT-RTX"),
         ("sm_103", "fp32", "not a target of TensorRT-RTX"),
@@ -81,12 +97,11 @@ def test_what_the_hardware_lacks_is_refused_with_the_remedy(target, precision, w
     assert words in RTX.refuses(graphs.request(target, precision))
 
 
-@pytest.mark.parametrize("target", ["sm_75"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("target", "precision"), sorted(REFUSED))
 def test_the_refusals_are_true(tmp_path, target, precision):
     """Built all the same, they fail: when a new release learns them, this test says that the table is out of date."""
     with pytest.raises(EngineryError, match="use fp16") as caught:
-        RTX.build(graphs.request(target, precision), GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
+        RTX.build(request_for(target, precision), GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
     assert ".cpp" not in str(caught.value)
 
 

@@ -70,7 +70,7 @@ def test_backends_say_what_they_build(capsys: pytest.CaptureFixture[str]) -> Non
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
     assert rows["tensorrt-rtx"]["builds"]["sm_75"] == ["fp16", "int8"]
     assert "sm_90" not in rows["tensorrt-rtx"]["builds"]
-    assert rows["onnxruntime"]["builds"] == {"cpu": ["fp32", "fp16", "int8"]}
+    assert rows["onnxruntime"]["builds"] == {"cpu": ["fp32", "fp16", "int8", "int8-dynamic", "int4"]}
 
 
 def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:

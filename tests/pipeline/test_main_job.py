@@ -240,3 +240,28 @@ def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None
     arrays = {name: numpy_helper.to_array(item) for name, item in zip(names, model.graph.initializer, strict=True)}
     write_model(built.folder / "tiny.onnx", dict(reversed(arrays.items())))
     assert rebuilt(built.build().json) == set()
+
+
+def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
+    project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
+    status = units(project.build().json, "status")
+    assert status == {
+        "cpu fp8": "refused",
+        "cpu int8-dynamic": "proven",
+        "cpu int4": "proven",
+        "sm_80 fp8": "refused",
+        "sm_80 int8-dynamic": "refused",
+        "sm_80 int4": "unproven",
+        "sm_89 fp8": "unproven",
+        "sm_89 int8-dynamic": "refused",
+        "sm_89 int4": "unproven",
+    }
+
+
+def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:
+    first = project.build("--precisions", "int8").json
+    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
+    assert project.build("--precisions", "int8").json["version"] != first["version"]
+    project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
+    failed = project.build("--precisions", "int8")
+    assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err

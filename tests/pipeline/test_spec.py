@@ -70,6 +70,11 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
             "validation.limits.int8.engin: unknown key; did you mean",
         ),
         ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: input should be greater than 0"),
+        (
+            {"quantization": {"overrides": [{"match": "MatMul", "precision": "int4"}]}},
+            "quantization.overrides.0.precision",
+        ),
+        ({"precisions": ["fp8"], "calibration": None, "source": {"torch": "m.py:build"}}, "precisions has fp8"),
         ({"build": {"required": ["sm_98 int8"]}}, "build.required.0: 'sm_98 int8': target 'sm_98' is not known"),
         ({"publication": {"channel": "no/slash"}}, "publication.channel: channel name 'no/slash'"),
     ],

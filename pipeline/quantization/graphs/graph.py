@@ -32,6 +32,7 @@ def tidy(model: ModelProto) -> ModelProto:
 def finish(model: ModelProto) -> ModelProto:
     """Sort the nodes, drop constants that nothing reads, infer types anew and check everything.
 
+    Shapes that only the model's author knew (behind a Reshape by computed sizes) are kept: runtimes fuse by them.
     Raises ModelError when the graph is not valid ONNX.
     """
     graph = model.graph
@@ -40,13 +41,33 @@ def finish(model: ModelProto) -> ModelProto:
     unread = [item for item in graph.initializer if item.name not in read]
     for item in unread:
         graph.initializer.remove(item)
+    told = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
+        if known := _still_true(told, inferred):
+            model.graph.value_info.extend(known)
+            inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
         onnx.checker.check_model(inferred)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
     return inferred
+
+
+def _still_true(told: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> list[onnx.ValueInfoProto]:
+    """The shapes that were told and that inference does not find, of tensors whose type and rank stayed."""
+    kept = []
+    for value in inferred.graph.value_info:
+        before = told.get(value.name)
+        now = value.type.tensor_type
+        if before is not None and before.type.tensor_type.elem_type == now.elem_type and not _complete(now):
+            rank_stayed = not now.HasField("shape") or len(before.type.tensor_type.shape.dim) == len(now.shape.dim)
+            kept += [before] if rank_stayed else []
+    return kept
+
+
+def _complete(tensor: onnx.TypeProto.Tensor) -> bool:
+    return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def opset_of(model: ModelProto) -> int:

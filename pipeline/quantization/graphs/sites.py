@@ -1,6 +1,7 @@
 """Quantization sites: the nodes that int8 can take, and the tensors whose ranges that needs.
 
-Conv, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or a transformer.
+Conv, ConvTranspose, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or
+a transformer.
 A product of two activations (attention scores) stays in float: its inputs follow a softmax or feed one, where a
 uniform step of 1/127 of the range costs most.
 """
@@ -21,7 +22,7 @@ from pipeline.quantization.graphs.graph import (
 )
 from pipeline.quantization.notes import Kept
 
-OP_TYPES = ("Conv", "Gemm", "MatMul")
+OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Per-channel Q/DQ exists from this opset on; older models are lifted before anything is measured or quantized.
 LOWEST_OPSET = 13
 
@@ -134,6 +135,8 @@ def _weight_obstacle(node: NodeProto, weight: TensorProto) -> str | None:
     if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
         # onnxruntime's Q/DQ insertion resets beta to 1 without scaling the bias.
         return "it has a beta other than 1; fold it into the bias"
+    if node.op_type == "ConvTranspose" and _attribute(node, "group", 1) != 1:
+        return "its weight's output channels lie in groups; per-channel scales need one axis"
     values = numpy_helper.to_array(weight)
     if values.size == 0:
         return "its weight is empty"

@@ -1,35 +1,46 @@
-"""int8 graphs: Q/DQ nodes put by onnxruntime's QDQQuantizer, with our ranges and in the scheme of the backend.
+"""int8 and fp8 graphs: Q/DQ nodes laid by calibrated ranges, in the scheme of the backend.
 
 int8 (TensorRT): symmetric activations, per-channel weights with a Q/DQ pair of their own, float biases, and no Q/DQ
-behind weighted nodes, so that a Relu or an Add fuses before the next quantization.
+behind weighted nodes, so that a Relu fuses before the next quantization; the other operand of a residual Add is
+quantized, so that the Add fuses too.
+fp8 (TensorRT, sm_89 and later): the same places; the weights are stored as e4m3, behind one DequantizeLinear.
 uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases, and Q/DQ behind each
-convolution (and its Relu), without which its integer kernel is not chosen.
+convolution (and its Relu) and what joins convolutions, without which its integer kernels are not chosen.
 Weights use all 8 bits: on x86 without VNNI onnxruntime adds pairs of uint8 x int8 products in 16 bits, which can
 saturate (its own documentation), so an int8 CPU engine holds for hosts like the one it was validated on.
-
-Only the chosen nodes see quantized values. A residual connection that reads the same tensor keeps the exact one.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import ModelProto, TensorProto, shape_inference
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from builders.errors import DataError
 from builders.types import QuantizationScheme
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import finish, raise_opset, tidy
-from pipeline.quantization.graphs.sharing import join_readers, own_weights, part_readers
+from pipeline.quantization.graphs.grids import GRIDS
+from pipeline.quantization.graphs.placement import joints, residuals
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
+from pipeline.quantization.graphs.stems import fold_stems
 from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.insertion import (
+    Insertion,
+    has_quantizable_bias,
+    weight_scales,
+    widened_for_bias,
+)
+from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
 
 QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
 LARGEST_REACH = 1e4
-# Q/DQ of fp16 exists from this opset on.
+# Q/DQ of fp16, and fp8 itself, exist from this opset on; the IR from 9.
 LOWEST_OPSET_FP16 = 19
+LOWEST_IR_FP8 = 9
 
 
 def carries_qdq(model: ModelProto) -> bool:
@@ -38,39 +49,67 @@ def carries_qdq(model: ModelProto) -> bool:
 
 
 def quantize_int8(
-    model: ModelProto, ranges: Ranges, scheme: QuantizationScheme
+    model: ModelProto,
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    overrides: Mapping[str, OverridePrecision] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with Q/DQ around every Conv, Gemm and MatMul that has a constant weight and a usable range.
+    """The model with Q/DQ around each weighted node that has a usable range (`sites.OP_TYPES`) and what fuses with it.
 
+    overrides: node -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
-    inputs and outputs staying fp32. Raises DataError when `ranges` lacks a tensor, ModelError when the opset is too
-    old to be lifted.
+    inputs and outputs staying fp32. Raises DataError when `ranges` lacks what a weighted node reads, ModelError when
+    the opset is too old to be lifted.
     """
+    return _quantize(model, ranges, scheme, scheme.activation, overrides or {})
+
+
+def quantize_fp8(
+    model: ModelProto,
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    overrides: Mapping[str, OverridePrecision] | None = None,
+) -> tuple[ModelProto, QuantizationNotes]:
+    """`quantize_int8` with e4m3 in the place of int8: symmetric, the largest measured magnitude at 448."""
+    return _quantize(model, ranges, scheme, "fp8", overrides or {})
+
+
+def _quantize(
+    model: ModelProto,
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    grid: str,
+    overrides: Mapping[str, OverridePrecision],
+) -> tuple[ModelProto, QuantizationNotes]:
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
     graph = prepared(model)
-    if scheme.float_precision == "fp16":
+    if scheme.float_precision == "fp16" or grid == "fp8":
         graph = tidy(raise_opset(graph, LOWEST_OPSET_FP16))
-    sites, kept = _usable(*find_sites(graph), ranges, scheme)
-    if sites:
-        graph = _insert(graph, sites, ranges, scheme)
-    notes = QuantizationNotes(tuple(site.node for site in sites), kept)
+        graph.ir_version = max(graph.ir_version, LOWEST_IR_FP8)
+    sites, kept = usable_sites(graph, ranges, grid, overrides)
+    notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
+    if grid == "uint8":
+        sites, ranges = fold_stems(graph, sites, ranges)
+        kept_joints = _insert_for_cpu(graph, sites, ranges, overrides)
+    else:
+        kept_joints = _insert_for_gpu(graph, sites, ranges, grid, overrides)
+    notes = replace(notes, kept=(*notes.kept, *kept_joints))
     if scheme.float_precision == "fp32":
         return finish(graph), notes
-    from pipeline.quantization.schemes.cast import cast_float
-
-    cast, cast_notes = cast_float(graph, "fp16", ranges=ranges)
+    cast, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)
     return cast, replace(notes, cast=cast_notes)
 
 
-def _usable(
-    sites: Iterable[Site], kept: Iterable[Kept], ranges: Ranges, scheme: QuantizationScheme
+def usable_sites(
+    graph: ModelProto, ranges: Ranges, grid: str, overrides: Mapping[str, OverridePrecision]
 ) -> tuple[tuple[Site, ...], tuple[Kept, ...]]:
-    """Divide the sites into those whose ranges can be quantized, and those that are left in float."""
+    """Divide the candidates of a prepared model into the sites to quantize, and those left in float with the reason."""
+    sites, kept = find_sites(graph)
     usable, left = [], list(kept)
     for site in sites:
-        reasons = [_degenerate(name, ranges) for name in _measured(site, scheme)]
-        reason = next((reason for reason in reasons if reason), None)
+        reason = _unwanted(site, grid, overrides)
+        reason = reason or next(filter(None, (degenerate(name, ranges) for name in _measured(site, grid))), None)
         if reason:
             left.append(Kept(site.node, site.op_type, reason))
         else:
@@ -78,91 +117,123 @@ def _usable(
     return tuple(usable), tuple(left)
 
 
-def _measured(site: Site, scheme: QuantizationScheme) -> tuple[str, ...]:
+def _unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
+    if overrides.get(site.node, "int8") != "int8":
+        return f"quantization.overrides says {overrides[site.node]}"
+    if grid == "uint8" and site.op_type == "ConvTranspose":
+        return "onnxruntime has no integer kernel for it"
+    return None
+
+
+def _measured(site: Site, grid: str) -> tuple[str, ...]:
     """The activations of a site that get Q/DQ: what it reads and, for CPU convolutions, what it writes."""
-    writes = site.op_type == "Conv" and scheme.activation == "uint8"
-    return (site.activation, site.result) if writes else (site.activation,)
+    return (site.activation, site.result) if site.op_type == "Conv" and grid == "uint8" else (site.activation,)
 
 
-def _degenerate(tensor: str, ranges: Ranges) -> str | None:
+def degenerate(tensor: str, ranges: Ranges) -> str | None:
     """Why a tensor's range cannot be quantized, or None. Raises DataError when it was not measured."""
     reach = ranges.reach(tensor)
     if reach is None:
         raise DataError(f"ranges hold nothing for tensor {tensor!r}; calibrate this very model")
+    low, high = ranges.tensors[tensor]
     if not math.isfinite(reach):
         return f"tensor {tensor!r} is not finite"
     if reach < float(np.finfo(np.float32).tiny):
         return f"tensor {tensor!r} was zero in every calibration sample"
+    if low == high:
+        return f"tensor {tensor!r} was {low:g} everywhere in calibration: that says nothing about its range"
     if reach >= LARGEST_REACH:
         return f"tensor {tensor!r} reaches {reach:g}, as a mask does: an int8 step would be {reach / 127:.3g}"
     return None
 
 
-def _insert(model: ModelProto, sites: Sequence[Site], ranges: Ranges, scheme: QuantizationScheme) -> ModelProto:
-    own_weights(model, sites)
-    written = {name for site in sites for name in _measured(site, scheme)[1:]}
-    aliases = part_readers(model, sites, written)
-    measured = {name: name for site in sites for name in _measured(site, scheme)}
-    # onnxruntime looks a convolution's own output up before it folds the Relu behind it away.
-    folded = {site.node: site.result for site in sites if site.fused and site.result in measured}
-    behind = {node.output[0]: folded[node.name] for node in model.graph.node if node.name in folded}
-    chosen = {name: ranges.tensors[source] for name, source in (measured | aliases | behind).items()}
-    quantized = _run_quantizer(model, sites, chosen, scheme)
-    join_readers(quantized, aliases)
-    _check_inserted(quantized, sites)
-    return quantized
+def _beside(node: NodeProto, tensor: str, ranges: Ranges, overrides: Mapping[str, OverridePrecision]) -> str | None:
+    """Why a tensor beside the sites is left in float; there a missing range costs a fusion, and not the engine."""
+    if overrides.get(node.name, "int8") != "int8":
+        return f"quantization.overrides says {overrides[node.name]}"
+    if ranges.reach(tensor) is None:
+        return f"tensor {tensor!r} was not measured"
+    return degenerate(tensor, ranges)
 
 
-def _check_inserted(model: ModelProto, sites: Sequence[Site]) -> None:
-    """onnxruntime skips what it cannot type with no more than a log line; less than the notes promise is a bug."""
-    made = {name: node.op_type for node in model.graph.node for name in node.output}
-    by_name = {node.name: node for node in model.graph.node}
+def _insert_for_gpu(
+    model: ModelProto, sites: Iterable[Site], ranges: Ranges, grid: str, overrides: Mapping[str, OverridePrecision]
+) -> list[Kept]:
+    sites, kept = tuple(sites), []
+    insertion = Insertion(model, GRIDS[grid])
     for site in sites:
-        if {made.get(name) for name in by_name[site.node].input[:2]} != {"DequantizeLinear"}:
-            raise RuntimeError(f"onnxruntime left {site.op_type} {site.node!r} without Q/DQ")
+        insertion.read(site.node, 0, *ranges.tensors[site.activation])
+    for residual in residuals(model, [site.node for site in sites if site.op_type == "Conv"]):
+        node = insertion.by_name[residual.node]
+        if reason := _beside(node, residual.tensor, ranges, overrides):
+            kept.append(Kept(residual.node, node.op_type, reason))
+        else:
+            insertion.read(residual.node, residual.operand, *ranges.tensors[residual.tensor])
+    for site in sites:
+        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=grid == "int8")
+    return kept
 
 
-def _run_quantizer(
-    model: ModelProto, sites: Sequence[Site], ranges: dict[str, tuple[float, float]], scheme: QuantizationScheme
-) -> ModelProto:
-    from onnxruntime.quantization.calibrate import TensorData
-    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+@dataclass(frozen=True)
+class _Write:
+    """A tensor that an integer kernel writes. maker: the node.  fused: one behind it whose work saturation does."""
 
-    symmetric = scheme.activation == "int8"
-    fused = [site.fused for site in sites if site.fused and site.op_type == "Conv" and not symmetric]
-    described = _described(model)
-    quantizer = QDQQuantizer(
-        described,
-        per_channel=True,
-        reduce_range=False,
-        weight_qType=TensorProto.INT8,
-        activation_qType=TensorProto.INT8 if symmetric else TensorProto.UINT8,
-        tensors_range={
-            name: TensorData(lowest=np.float32(low), highest=np.float32(high)) for name, (low, high) in ranges.items()
-        },
-        nodes_to_quantize=[*(site.node for site in sites), *fused],
-        nodes_to_exclude=[],
-        op_types_to_quantize=["Conv", "Gemm", "MatMul", "Relu", "Clip"],
-        extra_options={
-            "ActivationSymmetric": symmetric,
-            "AddQDQPairToWeight": symmetric,
-            "QuantizeBias": scheme.quantize_bias,
-            "OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul", *(["Conv"] if symmetric else [])],
-        },
-    )
-    return _undescribed(quantizer.quantize_model(), model)
+    maker: str
+    tensor: str
+    fused: str | None
+    low: float
+    high: float
 
 
-def _described(model: ModelProto) -> ModelProto:
-    """The model with inferred types, marked so that onnxruntime does not write it to disk to infer them again."""
-    inferred = shape_inference.infer_shapes(model)
-    inferred.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
-    return inferred
+def _insert_for_cpu(
+    model: ModelProto, sites: Iterable[Site], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
+) -> list[Kept]:
+    sites = tuple(sites)
+    writes, kept = _writes(model, sites, ranges, overrides)
+    insertion = Insertion(model, GRIDS["uint8"])
+    relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
+    for item in writes:
+        if item.fused:
+            insertion.fold(item.fused)
+        # Behind a Relu, zero must be the grid's lowest number: saturation then does the Relu's work.
+        insertion.write(item.maker, item.tensor, 0.0 if item.fused in relus else item.low, item.high)
+    for site in sites:
+        scale = insertion.read(site.node, 0, *ranges.tensors[site.activation])
+        _weight_and_bias(insertion, site, scale)
+    return kept
 
 
-def _undescribed(model: ModelProto, original: ModelProto) -> ModelProto:
-    """Undo the mark and the producer's name that onnxruntime sets."""
-    del model.metadata_props[:]
-    model.metadata_props.extend(original.metadata_props)
-    model.producer_name, model.producer_version = original.producer_name, original.producer_version
-    return model
+def _writes(
+    model: ModelProto, sites: tuple[Site, ...], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
+) -> tuple[list[_Write], list[Kept]]:
+    """What the integer kernels write: each convolution's result, and those of the joints whose inputs all are."""
+    by_name = {node.name: node for node in model.graph.node}
+    convolutions = [site for site in sites if site.op_type == "Conv"]
+    known = {site.result: ranges.tensors[site.result] for site in convolutions}
+    writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
+    kept: list[Kept] = []
+    for joint in joints(model, known):
+        node = by_name[joint.node]
+        source = joint.same_as or joint.result
+        if not all(name in known for name in node.input):
+            continue  # an earlier joint was left in float
+        reason = None if joint.same_as else _beside(node, source, ranges, overrides)
+        if reason:
+            kept.append(Kept(joint.node, node.op_type, reason))
+            continue
+        known[joint.result] = known[source] if joint.same_as else ranges.tensors[source]
+        writes.append(_Write(joint.node, joint.result, joint.fused, *known[joint.result]))
+    return writes, kept
+
+
+def _weight_and_bias(insertion: Insertion, site: Site, activation_scale: float) -> None:
+    node = insertion.by_name[site.node]
+    scales = weight_scales(insertion, site.node, site.axis)
+    alpha = next((helper.get_attribute_value(item) for item in node.attribute if item.name == "alpha"), 1.0)
+    if has_quantizable_bias(node, insertion.given, len(scales)) and alpha > 0:
+        bias = numpy_helper.to_array(insertion.given[node.input[2]])
+        scales = widened_for_bias(scales, bias, activation_scale * alpha)
+        accumulator = np.float32(activation_scale * alpha) * scales
+        if (accumulator >= np.finfo(np.float32).tiny).all():
+            insertion.bias(site.node, accumulator)
+    insertion.weight(site.node, site.axis, scales, pair=False)

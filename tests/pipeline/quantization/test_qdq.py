@@ -9,8 +9,8 @@ import pytest
 
 from builders.errors import DataError
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.graphs.sites import find_sites, prepared, taps
-from pipeline.quantization.schemes import qdq
+from pipeline.quantization.graphs.placement import tensors_to_measure
+from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization.small_nets import (
     CPU,
@@ -44,7 +44,7 @@ def quantized(model: onnx.ModelProto, arrays: dict[str, np.ndarray], scheme_name
 
 def measured(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
     graph = prepared(model)
-    return ranges_of(graph, arrays, taps(find_sites(graph)[0]))
+    return ranges_of(graph, arrays, tensors_to_measure(graph))
 
 
 def x_net(text: str, **weights: object) -> onnx.ModelProto:
@@ -115,10 +115,31 @@ def test_onnxruntime_picks_its_integer_kernels(net: str, kernels: set[str], tmp_
     assert not of_type(optimized, "Conv") and not of_type(optimized, "Gemm")
 
 
-def test_the_residual_branch_keeps_the_exact_values() -> None:
+def test_a_residual_add_reads_the_same_pair_as_the_convolution_so_that_it_fuses() -> None:
     result = quantized(conv_net(), images(), "tensorrt-fp32")
-    assert maker(result, named(result, "Add_sum").input[1]).op_type == "Relu"
-    assert maker(result, named(result, "Conv_c2").input[0]).op_type == "DequantizeLinear"
+    shortcut, activation = named(result, "Add_sum").input[1], named(result, "Conv_c2").input[0]
+    assert maker(result, shortcut).op_type == "DequantizeLinear" and shortcut == activation
+    assert maker(result, named(result, "Add_sum").input[0]).op_type == "Conv"
+
+
+def test_a_residual_operand_that_was_not_measured_costs_the_fusion_and_not_the_engine() -> None:
+    model = build(
+        "float[batch,1,8,8] image, float[batch,4,8,8] side",
+        "float[batch,4,8,8] y",
+        "c = Conv<pads=[1,1,1,1]>(image, w) y = Add(c, side)",
+        {"w": np.random.default_rng(0).normal(size=(4, 1, 3, 3))},
+    )
+    ranges = Ranges({"image": (-3.0, 3.0), "c": (-9.0, 9.0)}, "minmax", "0" * 64, 1)
+    for scheme in ("tensorrt-fp32", "cpu"):
+        result, notes = quantize_int8(model, ranges, SCHEMES[scheme])
+        assert "side" in named(result, "Add_y").input
+    result, notes = quantize_int8(model, ranges, TENSORRT_FP32)
+    assert [(item.node, "not measured" in item.reason) for item in notes.kept] == [("Add_y", True)]
+
+
+def test_a_residual_around_a_matmul_keeps_the_exact_values() -> None:
+    result = quantized(attention_net(), sentences(), "tensorrt-fp32")
+    assert maker(result, named(result, "Add_y").input[0]).op_type == "LayerNormalization"
 
 
 def test_a_tied_embedding_keeps_its_exact_values() -> None:
@@ -220,12 +241,6 @@ def test_a_model_that_carries_qdq_passes_through_untouched(scheme: str) -> None:
     result, notes = quantize_int8(trained, Ranges({}, "minmax", "0" * 64, 1), SCHEMES[scheme])
     assert result.SerializeToString() == trained.SerializeToString()
     assert notes.passed_through and "untouched" in notes.lines()[0]
-
-
-def test_a_site_that_onnxruntime_skips_is_a_bug_and_not_a_quiet_float_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qdq, "_run_quantizer", lambda model, *rest: model)
-    with pytest.raises(RuntimeError, match="without Q/DQ"):
-        quantized(conv_net(), images(), "cpu")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -42,7 +42,11 @@ def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "order"), [("sm_89", ("int8", "fp16", "bf16", "fp32")), ("cpu", ("int8", "fp32", "bf16", "fp16"))]
+    ("target", "order"),
+    [
+        ("sm_89", ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")),
+        ("cpu", ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")),
+    ],
 )
 def test_precision_by_kind_of_hardware(target: str, order: tuple[str, ...]) -> None:
     where = parse_targets(target)[0]

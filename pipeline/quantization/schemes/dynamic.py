@@ -1,0 +1,110 @@
+"""int8-dynamic: int8 weights, and activations quantized while the model runs, by the range that each run shows.
+
+It needs no calibration, and an outlier costs only the run that has it. In exchange each activation is read twice, and
+a result depends on what shares its batch. onnxruntime fuses the pattern into one kernel (DynamicQuantizeMatMul). Only
+MatMul and Gemm: its ConvInteger is slower than a float convolution (measured by its authors and by us).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.graph import finish
+from pipeline.quantization.graphs.grids import GRIDS
+from pipeline.quantization.graphs.sites import Site, find_sites, prepared
+from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.schemes.insertion import Insertion, weight_scales
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq
+
+OP_TYPES = ("Gemm", "MatMul")
+
+
+def quantize_dynamic(
+    model: ModelProto, overrides: Mapping[str, OverridePrecision] | None = None, ranges: Ranges | None = None
+) -> tuple[ModelProto, QuantizationNotes]:
+    """The model with its weighted MatMuls and Gemms in integers, scaled at run time.
+
+    ranges: where they are at hand, activations that reach as far as a mask leave their node in float.
+    """
+    if carries_qdq(model):
+        return model, QuantizationNotes(passed_through=True)
+    graph = prepared(model)
+    sites, kept = find_sites(graph)
+    rewrite, done, left = _Rewrite(graph), [], list(kept)
+    for site in sites:
+        if reason := _obstacle(site, rewrite, overrides or {}, ranges):
+            left.append(Kept(site.node, site.op_type, reason))
+        else:
+            rewrite.replace(site)
+            done.append(site.node)
+    return finish(graph), QuantizationNotes(tuple(done), tuple(left), precision="int8, scaled at run time")
+
+
+def _obstacle(
+    site: Site, rewrite: "_Rewrite", overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
+) -> str | None:
+    if overrides.get(site.node, "int8") != "int8":
+        return f"quantization.overrides says {overrides[site.node]}"
+    if site.op_type not in OP_TYPES:
+        return "run-time scales are for MatMul and Gemm"
+    node = rewrite.insertion.by_name[site.node]
+    if any(item.name == "transA" and item.i for item in node.attribute):
+        return "its activation is transposed"
+    reach = ranges.reach(site.activation) if ranges else None
+    if reach is not None and reach >= LARGEST_REACH:
+        return f"tensor {site.activation!r} reaches {reach:g}, as a mask does"
+    return None
+
+
+class _Rewrite:
+    """Replaces sites by integer arithmetic; each activation is quantized once for all that read it."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.graph = model.graph
+        self.insertion = Insertion(model, GRIDS["int8"])
+        self._quantized: dict[str, list[str]] = {}
+
+    def replace(self, site: Site) -> None:
+        """x W (+ b) becomes (quantized x) (int8 W) times both scales (+ b)."""
+        node = self.insertion.by_name[site.node]
+        quantized, scale, zero = self._activation(site.activation)
+        weight, weight_zero, factors = self._weight(site)
+        product = self._add("MatMulInteger", [quantized, weight, zero, weight_zero], site.node)
+        floats = self._add("Cast", [product], site.node, to=TensorProto.FLOAT)
+        both = self._add("Mul", [scale, factors], f"{site.node}/scales")
+        bias = node.input[2] if len(node.input) > 2 else ""
+        result = node.output[0]
+        self.graph.node.remove(self.insertion.by_name.pop(site.node))
+        scaled = self._add("Mul", [floats, both], site.node, result="" if bias else result)
+        if bias:
+            self._add("Add", [scaled, bias], site.node, result=result)
+
+    def _activation(self, tensor: str) -> list[str]:
+        if tensor not in self._quantized:
+            names = [f"{tensor}/{part}" for part in ("quantized", "scale", "zero_point")]
+            self.graph.node.append(
+                helper.make_node("DynamicQuantizeLinear", [tensor], names, name=f"DynamicQuantizeLinear/{tensor}")
+            )
+            self._quantized[tensor] = names
+        return self._quantized[tensor]
+
+    def _weight(self, site: Site) -> tuple[str, str, str]:
+        """Names of the int8 weight [depth, channels], its zero point, and its scales times Gemm's alpha."""
+        insertion, node = self.insertion, self.insertion.by_name[site.node]
+        scales = weight_scales(insertion, site.node, site.axis)
+        values = GRIDS["int8"].rounded(numpy_helper.to_array(insertion.given[site.weight]), scales, site.axis)
+        alpha = next((item.f for item in node.attribute if item.name == "alpha"), 1.0)
+        return (
+            insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8"),
+            insertion.constant(np.zeros(scales.shape, np.int8), f"{site.weight}_zero_point"),
+            insertion.constant(scales * np.float32(alpha), f"{site.weight}_scale"),
+        )
+
+    def _add(self, op_type: str, inputs: list[str], stem: str, result: str = "", **attributes: Any) -> str:
+        output = result or f"{stem}/{op_type}"
+        self.graph.node.append(helper.make_node(op_type, inputs, [output], name=f"{stem}/{op_type}", **attributes))
+        return output

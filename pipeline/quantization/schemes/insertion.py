@@ -1,0 +1,122 @@
+"""Puts Q/DQ nodes into a graph. Each reader is rewired by itself, so that whoever is not chosen keeps exact values."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from pipeline.quantization.graphs.graph import constants
+from pipeline.quantization.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
+
+
+class Insertion:
+    """Adds Q/DQ to a tidy graph in place, without an order: `graph.finish` sorts the nodes.
+
+    grid: what activations are rounded to.  Every pair is made once, however many nodes read it.
+    """
+
+    def __init__(self, model: ModelProto, grid: Grid) -> None:
+        self.graph: GraphProto = model.graph
+        self.grid = grid
+        self.given = constants(model.graph)
+        self.by_name = {node.name: node for node in model.graph.node}
+        self.scales: dict[str, float] = {}
+        self._pairs: dict[str, str] = {}
+        self._stored: dict[tuple[str, ...], str] = {}
+        self._taken = {name for node in model.graph.node for name in (node.name, *node.input, *node.output)}
+
+    def read(self, node: str, index: int, low: float, high: float) -> float:
+        """Let one input of a node read its tensor through a pair; gives the pair's scale."""
+        reader = self.by_name[node]
+        tensor = reader.input[index]
+        if tensor not in self.scales:
+            self._pairs[tensor] = self._pair(tensor, self._fresh(f"{tensor}_dequantized"), low, high)
+        reader.input[index] = self._pairs.get(tensor, tensor)
+        return self.scales[tensor]
+
+    def write(self, maker: str, tensor: str, low: float, high: float) -> None:
+        """Put a pair behind a tensor, for everybody who reads it: the pair's result takes over the name.
+
+        maker: the node whose kernel writes the tensor; it may be one before a Relu that was folded away.
+        """
+        exact = self._fresh(f"{tensor}_exact")
+        self.by_name[maker].output[0] = exact
+        self._pair(exact, tensor, low, high)
+        self.scales[tensor] = self.scales.pop(exact)
+
+    def fold(self, node: str) -> None:
+        """Take a node out whose work saturation does; its input's maker must then `write` its output."""
+        self.graph.node.remove(self.by_name.pop(node))
+
+    def weight(self, node: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:
+        """Quantize a node's constant weight per channel. pair: keep the float weight, with Q and DQ behind it."""
+        reader, grid = self.by_name[node], GRIDS["int8"] if self.grid.name == "uint8" else self.grid
+        name, key = reader.input[1], (reader.input[1], str(axis), str(pair), scales.tobytes().hex())
+        if key not in self._stored:
+            scale = self.constant(scales, f"{name}_scale")
+            zero = self.constant(np.zeros(scales.shape, grid.dtype), f"{name}_zero_point")
+            values = numpy_helper.to_array(self.given[name])
+            source = name if pair else self.constant(grid.rounded(values, scales, axis), f"{name}_{grid.name}")
+            if pair:
+                source = self._add("QuantizeLinear", [name, scale, zero], f"{name}_quantized", axis=axis)
+            self._stored[key] = self._add("DequantizeLinear", [source, scale, zero], f"{name}_dequantized", axis=axis)
+        reader.input[1] = self._stored[key]
+
+    def bias(self, node: str, scales: NDArray[np.float32]) -> None:
+        """Store a node's constant bias as int32 on the grid of its accumulator."""
+        reader = self.by_name[node]
+        values = numpy_helper.to_array(self.given[reader.input[2]]).astype(np.float64)
+        limits = np.iinfo(np.int32)
+        rounded = np.clip(np.rint(values / scales.astype(np.float64)), limits.min, limits.max).astype(np.int32)
+        inputs = [self.constant(rounded, f"{reader.input[2]}_int32"), self.constant(scales, f"{reader.input[2]}_scale")]
+        inputs.append(self.constant(np.zeros(scales.shape, np.int32), f"{reader.input[2]}_zero_point"))
+        reader.input[2] = self._add("DequantizeLinear", inputs, f"{reader.input[2]}_dequantized", axis=0)
+
+    def constant(self, values: NDArray[Any], name: str) -> str:
+        """Add an initializer under a name of its own; gives that name."""
+        fresh = self._fresh(name)
+        self.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), fresh))
+        return fresh
+
+    def _pair(self, tensor: str, result: str, low: float, high: float) -> str:
+        scale, zero = self.grid.scale(low, high)
+        self.scales[tensor] = scale
+        given = [
+            self.constant(np.array(scale, np.float32), f"{tensor}_scale"),
+            self.constant(np.array(zero, np.float32).astype(self.grid.dtype), f"{tensor}_zero_point"),
+        ]
+        quantized = self._add("QuantizeLinear", [tensor, *given], f"{tensor}_quantized")
+        return self._add("DequantizeLinear", [quantized, *given], result, fixed=True)
+
+    def _add(self, op_type: str, inputs: list[str], result: str, fixed: bool = False, **attributes: Any) -> str:
+        output = result if fixed else self._fresh(result)
+        node: NodeProto = helper.make_node(op_type, inputs, [output], name=f"{op_type}/{output}", **attributes)
+        self.graph.node.append(node)
+        return output
+
+    def _fresh(self, name: str) -> str:
+        while name in self._taken or name in self.given:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+
+def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:
+    """Scales of a node's weight, per output channel; a channel of zeros gets the smallest of the others'."""
+    grid = GRIDS["int8"] if insertion.grid.name == "uint8" else insertion.grid
+    scales = grid.scales(numpy_helper.to_array(insertion.given[insertion.by_name[node].input[1]]), axis)
+    smallest = scales[scales > 0].min(initial=np.float32(1.0))
+    return np.where(scales > 0, scales, smallest).astype(np.float32)
+
+
+def widened_for_bias(scales: NDArray[np.float32], bias: NDArray[Any], activation_scale: float) -> NDArray[np.float32]:
+    """Weight scales large enough for each bias to fit an int32 on the accumulator's grid, with a factor 2 to spare."""
+    needed = np.abs(bias.astype(np.float64)) / (activation_scale * 2.0**30)
+    return np.maximum(np.maximum(scales, needed), SMALLEST_SCALE).astype(np.float32)
+
+
+def has_quantizable_bias(node: NodeProto, given: dict[str, TensorProto], channels: int) -> bool:
+    """Whether the bias is a float constant with one value per output channel."""
+    bias = given.get(node.input[2]) if len(node.input) > 2 else None
+    return bias is not None and list(bias.dims) == [channels] and bias.data_type == TensorProto.FLOAT

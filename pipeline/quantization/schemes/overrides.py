@@ -1,0 +1,59 @@
+"""Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name."""
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from onnx import ModelProto, NodeProto
+
+from builders.errors import InputError
+
+OverridePrecision = Literal["fp32", "fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One rule. match: a node's name, an operator type, or a glob over names ('*/attn/*').
+
+    precision: 'fp32' and 'fp16' leave the node in float ('fp32' also where the rest is cast to 16 bits);
+    'int8' takes back what an earlier rule said: the graph's own narrow precision.
+    """
+
+    match: str
+    precision: OverridePrecision
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Override":
+        """Read what `dataclasses.asdict` gave."""
+        return cls(data["match"], data["precision"])
+
+    def covers(self, node: NodeProto) -> bool:
+        """Whether the rule is about this node."""
+        return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
+
+
+def resolve(model: ModelProto, rules: Sequence[Override]) -> dict[str, OverridePrecision]:
+    """Node -> precision, for a tidy model; where several rules match a node, the last one counts.
+
+    Raises InputError for a rule that matches no node, with the nearest name.
+    """
+    chosen: dict[str, OverridePrecision] = {}
+    for rule in rules:
+        nodes = [node.name for node in model.graph.node if rule.covers(node)]
+        if not nodes:
+            raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {_nearest(rule.match, model)}")
+        chosen |= dict.fromkeys(nodes, rule.precision)
+    return chosen
+
+
+def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
+    """The nodes that stay in fp32 even where the rest is cast."""
+    return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))
+
+
+def _nearest(match: str, model: ModelProto) -> str:
+    known: Iterable[str] = {name for node in model.graph.node for name in (node.name, node.op_type)}
+    near = difflib.get_close_matches(match.strip("*"), sorted(known), n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else "`enginery sensitivity` and any ONNX viewer show the nodes' names"

@@ -1,0 +1,44 @@
+"""One door to every scheme: a model written for a precision, in the way that a backend wants it."""
+
+from collections.abc import Sequence
+
+from onnx import ModelProto
+
+from builders.errors import DataError
+from builders.types import Precision, QuantizationScheme
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.sites import prepared
+from pipeline.quantization.notes import CastNotes, QuantizationNotes
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.dynamic import quantize_dynamic
+from pipeline.quantization.schemes.int4 import quantize_int4
+from pipeline.quantization.schemes.overrides import Override, in_fp32, resolve
+from pipeline.quantization.schemes.qdq import quantize_fp8, quantize_int8
+
+
+def write(
+    model: ModelProto,
+    precision: Precision,
+    scheme: QuantizationScheme | None = None,
+    ranges: Ranges | None = None,
+    overrides: Sequence[Override] = (),
+) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
+    """The model in a precision other than fp32, and notes on what was done and what was left alone.
+
+    scheme: the backend's, for the quantized precisions.  ranges: needed by int8 and fp8, welcome to the others.
+    Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
+    that cannot be written so.
+    """
+    chosen = resolve(prepared(model), overrides) if overrides else {}
+    if precision == "fp16" or precision == "bf16":
+        return cast_float(model, precision, keep=in_fp32(chosen), ranges=ranges)
+    if scheme is None:
+        raise ValueError(f"{precision} is written in a backend's scheme; none was given")
+    if precision == "int4":
+        return quantize_int4(model, scheme, chosen, ranges=ranges)
+    if precision == "int8-dynamic":
+        return quantize_dynamic(model, chosen, ranges)
+    if ranges is None:
+        raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
+    quantize = quantize_fp8 if precision == "fp8" else quantize_int8
+    return quantize(model, ranges, scheme, chosen)

@@ -1,0 +1,142 @@
+"""Where Q/DQ goes beside the weighted nodes: what stays in integers on the CPU, what TensorRT can fuse."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.placement import tensors_to_measure
+from pipeline.quantization.graphs.sites import find_sites, prepared
+from pipeline.quantization.graphs.stems import fold_stems
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.pipeline.quantization.small_nets import (
+    CPU,
+    TENSORRT,
+    TENSORRT_FP32,
+    build,
+    compiles,
+    maker,
+    named,
+    of_type,
+    ranges_of,
+    run,
+    session,
+    sqnr_db,
+)
+
+PHOTO = "float[batch,3,16,16] photo"
+
+
+def photos(count: int = 8, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"photo": np.random.default_rng(seed).normal(size=(count, 3, 16, 16)).astype(np.float32)}
+
+
+def residual_net() -> onnx.ModelProto:
+    """A stem, a pool, and a residual block whose shortcut is a projection: what a ResNet is made of."""
+    rng = np.random.default_rng(1)
+    shapes = {"w1": (8, 3, 7, 7), "w2": (16, 8, 3, 3), "w3": (16, 8, 1, 1), "w4": (16, 16, 3, 3), "w5": (16, 10)}
+    weights = {name: rng.normal(size=shape) / np.sqrt(np.prod(shape[1:])) for name, shape in shapes.items()}
+    text = """
+        c1 = Conv<strides=[2,2], pads=[3,3,3,3]>(photo, w1)  r1 = Relu(c1)
+        p = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(r1)
+        c2 = Conv<pads=[1,1,1,1]>(p, w2)
+        c3 = Conv(p, w3)
+        s1 = Add(c2, c3)  r2 = Relu(s1)
+        c4 = Conv<pads=[1,1,1,1]>(r2, w4)
+        s2 = Add(r2, c4)  r3 = Relu(s2)
+        g = GlobalAveragePool(r3)  f = Flatten(g)  y = MatMul(f, w5)
+    """
+    return build(PHOTO, "float[batch,10] y", text, weights)
+
+
+def quantized(model: onnx.ModelProto, data: dict[str, np.ndarray], scheme: object) -> onnx.ModelProto:
+    graph = prepared(model)
+    return quantize_int8(model, ranges_of(graph, data, tensors_to_measure(graph)), scheme)[0]  # type: ignore[arg-type]
+
+
+def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution(tmp_path: Path) -> None:
+    model, held_out = residual_net(), photos(8, 9)
+    result = quantized(model, photos(), CPU)
+    assert sqnr_db(run(model, held_out), run(result, held_out)) > 25
+    session(result, save=tmp_path / "optimized.onnx")
+    found = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert found.count("QLinearConv") == 4 and found.count("QLinearAdd") == 2 and "QLinearGlobalAveragePool" in found
+    assert not {"Conv", "Add", "Relu"} & set(found)
+    assert found.count("QuantizeLinear") <= 2 and found.count("DequantizeLinear") <= 1
+
+
+def test_tensorrt_fuses_the_add_into_the_larger_convolution_and_reads_the_other_quantized() -> None:
+    result = quantized(residual_net(), photos(), TENSORRT_FP32)
+    projection, identity = named(result, "Add_s1"), named(result, "Add_s2")
+    assert maker(result, projection.input[0]).op_type == "Conv" and maker(result, identity.input[1]).op_type == "Conv"
+    for name in (projection.input[1], identity.input[0]):
+        assert maker(result, name).op_type == "DequantizeLinear"
+    assert {len([n for n in result.graph.node if name in n.input]) for name in ("r1", "p", "s1", "s2")} == {1}
+
+
+@pytest.mark.parametrize("sm", ["SM75", "SM89"])
+def test_tensorrt_rtx_builds_residuals_and_transposed_convolutions(sm: str) -> None:
+    rng = np.random.default_rng(2)
+    weights = {"w": rng.normal(size=(3, 8, 3, 3)), "v": rng.normal(size=(8, 8, 3, 3)) / 8}
+    text = "u = ConvTranspose<strides=[2,2]>(photo, w) r = Relu(u) y = Conv(r, v)"
+    transposed = build(PHOTO, "float[batch,8,31,31] y", text, weights)
+    shapes = {"photo": tuple((size, 3, 16, 16) for size in (1, 4, 8))}
+    for model in (transposed, residual_net()):
+        assert compiles(quantized(model, photos(), TENSORRT), sm, shapes) == ""
+    result = quantized(transposed, photos(), TENSORRT_FP32)
+    assert sqnr_db(run(transposed, photos(4, 5)), run(result, photos(4, 5))) > 25
+    assert maker(result, of_type(result, "ConvTranspose")[0].input[1]).op_type == "DequantizeLinear"
+
+
+def test_on_the_cpu_a_transposed_convolution_stays_in_float_and_says_why() -> None:
+    weights = {"w": np.ones((3, 8, 3, 3))}
+    model = build(PHOTO, "float[batch,8,18,18] y", "y = ConvTranspose(photo, w)", weights)
+    notes = quantize_int8(model, Ranges({"photo": (-3.0, 3.0)}, "minmax", "0" * 64, 1), CPU)[1]
+    assert "no integer kernel" in notes.kept[0].reason
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+@pytest.mark.parametrize("end", [0, 1, 3])
+def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: int) -> None:
+    rng = np.random.default_rng(3)
+    text = f"y = Conv<strides=[2,2], pads=[{begin},{begin},{end},{end}]>(photo, w)"
+    weights = {"w": rng.normal(size=(4, 3, kernel, kernel))}
+    model = onnx.shape_inference.infer_shapes(prepared(build(PHOTO, "float[batch,4,h,v] y", text, weights)))
+    expected = run(model, photos())
+    sites, _ = fold_stems(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
+    assert (sites[0].activation == "photo_blocks") == bool(of_type(model, "SpaceToDepth"))
+    np.testing.assert_allclose(run(model, photos()), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = Conv<strides=[1,1]>(photo, w)",
+        "y = Conv<strides=[2,2], dilations=[2,2]>(photo, w)",
+        'y = Conv<strides=[2,2], auto_pad="SAME_UPPER">(photo, w)',
+    ],
+)
+def test_other_convolutions_are_not_folded(text: str) -> None:
+    model = prepared(build(PHOTO, "float[batch,4,h,v] y", text, {"w": np.ones((4, 3, 3, 3))}))
+    fold_stems(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
+    assert not of_type(model, "SpaceToDepth")
+
+
+def test_a_residual_override_keeps_the_add_in_float() -> None:
+    graph = prepared(residual_net())
+    ranges = ranges_of(graph, photos(), tensors_to_measure(graph))
+    result, notes = quantize_int8(residual_net(), ranges, TENSORRT_FP32, {"Add_s2": "fp16"})
+    assert "r2" in named(result, "Add_s2").input
+    assert [item.node for item in notes.kept] == ["Add_s2"]
+
+
+def test_shapes_that_only_the_author_knew_survive() -> None:
+    text = "s = Shape(other) r = Reshape(x, s) y = MatMul(r, w)"
+    model = build("float[batch,5] x, float[batch,5] other", "float[batch,5] y", text, {"w": np.eye(5)})
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", 1, ["batch", 5]))
+    result = quantize_int8(model, Ranges({"r": (-1.0, 1.0)}, "minmax", "0" * 64, 1), CPU)[0]
+    told = next(value for value in result.graph.value_info if value.name == "r")
+    assert [dim.dim_param or dim.dim_value for dim in told.type.tensor_type.shape.dim] == ["batch", 5]

@@ -1,0 +1,208 @@
+"""fp8, int4 and int8-dynamic: what the graphs hold, what they lose, and which compilers take them."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from builders.errors import DataError, InputError
+from builders.types import QUANTIZED
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.graphs.placement import tensors_to_measure
+from pipeline.quantization.graphs.sites import prepared
+from pipeline.quantization.notes import QuantizationNotes
+from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
+from pipeline.quantization.schemes.overrides import Override, resolve
+from pipeline.quantization.schemes.qdq import LARGEST_REACH
+from pipeline.quantization.schemes.write import write
+from tests.pipeline.quantization.small_nets import (
+    CPU,
+    IMAGE_SHAPES,
+    TENSORRT,
+    TENSORRT_FP32,
+    TEXT_SHAPES,
+    attention_net,
+    build,
+    compiles,
+    constant,
+    conv_net,
+    images,
+    maker,
+    named,
+    of_type,
+    ranges_of,
+    run,
+    sentences,
+    session,
+    sqnr_db,
+)
+
+NETS = {"conv": (conv_net, images, IMAGE_SHAPES), "attention": (attention_net, sentences, TEXT_SHAPES)}
+
+
+def wide_net() -> onnx.ModelProto:
+    """Two layers deep enough for blocks of 64 and 128, a MatMul and a Gemm with transB."""
+    rng = np.random.default_rng(4)
+    weights = {"w1": rng.normal(size=(64, 256)) / 8, "w2": rng.normal(size=(10, 256)) / 16, "b2": rng.normal(size=10)}
+    text = "h = MatMul(x, w1) r = Relu(h) y = Gemm<transB=1, alpha=0.5>(r, w2, b2)"
+    return build("float[batch,64] x", "float[batch,10] y", text, weights)
+
+
+def wide_data(count: int = 32, seed: int = 5) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)}
+
+
+WIDE_SHAPES = {"x": ((1, 64), (4, 64), (8, 64))}
+
+
+def written(net: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, **more: object) -> onnx.ModelProto:
+    graph = prepared(net)
+    scheme = CPU if precision == "int8-dynamic" else TENSORRT
+    return write(net, precision, scheme, ranges_of(graph, data, tensors_to_measure(graph)), **more)[0]
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_fp8_computes_the_same_function(net: str) -> None:
+    make, data, _ = NETS[net]
+    held_out = data(16, 99)
+    result = written(make(), data(), "fp8")
+    assert sqnr_db(run(make(), held_out), run(emulate(result), held_out, optimized=False)) > 22
+
+
+def test_fp8_stores_e4m3_weights_and_reaches_448() -> None:
+    model, arrays = conv_net(), images()
+    result = written(model, arrays, "fp8")
+    activation, weight = (maker(result, name) for name in named(result, "Conv_c1").input[:2])
+    assert constant(result, weight.input[0]).dtype == ml_dtypes.float8_e4m3fn
+    assert np.abs(constant(result, weight.input[0]).astype(np.float32)).max(axis=(1, 2, 3)).tolist() == [448.0] * 8
+    assert float(constant(result, activation.input[1])) == pytest.approx(np.abs(arrays["image"]).max() / 448, rel=1e-3)
+
+
+@pytest.mark.parametrize("sm", ["SM89", "SM120"])
+@pytest.mark.parametrize("net", NETS)
+def test_tensorrt_rtx_builds_fp8_where_the_hardware_has_it(net: str, sm: str) -> None:
+    make, data, shapes = NETS[net]
+    assert compiles(written(make(), data(), "fp8"), sm, shapes) == ""
+
+
+@pytest.mark.parametrize("sm", ["SM75", "SM80", "SM86"])
+def test_fp8_is_refused_below_sm_89_for_a_reason(sm: str) -> None:
+    assert "fp8" in compiles(written(conv_net(), images(), "fp8"), sm, IMAGE_SHAPES)
+
+
+@pytest.mark.parametrize(("sm", "builds"), [("SM75", False), ("SM80", True), ("SM89", True), ("SM120", True)])
+def test_tensorrt_rtx_builds_int4_from_ampere_on(sm: str, builds: bool) -> None:
+    said = compiles(written(wide_net(), wide_data(), "int4"), sm, WIDE_SHAPES)
+    assert (said == "") == builds
+    assert builds or "int4" in said
+
+
+def test_int4_takes_blocks_that_divide_the_depth_and_leaves_the_rest() -> None:
+    result, notes = quantize_int4(wide_net(), CPU)
+    shapes = {
+        node.output[0]: (constant(result, node.input[1]).shape, node.attribute)
+        for node in result.graph.node
+        if node.op_type == "DequantizeLinear"
+    }
+    assert sorted(shape for shape, _ in shapes.values()) == [(1, 256), (2, 10)]  # 64 in blocks of 64, 256 of 128
+    assert {constant(result, node.input[0]).dtype for node in of_type(result, "DequantizeLinear")} == {
+        np.dtype(ml_dtypes.int4)
+    }
+    kept = quantize_int4(conv_net(), CPU)[1].kept
+    assert ["MatMul and Gemm" in item.reason for item in kept] == [True, True, False]
+    assert "no multiple" in kept[2].reason and len(notes.quantized) == 2
+
+
+def test_int4_computes_the_same_function_on_both_backends() -> None:
+    model, held_out = wide_net(), wide_data(16, 99)
+    for scheme in (CPU, TENSORRT, TENSORRT_FP32):
+        result = quantize_int4(model, scheme)[0]
+        assert sqnr_db(run(model, held_out), run(emulate(result), held_out, optimized=False)) > 15
+
+
+def test_onnxruntime_multiplies_int4_weights_in_one_kernel(tmp_path: Path) -> None:
+    session(quantize_int4(wide_net(), CPU)[0], save=tmp_path / "optimized.onnx")
+    assert "MatMulNBits" in {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+
+
+def test_searched_scales_beat_the_ones_that_reach_the_largest_weight() -> None:
+    weights = np.random.default_rng(6).normal(size=(256, 32)).astype(np.float32)
+    stored, scales = blocks_of(weights, 64)
+    found = stored.astype(np.float32).reshape(4, 64, 32) * scales[:, None]
+    full = np.abs(weights.reshape(4, 64, 32)).max(axis=1, keepdims=True) / 7
+    plain = np.clip(np.rint(weights.reshape(4, 64, 32) / full), -8, 7) * full
+    errors = [np.square(weights.reshape(4, 64, 32) - item).sum(axis=1) for item in (found, plain)]
+    assert (errors[0] <= errors[1] + 1e-6).all() and errors[0].sum() < 0.9 * errors[1].sum()
+    assert (scales >= full[:, 0] * SHARES[-1] * 0.999).all()
+
+
+def test_a_block_of_zeros_stays_zero() -> None:
+    stored, scales = blocks_of(np.zeros((64, 3), np.float32), 64)
+    assert not stored.astype(np.float32).any() and (scales == 1).all()
+
+
+@pytest.mark.parametrize("net", ["wide", "attention"])
+def test_dynamic_int8_computes_the_same_function_without_calibration(net: str, tmp_path: Path) -> None:
+    model, held_out = (wide_net(), wide_data(16, 99)) if net == "wide" else (attention_net(), sentences(16, 99))
+    result, notes = write(model, "int8-dynamic", CPU)
+    assert sqnr_db(run(model, held_out), run(result, held_out)) > 30
+    session(result, save=tmp_path / "optimized.onnx")
+    found = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    assert found & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} and "MatMulInteger" not in found
+    assert not of_type(result, "QuantizeLinear") and isinstance(notes, QuantizationNotes)
+
+
+def test_dynamic_int8_leaves_what_reaches_as_far_as_a_mask() -> None:
+    ranges = Ranges({"x": (-LARGEST_REACH, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
+    notes = write(wide_net(), "int8-dynamic", CPU, ranges)[1]
+    assert [item.node for item in notes.kept] == ["MatMul_h"]
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> None:
+    model = wide_net()
+    before = model.SerializeToString()
+    first, second = (written(model, wide_data(), precision).SerializeToString() for _ in range(2))
+    assert first == second and model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_calibrated_precision_without_ranges_says_what_to_add(precision: str) -> None:
+    with pytest.raises(DataError, match=f"{precision} needs calibrated ranges.*calibration.data"):
+        write(wide_net(), precision, TENSORRT)
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+@pytest.mark.parametrize("match", ["Gemm", "Gemm_y", "*_y"])
+def test_overrides_leave_a_node_in_float_by_type_name_or_glob(precision: str, match: str) -> None:
+    ranges = Ranges({"x": (-4.0, 4.0), "r": (0.0, 4.0)}, "minmax", "0" * 64, 1)
+    result, notes = write(wide_net(), precision, CPU, ranges, [Override(match, "fp16")])
+    assert notes.quantized == ("MatMul_h",)
+    assert [(item.node, "overrides says fp16" in item.reason) for item in notes.kept] == [("Gemm_y", True)]
+    assert named(result, "Gemm_y").input[1] == "w2"
+
+
+def test_fp32_overrides_hold_against_the_cast_and_fp16_ones_do_not() -> None:
+    ranges = Ranges({"x": (-4.0, 4.0), "r": (0.0, 4.0)}, "minmax", "0" * 64, 1)
+    for precision, scheme, expected in (("fp32", TENSORRT, 1), ("fp16", TENSORRT, 10)):
+        result = write(wide_net(), "int8", scheme, ranges, [Override("Gemm", precision)])[0]
+        types = {
+            v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(result).graph.value_info
+        }
+        types |= {item.name: item.data_type for item in result.graph.initializer}
+        assert types[named(result, "Gemm_y").input[1]] == expected
+    assert write(wide_net(), "fp16", None, None, [Override("Gemm_y", "fp32")])[1].kept[0].node == "Gemm_y"
+
+
+def test_the_last_override_counts_and_int8_takes_back() -> None:
+    graph = prepared(wide_net())
+    rules = [Override("*", "fp32"), Override("MatMul", "int8"), Override("Relu*", "fp16")]
+    assert resolve(graph, rules) == {"MatMul_h": "int8", "Relu_r": "fp16", "Gemm_y": "fp32"}
+
+
+def test_an_override_that_matches_nothing_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="no node matches 'Gemm_z'; did you mean 'Gemm_y'"):
+        resolve(prepared(wide_net()), [Override("Gemm_z", "fp32")])
