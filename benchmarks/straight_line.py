@@ -16,12 +16,12 @@ from builders.onnxruntime import OrtSession
 from builders.types import BuildRequest, Engine
 from pipeline.export import ExportRequest, export
 from pipeline.plan import Candidate, Selection, candidates, profiles
-from pipeline.quantization.calibration.calibrate import calibrate
-from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.graphs.sites import activations
-from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.calibration.methods import MinMax, ranges
+from pipeline.quantization.calibration.observations import Observations
+from pipeline.quantization.calibration.observe import observe
+from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
 from pipeline.quantization.schemes.emulate import emulate
-from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.schemes.write import write
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.spec import ModelSpec
 from pipeline.spec_file import load_spec
@@ -36,11 +36,11 @@ def main(spec_path: Path, folder: Path) -> None:
     """Export, calibrate, quantize, build and check; leave the engines in `folder`."""
     spec = load_spec(spec_path)
     model, golden = exported(spec, folder)
-    ranges = calibrated(spec, model)
+    seen = calibrated(spec, model)
     graphs: dict[Flavour, Path] = {}
     for item in candidates(spec, Selection()):
         if item.flavour not in graphs:
-            graphs[item.flavour] = written(spec, item.flavour, model, ranges, golden, folder)
+            graphs[item.flavour] = written(spec, item.flavour, model, seen, golden, folder)
         try:
             build_and_check(spec, item, graphs[item.flavour], golden, folder)
         except EngineryError as error:
@@ -68,21 +68,21 @@ def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
     return done.onnx, GoldenSet.load(done.golden)
 
 
-def calibrated(spec: ModelSpec, model: Path) -> Ranges:
+def calibrated(spec: ModelSpec, model: Path) -> Observations:
+    graph = prepared(onnx.load(model))
     samples = Samples.open(spec.file(spec.calibration.data), spec.tensors(), spec.named_dims())
-    return calibrate(model, samples, activations(onnx.load(model)))
+    return observe(model, samples, activations(graph), histograms=taps(find_sites(graph)[0]))
 
 
-def written(spec: ModelSpec, flavour: Flavour, model: Path, ranges: Ranges, golden: GoldenSet, folder: Path) -> Path:
+def written(
+    spec: ModelSpec, flavour: Flavour, model: Path, seen: Observations, golden: GoldenSet, folder: Path
+) -> Path:
     """The graph of a flavour, compared with the fp32 graph."""
     if flavour.precision == "fp32":
         return model
-    original = onnx.load(model)
-    if flavour.scheme:
-        graph, _ = quantize_int8(original, ranges, flavour.scheme)
-    else:
-        graph, _ = cast_float(original, flavour.precision, ranges=ranges)
-    path = folder / f"{flavour.precision}-{flavour.scheme.activation if flavour.scheme else ''}.onnx"
+    activation = flavour.scheme.activation if flavour.scheme else "int8"
+    graph, _ = write(onnx.load(model), flavour.precision, flavour.scheme, ranges(seen, MinMax(), activation))
+    path = folder / f"{flavour.precision}-{activation}.onnx"
     save_onnx(graph, path)
     check(spec, "quantization", flavour.precision, model, shown(path, flavour.precision), golden)
     return path

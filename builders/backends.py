@@ -6,6 +6,7 @@ one with a line in its pyproject.toml, under `[project.entry-points."enginery.ba
 
 import dataclasses
 import difflib
+import platform
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -58,6 +59,22 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
 def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
     """Every option with its value, sorted by name: what a build key takes in."""
     return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
+
+
+def toolchain_of(backend: Backend) -> tuple[tuple[str, str], ...]:
+    """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name."""
+    return tuple(sorted({**backend.versions(), f"enginery-{backend.name}": str(backend.revision)}.items()))
+
+
+def check_toolchain(backend: Backend, planned: Iterable[tuple[str, str]]) -> None:
+    """Raise EngineryError where the versions here are not those of the build key: the engine would bear a false one."""
+    here, wanted = dict(toolchain_of(backend)), dict(planned)
+    wrong = [name for name in sorted(here.keys() | wanted.keys()) if here.get(name) != wanted.get(name)]
+    if wrong:
+        listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
+        raise EngineryError(
+            f"{platform.node()} has {listed}, which the plan was made for; install the same versions on every node"
+        )
 
 
 @cache

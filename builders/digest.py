@@ -40,3 +40,11 @@ def digest_of_file(path: Path) -> str:
     """Digest of a file's content, read in blocks."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of_path(path: Path) -> str:
+    """Digest of a file's content; of a folder, over the relative names and contents of all files in it."""
+    if not path.is_dir():
+        return digest_of_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return digest_of({file.relative_to(path).as_posix(): digest_of_file(file) for file in files})

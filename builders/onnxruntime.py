@@ -57,6 +57,7 @@ class OnnxRuntime:
     """
 
     name: ClassVar[str] = "onnxruntime"
+    revision: ClassVar[int] = 1
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
@@ -174,6 +175,14 @@ def vector_width() -> str:
         (name for flag, name in (("avx512f", "avx512"), ("avx2", "avx2"), ("avx", "avx")) if flag in flags), "base"
     )
     return f"{platform.machine()}-{widest}"
+
+
+def cpu_kind() -> str:
+    """The kind of CPU whose kernels a proof was made with, e.g. 'x86_64-avx512-vnni'.
+
+    Without VNNI, int8 kernels add pairs of products in 16 bits, which can saturate: other numbers from the same engine.
+    """
+    return vector_width() + ("-vnni" if _cpu_flags() & {"avx512_vnni", "avx_vnni"} else "")
 
 
 def _cpu_flags() -> set[str]:

@@ -41,6 +41,7 @@ class _TensorRT:
     """
 
     name: ClassVar[str]
+    revision: ClassVar[int] = 1
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]

@@ -117,7 +117,8 @@ class BuildRequest:
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
     scales: digest of the calibrated ranges behind an int8 or fp8 model.
-    options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter.
+    options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
+    and the backend's revision (`backends.toolchain_of`).
     """
 
     model: str
@@ -223,9 +224,14 @@ class Session(Protocol):
 
 
 class Backend(Protocol):
-    """A compiler. Implementations are frozen dataclasses whose fields are their typed options."""
+    """A compiler. Implementations are frozen dataclasses whose fields are their typed options.
+
+    revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
+    build key, where the backend's code as a whole does not.
+    """
 
     name: ClassVar[str]
+    revision: ClassVar[int]
 
     def serves(self, target: Target) -> bool:
         """Whether this kind of target (CPU or GPU) is this backend's business at all."""

@@ -16,10 +16,11 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 from prefect import Task, flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.settings import PREFECT_LOGGING_LEVEL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 
-from builders.errors import EngineryError
+from builders.errors import EngineryError, UnavailableError
 from pipeline.compile import compile_model as compile_steps
+from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
 from pipeline.run import RunOptions, opened
 
@@ -47,11 +48,28 @@ def compile_model(
 
 
 def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
-    """Run the flow here, on the configured Prefect API or on a server of its own."""
+    """Run the flow here, on the configured Prefect API or on a server of its own.
+
+    Raises UnavailableError when that API does not answer.
+    """
     chosen = compile_model.with_options(log_prints=False)
-    with _terminal_logs(quiet):
+    with _terminal_logs(quiet), _api_in_reach():
+        if not PREFECT_API_URL.value():
+            start_server()
         outcome: Outcome = chosen(str(spec), **asdict(options))
     return outcome
+
+
+@contextmanager
+def _api_in_reach() -> Iterator[None]:
+    """Prefect says by a bare RuntimeError that its API does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("Failed to reach API"):
+            raise
+        remedy = "start its server, correct PREFECT_API_URL, or use --runner inprocess"
+        raise UnavailableError(f"Prefect: {error}; {remedy}") from error
 
 
 class PrefectRunner:

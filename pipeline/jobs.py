@@ -3,6 +3,7 @@
 They take and return JSON. Bytes come from the artifact store by digest, are verified on the way, and go back to it.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders import backends
-from builders.errors import IntegrityError
+from builders.errors import DataError, IntegrityError
 from builders.types import (
+    CALIBRATED,
     BuildRequest,
     Dim,
     Engine,
@@ -27,6 +29,7 @@ from pipeline.registry.store import Store, open_store
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from pipeline.quantization.calibration.ranges import Ranges
     from validation.golden import GoldenSet
     from validation.samples import Samples
 
@@ -49,7 +52,7 @@ def _fetch(store: Store, digest: str, dest: Path) -> Path:
         if store.has(digest):
             store.discard(digest)
             raise IntegrityError(
-                f"{error}; it was set aside: run the same command again and it is made anew"
+                f"{str(error).partition(';')[0]}; it was set aside: run `enginery build` and it is made anew"
             ) from error
         raise
     return dest
@@ -121,46 +124,83 @@ def _proof(checks: Any, session: Session, golden: "GoldenSet", metric: Json | No
     from validation.compare import task_check
 
     task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
-    metrics = {check.name: check.value for check in task}
+    metrics = {check.name: check.value for check in task if check.value is not None}
     return {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
 
 
-def calibrate(store: str, onnx: str, data: str, inputs: list[Json], dims: list[Json], workdir: Path) -> Json:
-    """One streaming pass over the calibration samples: digest of the ranges file, and of the scales in it."""
-    import json
+def calibrate(
+    store: str, onnx: str, root: str, data: str, digest: str, inputs: list[Json], dims: list[Json], workdir: Path
+) -> Json:
+    """One streaming pass over the calibration samples: the observations (blob), and the digest of what was seen.
 
+    root, data: the spec's folder, and what the spec names there.  digest: of it when the step was keyed. Raises
+    DataError when it has changed since.
+    """
     import onnx as onnx_package
 
-    from pipeline.quantization.calibration.calibrate import calibrate as measure
-    from pipeline.quantization.graphs.sites import activations
+    from pipeline.quantization.calibration.observe import observe
+    from pipeline.quantization.calibration.sources import open_source
+    from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
 
     place = open_store(store)
     model = _fetch(place, onnx, workdir / "model.onnx")
-    samples = _samples(data, _tensors(inputs), _dims(dims))
-    ranges = measure(model, samples, activations(onnx_package.load(model)))
-    text = json.dumps(ranges.to_json(), indent=1, sort_keys=True)
-    return {"ranges": place.put_bytes(text.encode()), "scales": ranges.digest, "samples": samples.count}
+    graph = prepared(onnx_package.load(model))
+    everything, needed = activations(graph), taps(find_sites(graph)[0])
+    del graph
+    with open_source(Path(root), data, digest, _tensors(inputs), _dims(dims)) as samples:
+        seen = observe(model, samples, everything, histograms=needed)
+    if seen.dataset != digest:
+        raise DataError(f"{data} changed while it was read; nothing was kept: run again")
+    return {"observations": place.put_bytes(seen.to_bytes()), "seen": seen.digest, "samples": seen.samples}
 
 
-def quantize(store: str, onnx: str, flavour: Json, ranges: str | None, overrides: list[Json], workdir: Path) -> Json:
-    """Write the model in one flavour: digest of the graph, and notes on what was left alone."""
-    import json
-
+def quantize(
+    store: str,
+    onnx: str,
+    flavour: Json,
+    observations: str | None,
+    calibration: Json | None,
+    overrides: list[Json],
+    workdir: Path,
+) -> Json:
+    """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone."""
     import onnx as onnx_package
 
-    from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.schemes.overrides import Override
     from pipeline.quantization.schemes.write import write
-    from pipeline.sources.onnx_model import save_onnx
+    from pipeline.sources.onnx_model import save_onnx, specs_of
 
     place = open_store(store)
     model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
-    measured = Ranges.from_json(json.loads(place.read_blob(ranges))) if ranges else None
+    measured = _ranges(place, flavour, observations, calibration)
     scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
     rules = [Override.from_json(item) for item in overrides]
-    written, notes = write(model, flavour["precision"], scheme, measured, rules)
+    written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=not flavour["native_io"])
+    inputs, outputs = specs_of(written)
     save_onnx(written, workdir / "graph.onnx")
-    return {"model": place.put_file(workdir / "graph.onnx"), "notes": list(notes.lines())}
+    text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
+    return {
+        "model": place.put_file(workdir / "graph.onnx"),
+        "inputs": [vars(tensor) for tensor in inputs],
+        "outputs": [vars(tensor) for tensor in outputs],
+        "notes": list(notes.lines()),
+        "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
+        "ranges": place.put_bytes(text.encode()) if text else None,
+    }
+
+
+def _ranges(place: Store, flavour: Json, observations: str | None, calibration: Json | None) -> "Ranges | None":
+    """Chosen for the flavour's scheme; fp8 and casts need to know the extremes only."""
+    from pipeline.quantization.calibration.methods import MinMax, method, ranges
+    from pipeline.quantization.calibration.observations import Observations
+
+    if observations is None or calibration is None:
+        return None
+    seen = Observations.from_bytes(place.read_blob(observations))
+    if flavour["precision"] != "int8":
+        return ranges(seen, MinMax(), "int8")
+    chosen = method(calibration["method"], calibration["percentile"])
+    return ranges(seen, chosen, flavour["scheme"]["activation"])
 
 
 def check_graph(
@@ -212,9 +252,11 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
 
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
+    backend = backends.configure(wanted.backend, dict(wanted.options))
+    backends.check_toolchain(backend, wanted.toolchain)
     model = _fetch(place, wanted.model, workdir / "model.onnx")
     begun = time.monotonic()
-    engine = backends.configure(wanted.backend, dict(wanted.options)).build(wanted, model, workdir)
+    engine = backend.build(wanted, model, workdir)
     value: Json = {
         "digest": place.put_file(engine.path),
         "size_bytes": engine.size_bytes,

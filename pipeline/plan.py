@@ -11,7 +11,8 @@ from pipeline.steps import recall_engine
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
 from pipeline.workshop import Workshop
 
-# TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give.
+# TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
+# takes any shape, and its request then names only the first of them.
 MOST_PROFILES = 64
 
 
@@ -34,16 +35,18 @@ class Selection:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A unit before its graph is known."""
+    """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too."""
 
     target: Target
     precision: Precision
     backend: Backend
+    native_io: bool = False
 
     @property
     def flavour(self) -> Flavour:
         """The way this unit wants its graph written."""
-        return Flavour(self.precision, self.backend.scheme() if self.precision in QUANTIZED else None)
+        scheme = self.backend.scheme() if self.precision in QUANTIZED else None
+        return Flavour(self.precision, scheme, self.native_io and self.precision == "fp16")
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
@@ -51,7 +54,7 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
     tools = [backends.configure(name, options) for name, options in spec.backends.items()]
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
     return tuple(
-        Candidate(target, precision, tool)
+        Candidate(target, precision, tool, spec.quantization.io == "native")
         for target, tool, precision in combinations
         if tool.serves(target) and selection.covers(target, precision, tool.name)
     )
@@ -77,7 +80,7 @@ def _unit(
     previous: Mapping[str, BuildRequest],
     shop: Workshop,
 ) -> Unit:
-    request = _request(spec, exported, item, graph)
+    request = _request(spec, item, graph)
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
     if reason := _refusal(exported, item, request):
         return Unit(request, graph, "refused", reason, required)
@@ -89,22 +92,23 @@ def _unit(
 def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
-    if len(request.profiles) > MOST_PROFILES:
-        return f"the buckets combine to {len(request.profiles)} profiles, more than {MOST_PROFILES}; use fewer buckets"
+    if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
+        return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets"
     return item.backend.refuses(request)
 
 
-def _request(spec: ModelSpec, exported: Exported, item: Candidate, graph: Graph) -> BuildRequest:
+def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
     return BuildRequest(
         model=graph.model,
         precision=item.precision,
         target=item.target,
         backend=item.backend.name,
-        inputs=exported.model.inputs,
-        outputs=exported.model.outputs,
-        profiles=tuple(profiles(exported.model.inputs, spec.named_dims())),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
+        profiles=tuple(itertools.islice(profiles(graph.inputs, spec.named_dims()), MOST_PROFILES + 1)),
         options=backends.options_of(item.backend),
-        toolchain=tuple(sorted(item.backend.versions().items())),
+        toolchain=backends.toolchain_of(item.backend),
         scales=graph.scales,
     )
 

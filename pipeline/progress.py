@@ -109,7 +109,8 @@ class LiveTable:
         """Move it to the lines above."""
         with self._lock:
             begun = self._running.pop(name, None)
-        took = "" if begun is None else f" [dim]{time.monotonic() - begun:.1f} s[/dim]"
+        said = outcome.startswith("built in")  # the compiler's own time, without the wait for its process
+        took = "" if begun is None or said else f" [dim]{time.monotonic() - begun:.1f} s[/dim]"
         self._console.print(f"{_mark(outcome)} {_plain(name)}: {_plain(outcome)}{took}", highlight=False)
 
     @contextmanager

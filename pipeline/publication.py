@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
-from builders.digest import canonical_json, digest_of, digest_of_file
+from builders.digest import canonical_json, digest_of, digest_of_path
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline.plan import remember_requests
@@ -127,7 +128,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
     graphs = _graphs(plan)
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
-    resolved = spec.model_dump(mode="json", exclude={"publication"})
+    resolved = resolved_spec(spec)
     provenance = {"spec": digest_of(resolved), **_data_digests(spec), **_scales(graphs)}
     units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
     refused = [[unit.name, unit.reason] for unit in plan.refused]
@@ -148,24 +149,33 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
     )
 
 
+def resolved_spec(spec: ModelSpec) -> Json:
+    """The spec with every default filled in, as a manifest keeps it.
+
+    But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
+    would lift it. Publication and build say where a version goes and what making it may cost, not what it is.
+    """
+    resolved: Json = spec.model_dump(mode="json", exclude={"publication", "validation", "build"})
+    return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
+
+
 def _graphs(plan: BuildPlan) -> list[Graph]:
     return list({unit.graph.flavour: unit.graph for unit in plan.units}.values())
 
 
 def _scales(graphs: Sequence[Graph]) -> dict[str, str]:
-    """All int8 graphs of a run come from one calibration."""
-    found = {graph.scales for graph in graphs if graph.scales}
-    return {"scales": found.pop()} if found else {}
+    """The scales of each int8 graph: one method chooses other ranges for other schemes."""
+    return {f"scales {graph.flavour.name}": graph.scales for graph in graphs if graph.scales}
 
 
 def _data_digests(spec: ModelSpec) -> dict[str, str]:
     files = {
         "source": spec.source.file,
         "weights": spec.source.weights,
-        "calibration data": spec.calibration.data if spec.calibration else None,
+        "calibration data": spec.calibration.file if spec.calibration else None,
         "golden data": spec.golden.data if spec.golden else None,
     }
-    return {name: digest_of_file(spec.file(file)) for name, file in files.items() if file}
+    return {name: digest_of_path(spec.file(file)) for name, file in files.items() if file}
 
 
 def _request_fields(request: BuildRequest) -> Json:
@@ -262,7 +272,8 @@ def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str
         failures = [_failure(item) for item in judged if item.built.failure]
         page = render({**published.manifest.to_json(), "reports": reports, "failures": failures})
         attach_page(shop.store, published.manifest, page.encode())
-    return f"{shop.store.uri}/{key}".removeprefix("file://")
+    uri = f"{shop.store.uri}/{key}"
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
 def _failure(item: Judged) -> dict[str, Any]:

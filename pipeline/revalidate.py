@@ -1,16 +1,18 @@
 """Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from builders import backends
-from builders.errors import IntegrityError, StepError
+from builders.errors import IntegrityError
 from builders.types import BuildRequest
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.spec import ModelSpec
-from pipeline.steps import CRASHED, prove_engine
+from pipeline.steps import try_to_prove
 from pipeline.values import Built, Flavour, Graph, Proof, Unit
 from pipeline.verdict import make_report
 from pipeline.workshop import Workshop
@@ -27,14 +29,15 @@ class Attested:
     report: str | None = None
 
 
-def revalidate(manifest: Manifest, shop: Workshop, target: str | None = None) -> Iterator[Attested]:
+def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | None = None) -> Iterator[Attested]:
     """Run every engine of a version that can run here, and attach a report to each; say of the others why not.
 
+    targets: names of the targets to keep to; None for all.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
-    spec = ModelSpec.model_validate(manifest.spec)
+    spec = _spec_of(manifest)
     for entry in judged(shop.store, manifest):
-        if entry.digest is None or (target and entry.target != target):
+        if entry.digest is None or (targets is not None and entry.target not in targets):
             continue
         backend = backends.configure(entry.backend, dict(entry.options))
         if reason := backend.runs(entry.hardware):
@@ -44,15 +47,23 @@ def revalidate(manifest: Manifest, shop: Workshop, target: str | None = None) ->
             yield Attested(entry, report.verdict, report.reason, attest(shop.store, manifest, report))
 
 
+def _spec_of(manifest: Manifest) -> ModelSpec:
+    """The spec that a version was built from: its limits and its metric count here too."""
+    try:
+        return ModelSpec.model_validate(manifest.spec)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "spec"
+        raise IntegrityError(
+            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: {first['msg']}; "
+            "install the backends that it was built with, and the same enginery"
+        ) from error
+
+
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
     built = _as_built(entry)
     golden = manifest.sources["golden"]
-    try:
-        proof = prove_engine(built, spec, golden, shop, afresh=True)
-    except StepError as error:
-        if error.kind == "cancelled":
-            raise
-        proof = Proof(({**CRASHED, "note": str(error)},))
+    proof = try_to_prove(built, spec, golden, shop, afresh=True)
     return make_report(built, golden, [_published_proof(entry, shop), proof], None)
 
 
@@ -72,7 +83,7 @@ def _as_built(entry: EngineEntry) -> Built:
     )
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
-    graph = Graph(Flavour(request.precision), request.model, request.scales)
+    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)
     unit = Unit(request, graph, "cached", "published")
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
 

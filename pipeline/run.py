@@ -140,11 +140,15 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
 
 
 def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
-    wanted = {target.name for name in _words(text) for target in parse_targets(name)}
-    found = tuple(target for target in spec.target_list() if target.name in wanted)
-    if wanted and not found:
-        raise UnknownNameError(f"targets {text}: not in the spec, which has {', '.join(spec.targets)}; add them there")
-    return found
+    known, wanted = spec.target_list(), set[Target]()
+    for name in _words(text):
+        found = set(parse_targets(name)) & set(known)
+        if not found:
+            raise UnknownNameError(
+                f"targets {name}: not in the spec, which has {', '.join(spec.targets)}; add it there"
+            )
+        wanted |= found
+    return tuple(target for target in known if target in wanted)
 
 
 def _precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:

@@ -4,6 +4,7 @@
 keys are refused, and every file it names lies inside the spec's own folder.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
@@ -178,10 +179,40 @@ class DimRange(Part):
 
 
 class Calibration(Part):
-    """Real samples from which int8 and fp8 ranges are measured."""
+    """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
 
-    data: File = Field(description=".npz with one array per input, or .npy for a single input")
-    method: Literal["minmax"] = "minmax"
+    data: str = Field(
+        description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
+        "generator of dicts with one array per input"
+    )
+    method: Literal["minmax", "percentile", "entropy", "mse", "moving-average"] = "minmax"
+    percentile: float | None = Field(
+        None, gt=50, le=100, description="for method percentile: the share of values kept; default 99.99"
+    )
+
+    @field_validator("data")
+    @classmethod
+    def _file_or_generator(cls, text: str) -> str:
+        file, colon, function = text.partition(":")
+        if colon and not (file.endswith(".py") and function.isidentifier()):
+            raise ValueError("must be a file, a folder, or 'data.py:samples', a file and a function in it")
+        return _inside(file) + colon + function
+
+    @model_validator(mode="after")
+    def _own_parameter(self) -> Self:
+        if self.percentile is not None and self.method != "percentile":
+            raise ValueError(f"method {self.method} has no percentile; remove it, or use method percentile")
+        return self
+
+    @property
+    def file(self) -> str:
+        """The file or folder, or the file that the function is in."""
+        return self.data.partition(":")[0]
+
+    @property
+    def function(self) -> str | None:
+        """The generator's name; None for stored data."""
+        return self.data.partition(":")[2] or None
 
 
 class NodeOverride(Part):
@@ -194,8 +225,11 @@ class NodeOverride(Part):
 
 
 class Quantization(Part):
-    """What to quantize, where the default is not wanted."""
+    """How a graph is written in another precision, where the default is not wanted."""
 
+    io: Literal["fp32", "native"] = Field(
+        "fp32", description="native: an fp16 graph also takes and gives fp16; callers then convert"
+    )
     overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
 
 
@@ -343,10 +377,21 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
+    out += [
+        f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
+        for pattern in spec.build.required
+        if not any(matches_unit(pattern, unit) for unit in _units(spec))
+    ]
     metric = spec.golden.metric if spec.golden else None
     if metric and spec.outputs and metric.output not in spec.outputs:
         out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")
     return out
+
+
+def _units(spec: ModelSpec) -> list[str]:
+    """Every combination of target, precision and backend, some backend's business or not."""
+    combinations = itertools.product(spec.target_list(), spec.precision_list(), spec.backends)
+    return [f"{target.name} {precision} {backend}" for target, precision, backend in combinations]
 
 
 def matches_unit(pattern: str, unit: str) -> bool:

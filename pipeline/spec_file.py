@@ -189,7 +189,7 @@ def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str
     wanted: list[tuple[Loc, str | None]] = [
         (("source", spec.source.kind), spec.source.file),
         (("source", "weights"), spec.source.weights),
-        (("calibration", "data"), spec.calibration.data if spec.calibration else None),
+        (("calibration", "data"), spec.calibration.file if spec.calibration else None),
         (("golden", "data"), spec.golden.data if spec.golden else None),
     ]
     for loc, name in wanted:
@@ -199,5 +199,5 @@ def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str
         real = spec.file(name).resolve()
         if not real.is_relative_to(spec.folder):
             yield f"{where} leads outside the spec's folder; copy the file into {spec.folder}"
-        elif not real.is_file():
+        elif not real.is_file() and not (loc[0] == "calibration" and real.is_dir()):
             yield f"{where} does not exist in {spec.folder}; paths are relative to the spec"

@@ -3,26 +3,44 @@
 Every function here is plain: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
 """
 
-import platform
+import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import DataError, EngineryError, IntegrityError, StepError, UnavailableError
-from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits
-from pipeline.sources.source_files import source_files
+from builders.cuda import gpus
+from builders.digest import digest_of, digest_of_file, digest_of_path
+from builders.errors import (
+    DataError,
+    EngineryError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    StepError,
+    UnavailableError,
+)
+from builders.onnxruntime import cpu_kind
+from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits, tensor_from_json
+from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec import ModelSpec, overrides
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
 from pipeline.verdict import Judged, make_report, now
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop, code_of, import_versions, versions
 
-EXPORT_LIMITS = Limits(timeout_s=3600, memory_mib=65536)
+# Nearly all of this machine's memory: a runaway step must not take the machine with it.
+EXPORT_LIMITS = Limits(
+    timeout_s=3600, memory_mib=int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
+)
 # The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
 EXPORT_CODE = ("pipeline.jobs", "pipeline.export", "pipeline.sources")
-CHECK_CODE = ("pipeline.jobs", "builders", "validation")
-QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization")
+QUANTIZATION_CODE = ("pipeline.jobs", "pipeline.quantization", "pipeline.sources")
+CHECK_CODE = ("builders", "validation", *QUANTIZATION_CODE)
+OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
+# What rewrites graphs, emulates their arithmetic and measures them.
+MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
 
 
 def export(spec: ModelSpec, shop: Workshop) -> Exported:
@@ -30,23 +48,26 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
 
     Two records, because a new golden value needs no new export; one process, because both need the framework.
     """
+    reads = _export_reads(spec, shop)
     model_key = {
-        "source": _source_digests(spec, shop),
+        "source": reads["source"],
         "shapes": _shapes(spec),
         "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
         "code": code_of(*EXPORT_CODE),
     }
     model = shop.recall("export", model_key)
-    if model and (golden := shop.recall("golden", _golden_key(spec, model_key, model["onnx"]))):
+    if model and (golden := shop.recall("golden", _golden_key(spec, reads, model["onnx"]))):
         shop.progress.finished("export", "cached")
         return _exported(model, golden)
     name = "golden set" if model else "export"
     value = shop.shown(shop.local, name, _export_job(spec, shop, model))
+    if reads != _export_reads(spec, shop):
+        raise InputError("the model's files changed while they were read; nothing was kept: run again")
     if model is None:
         model = value["model"]
         shop.remember("export", model_key, model, [model["onnx"]])
     golden = value["golden"]
-    shop.remember("golden", _golden_key(spec, model_key, model["onnx"]), golden, [golden["golden"]])
+    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
     shop.progress.finished(name, "done")
     return _exported(model, golden)
 
@@ -55,14 +76,20 @@ def _exported(model: Json, golden: Json) -> Exported:
     return Exported(OnnxModel.from_json(model), golden["golden"], Proof.from_json(golden), tuple(golden["notes"]))
 
 
-def _golden_key(spec: ModelSpec, model_key: Json, onnx: str) -> Json:
+def _export_reads(spec: ModelSpec, shop: Workshop) -> Json:
+    """Content of the files that export and golden set are made from."""
+    golden = spec.golden
+    data = digest_of_file(spec.file(golden.data)) if golden else None
+    return {"source": _source_digests(spec, shop), "data": data}
+
+
+def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
     golden = spec.golden
     return {
-        "source": model_key["source"],
+        **reads,
         "onnx": onnx,
-        "data": digest_of_file(spec.file(golden.data)) if golden else None,
         "golden": golden.model_dump() if golden else None,
-        "shapes": model_key["shapes"],
+        "shapes": _shapes(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
         "versions": versions("torch", "onnxruntime", "numpy"),
         "code": code_of(*EXPORT_CODE, *CHECK_CODE),
@@ -101,7 +128,7 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     """Write the model in one flavour and measure what that cost (the quantization joint)."""
     model = exported.model
     if flavour.precision == "fp32" or model.carries_qdq:
-        return Graph(flavour, model.digest, proof=Proof(metrics=exported.proof.metrics))
+        return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
     if flavour.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -109,45 +136,59 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     key = {
         "onnx": model.digest,
         "flavour": asdict(flavour),
-        "ranges": ranges and ranges["ranges"],
+        "seen": ranges and ranges["seen"],
+        "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "overrides": [item.model_dump() for item in spec.quantization.overrides],
-        "versions": versions("onnx", "onnxruntime", "numpy"),
+        "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "flavour", "ranges", "overrides")}
+        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides")}
+        arguments["observations"] = ranges and ranges["observations"]
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
-    value = shop.once("quantize", f"write {flavour.name}", key, job, lambda value: [value["model"]])
-    scales = ranges["scales"] if ranges and flavour.precision in CALIBRATED else None
-    graph = Graph(flavour, value["model"], scales, tuple(value["notes"]))
-    return Graph(flavour, graph.model, scales, graph.notes, _check_graph(spec, exported, graph, shop))
+    value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
+    inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
+    graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
+    return replace(graph, proof=_check_graph(spec, exported, graph, shop))
+
+
+def _graph_blobs(value: Json) -> list[str]:
+    return [digest for digest in (value["model"], value["ranges"]) if digest]
 
 
 def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | None:
-    """Measure the range of every activation over the calibration samples: 'ranges' (blob) and 'scales' (digest).
+    """Observe every activation over the calibration samples: 'observations' (blob), from which all methods choose.
 
     None without calibration data, or when the model carries Q/DQ of its own.
     """
     if spec.calibration is None or exported.model.carries_qdq:
         return None
-    data = spec.file(spec.calibration.data)
     key: Json = {
         "onnx": exported.model.digest,
-        "data": digest_of_file(data),
-        "method": spec.calibration.method,
+        "data": _calibration_digest(spec),
         "shapes": _shapes(spec),
-        "versions": versions("onnx", "onnxruntime", "numpy"),
-        "code": code_of(*QUANTIZATION_CODE, "validation"),
+        "versions": versions(*MEASURING),
+        "code": code_of(*OBSERVATION_CODE),
     }
 
     def job() -> Job:
         shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
-        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, "data": str(data), **shapes}
+        data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
+        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, **data, **shapes}
         return Job("calibrate", "pipeline.jobs:calibrate", arguments, EXPORT_LIMITS)
 
-    return shop.once("calibrate", "calibrate", key, job, lambda value: [value["ranges"]])
+    return shop.once("calibrate", "calibrate", key, job, lambda value: [value["observations"]])
+
+
+def _calibration_digest(spec: ModelSpec) -> str:
+    """Of the data, or of the code that generates it; data that this code reads by itself stays unseen."""
+    wanted = spec.calibration
+    if wanted is None or wanted.function is None:
+        return digest_of_path(spec.file(wanted.file if wanted else ""))
+    files = source_files(spec.folder, spec.file(wanted.file))
+    return digest_of({"function": wanted.function, "files": [digest_of_file(file) for file in files]})
 
 
 def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:
@@ -159,8 +200,8 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Worksh
         "precision": precision,
         "limits": dict(overrides(spec, precision, "quantization")),
         "metric": _metric(spec),
-        "versions": versions("onnxruntime", "numpy"),
-        "code": code_of(*CHECK_CODE, "pipeline.quantization"),
+        "versions": versions(*MEASURING),
+        "code": code_of(*CHECK_CODE),
     }
 
     def job() -> Job:
@@ -190,7 +231,7 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     if kind == "cancelled":
         raise error
     shop.progress.finished(unit.name, f"failed: {str(error).splitlines()[0]}")
-    return BuildFailure(unit.name, kind, str(error), log, reproduce(unit, spec))
+    return BuildFailure(unit.name, kind, str(error), log, reproduce(unit, spec, shop.store.uri))
 
 
 def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
@@ -199,13 +240,11 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
     return Job(unit.name, "pipeline.jobs:build_engine", arguments, limits, needs(unit.request))
 
 
-def reproduce(unit: Unit, spec: ModelSpec) -> str:
-    """The command that builds this unit alone."""
+def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
+    """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    return (
-        f"enginery build {spec.path} --targets {request.target.name} --precisions {request.precision} "
-        f"--backends {request.backend}"
-    )
+    words = ("enginery", "build", str(spec.path), "--registry", registry, "--targets", request.target.name)
+    return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
 
 
 def needs(request: BuildRequest) -> dict[str, str]:
@@ -231,12 +270,7 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     request = built.unit.request
     cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
     proofs = [exported.proof, built.unit.graph.proof]
-    try:
-        proofs += [] if cannot_run else [prove_engine(built, spec, exported.golden, shop)]
-    except StepError as error:
-        if error.kind == "cancelled":
-            raise
-        proofs.append(Proof(({**CRASHED, "note": str(error)},)))
+    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
     judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
     shop.progress.finished(f"verdict on {built.unit.name}", f"{judged.verdict}: {judged.reason}")
     return judged
@@ -253,6 +287,21 @@ CRASHED = {
 }
 
 
+def try_to_prove(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
+    """`prove_engine`, where an engine that cannot be opened or run has failed, and stops nobody else.
+
+    Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when cancelled.
+    """
+    try:
+        return prove_engine(built, spec, golden, shop, afresh)
+    except (UnavailableError, IntegrityError):
+        raise
+    except EngineryError as error:
+        if isinstance(error, StepError) and error.kind == "cancelled":
+            raise
+        return Proof(({**CRASHED, "note": str(error)},))
+
+
 def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
     """Run an engine against the graph it was built from. afresh: also when the same proof is on record."""
     request = built.unit.request
@@ -265,8 +314,8 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     key = {
         **arguments,
         "request": request.key,
-        "machine": platform.machine(),
-        "versions": versions("onnxruntime", "numpy"),
+        "machine": _machine(request),
+        "versions": versions(*MEASURING),
         "code": code_of(*CHECK_CODE),
         **({"at": now()} if afresh else {}),
     }
@@ -274,11 +323,14 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     def job() -> Job:
         limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
         known = {"store": shop.store.uri, "request": request.to_json(), "suffix": built.suffix}
-        return Job(
-            f"prove {built.unit.name}", "pipeline.jobs:check_engine", {**known, **arguments}, limits, needs(request)
-        )
+        return Job(f"prove {built.unit.name}", "pipeline.jobs:check_engine", {**known, **arguments}, limits)
 
     return Proof.from_json(shop.once("check-engine", f"prove {built.unit.name}", key, job, lambda _: []))
+
+
+def _machine(request: BuildRequest) -> list[str]:
+    """What a proof depends on of the machine that it was made on."""
+    return [cpu_kind()] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})
 
 
 def _metric(spec: ModelSpec) -> Json | None:
@@ -294,17 +346,26 @@ def _shapes(spec: ModelSpec) -> Json:
 
 
 def _source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
-    """Content of everything the export reads: the entry point with its local imports, weights, external data."""
-    source = spec.source
+    """Content of everything the export reads: the entry point with its local imports, weights, external data; and the
+    versions of the packages that the entry point imports."""
+    source, packages = spec.source, dict[str, str]()
     files = [spec.file(source.file)]
     if source.kind == "torch":
+        packages = import_versions(*imported_packages(spec.folder, files[0]))
         files = list(source_files(spec.folder, files[0]))
     if source.kind == "onnx":
         files += [files[0].parent / name for name in _external_data(spec, shop)]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {str(file.resolve().relative_to(spec.folder)): digest_of_file(file) for file in files if file.is_file()}
-    return {"spec": source.model_dump(), "files": names}
+    names = {_place(file, spec): digest_of_file(file) for file in files if file.is_file()}
+    return {"spec": source.model_dump(), "files": names, "packages": packages}
+
+
+def _place(file: Path, spec: ModelSpec) -> str:
+    """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
+    if not file.resolve().is_relative_to(spec.folder):
+        raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")
+    return str(file.resolve().relative_to(spec.folder))
 
 
 def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:

@@ -61,26 +61,35 @@ class Exported:
 
 @dataclass(frozen=True)
 class Flavour:
-    """One way to write the model for a precision: `scheme` matters to the quantized precisions only."""
+    """One way to write the model for a precision.
+
+    scheme: of the quantized precisions only.  native_io: of fp16 only, whether inputs and outputs are fp16 as well.
+    """
 
     precision: Precision
     scheme: QuantizationScheme | None = None
+    native_io: bool = False
 
     @property
     def name(self) -> str:
         """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'."""
         if self.scheme is None:
-            return self.precision
+            return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
         activations = f"{self.scheme.activation} activations, " if self.precision == "int8" else ""
         return f"{self.precision} ({activations}{self.scheme.float_precision} elsewhere)"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The model in one flavour. model: digest of the ONNX file.  scales: digest of the calibrated ranges behind it."""
+    """The model in one flavour. model: digest of the ONNX file.  scales: digest of the calibrated ranges behind it.
+
+    inputs, outputs: as this graph declares them.
+    """
 
     flavour: Flavour
     model: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     scales: str | None = None
     notes: tuple[str, ...] = ()
     proof: Proof = Proof()

@@ -22,7 +22,8 @@ from pipeline.registry.store import Store
 
 @dataclass(frozen=True)
 class Workshop:
-    """The surroundings of a run. `local` runs what needs the spec's files, `executor` builds and proves engines."""
+    """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
+    needs the spec's files, and the proofs, because whether an engine can run is asked of this machine."""
 
     store: Store
     local: Executor
@@ -65,6 +66,16 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
+
+
+def import_versions(*packages: str) -> dict[str, str]:
+    """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
+    return {name: found if (found := _version(name)) != "absent" else _distributed(name) for name in packages}
+
+
+def _distributed(package: str) -> str:
+    owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
+    return ", ".join(f"{name} {_version(name)}" for name in owners) or "absent"
 
 
 @cache

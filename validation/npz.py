@@ -37,15 +37,15 @@ class StoredArray:
     def __str__(self) -> str:
         return _where(self.path, self.name)
 
-    def blocks(self, rows: Iterable[int]) -> Iterator[Array]:
-        """Consecutive pieces along axis 0, of the given lengths, in native byte order.
+    def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
+        """Consecutive pieces along axis 0, of the given lengths, in native byte order; `skip` entries come before them.
 
         Raises DataError when the bytes cannot be read or fail their checksum.
         """
         with ExitStack() as stack:
             with _translated(self.path, self.name):
                 stream = stack.enter_context(_opened(self.path, self.member))
-                stream.read(self.offset)
+                stream.seek(self.offset + skip * math.prod(self.shape[1:]) * self.dtype.itemsize)
             for count in rows:
                 with _translated(self.path, self.name):
                     block = self._read(stream, count)
@@ -86,11 +86,12 @@ def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
         shape, fortran, dtype = read(stream)
         array = StoredArray(path, name, member, dtype, shape, stream.tell())
     _check_plain(array, fortran)
-    _check_complete(array, stored_bytes)
+    check_complete(array, stored_bytes)
     return array
 
 
-def _check_complete(array: StoredArray, stored_bytes: int) -> None:
+def check_complete(array: StoredArray, stored_bytes: int) -> None:
+    """Raise DataError unless the array ends exactly where its file, or its place in the file, ends."""
     expected = math.prod(array.shape) * array.dtype.itemsize
     if min(array.shape, default=0) < 0 or array.offset + expected != stored_bytes:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Real inputs for a model, streamed from a file: calibration data and golden data.
+"""Real inputs for a model, streamed from files or from a generator: calibration data and golden data.
 
 An array whose rank is its input's holds samples along axis 0, fed in groups. An array of one rank more holds one
 complete input per entry of axis 0. All inputs of a file follow the same one of these two layouts.
@@ -9,26 +9,45 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from builders.digest import digest_of_file
+from builders.digest import digest_of_path
 from builders.errors import DataError
 from builders.types import Dim, Tensors, TensorSpec
-from validation.npz import Array, StoredArray, stored_arrays
+from validation.npz import Array
+from validation.stored import Stored, find_arrays
+
+
+class SampleSource(Protocol):
+    """Where samples come from. name: how messages call it.  digest: of the data, or of the code that makes it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def digest(self) -> str: ...  # noqa: D102
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """The inputs of one run after the other, each of as few samples as the model takes, and where each run ends.
+
+        start, stop: the samples to give, as a half-open range; by default all. Raises DataError for a bad sample.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one file, checked against a model's inputs; open with `Samples.open`.
+    """The samples of one file or folder, checked against a model's inputs; open with `Samples.open`.
 
-    count: samples in the file.  complete: whether each entry of axis 0 is a complete input (one rank more than it).
+    count: samples in it.  complete: whether each entry of axis 0 is a complete input (one rank more than it).
     """
 
     path: Path
     inputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
-    arrays: Mapping[str, StoredArray]
+    arrays: Mapping[str, Stored]
     count: int
     complete: bool
 
@@ -40,7 +59,7 @@ class Samples:
 
         Raises DataError naming file, array, value and remedy.
         """
-        arrays = _named(stored_arrays(path), inputs, extra, path)
+        arrays = _named(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
         complete = _layout([arrays[spec.name] for spec in inputs], inputs)
         samples = cls(path, tuple(inputs), tuple(dims), arrays, _count(arrays), complete)
         samples._check_arrays()
@@ -49,8 +68,13 @@ class Samples:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the file."""
-        return digest_of_file(self.path)
+        """Digest of the file, or over the files of the folder."""
+        return digest_of_path(self.path)
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
 
     def batches(self, size: int | None = None) -> Iterator[dict[str, Array]]:
         """Inputs for one run after the other, holding one group in memory at a time.
@@ -58,24 +82,32 @@ class Samples:
         size: samples in a group where the leading dim is dynamic; default the dim's opt, kept within its min and max.
         Raises DataError for groups that do not fit the dim, and on the way for NaN, infinities and unreadable bytes.
         """
-        return self._stream(self._sizes(size))
+        return (inputs for _, inputs in self._stream(self._sizes(size), 0))
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """As `SampleSource.runs`. Raises DataError when the range does not divide into the model's groups."""
+        last = self.count if stop is None else min(stop, self.count)
+        return self._stream(self._sizes(1, last - start), start)
 
     def column(self, name: str) -> Array:
         """One whole array, in memory: for labels. Raises DataError when the file has no such array or it has NaN."""
         if name not in self.arrays:
             raise DataError(f"{self.path} has no array {name!r}; {_hint(name, self.arrays)}")
+        if self.arrays[name].dtype.kind not in "biuf":
+            raise DataError(
+                f"{self.arrays[name]} is {self.arrays[name].dtype}; labels are class indices: store integers"
+            )
         column = self.arrays[name].read()
         _check_finite(column, self.arrays[name], 0)
         return column
 
-    def _stream(self, sizes: Sequence[int]) -> Iterator[dict[str, Array]]:
+    def _stream(self, sizes: Sequence[int], start: int) -> Iterator[tuple[int, dict[str, Array]]]:
         names = [spec.name for spec in self.inputs]
-        start = 0
-        for blocks in zip(*(self.arrays[name].blocks(sizes) for name in names), strict=True):
+        for blocks in zip(*(self.arrays[name].blocks(sizes, start) for name in names), strict=True):
             for name, block in zip(names, blocks, strict=True):
                 _check_finite(block, self.arrays[name], start)
             start += len(blocks[0])
-            yield {name: block[0] if self.complete else block for name, block in zip(names, blocks, strict=True)}
+            yield start, {name: block[0] if self.complete else block for name, block in zip(names, blocks, strict=True)}
 
     def _check_arrays(self) -> None:
         seen: dict[str, int] = {}
@@ -97,7 +129,7 @@ class Samples:
         for axis, (length, dim) in enumerate(zip(shape[1:], declared, strict=True), start=1):
             yield axis, length, dim
 
-    def _check_axis(self, array: StoredArray, axis: int, length: int, declared: int | str) -> None:
+    def _check_axis(self, array: Stored, axis: int, length: int, declared: int | str) -> None:
         if isinstance(declared, int):
             if length != declared:
                 raise DataError(f"{array} has shape {array.shape}: axis {axis} must be {declared}; reshape or crop it")
@@ -115,15 +147,16 @@ class Samples:
             raise DataError(f"{self.path}: dim {name!r} of the inputs is not declared; add dims.{name}")
         return found
 
-    def _sizes(self, wanted: int | None) -> list[int]:
-        """How many entries of axis 0 go into each run."""
+    def _sizes(self, wanted: int | None, among: int | None = None) -> list[int]:
+        """How many entries of axis 0 go into each run, when `among` entries (default: all) are divided."""
+        count = self.count if among is None else max(among, 0)
         if self.complete:
-            return [1] * self.count
+            return [1] * count
         low, size = self._group(wanted)
-        full, rest = divmod(self.count, size)
+        full, rest = divmod(count, size)
         if rest and rest < low:
             raise DataError(
-                f"{self.path}: {self.count} samples in groups of {size} leave {rest}, but a group needs {low} or more; "
+                f"{self.path}: {count} samples in groups of {size} leave {rest}, but a group needs {low} or more; "
                 f"drop {rest} or add {low - rest}"
             )
         return [size] * full + ([rest] if rest else [])
@@ -191,8 +224,8 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
 
 
 def _named(
-    found: Mapping[str, StoredArray], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
-) -> dict[str, StoredArray]:
+    found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+) -> dict[str, Stored]:
     wanted = [*(spec.name for spec in inputs), *extra]
     if list(found) == [""]:
         if len(wanted) != 1:
@@ -213,7 +246,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
-def _layout(arrays: Sequence[StoredArray], inputs: Sequence[TensorSpec]) -> bool:
+def _layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> bool:
     """Whether arrays hold one complete input per entry; all of them must agree."""
     layouts = {_is_complete(array, spec) for array, spec in zip(arrays, inputs, strict=True)}
     if len(layouts) > 1:
@@ -224,7 +257,7 @@ def _layout(arrays: Sequence[StoredArray], inputs: Sequence[TensorSpec]) -> bool
     return layouts.pop()
 
 
-def _is_complete(array: StoredArray, spec: TensorSpec) -> bool:
+def _is_complete(array: Stored, spec: TensorSpec) -> bool:
     more = len(array.shape) - len(spec.shape)
     if more not in (0, 1) or not array.shape:
         raise DataError(
@@ -234,7 +267,7 @@ def _is_complete(array: StoredArray, spec: TensorSpec) -> bool:
     return more == 1
 
 
-def _count(arrays: Mapping[str, StoredArray]) -> int:
+def _count(arrays: Mapping[str, Stored]) -> int:
     counts = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
     first = next(iter(counts))
     for name, count in counts.items():
@@ -245,7 +278,7 @@ def _count(arrays: Mapping[str, StoredArray]) -> int:
     return counts[first]
 
 
-def _check_finite(block: Array, array: StoredArray, start: int) -> None:
+def _check_finite(block: Array, array: Stored, start: int) -> None:
     if block.dtype.kind not in "fc" or np.isfinite(block).all():
         return
     entry = int(np.argmax(~np.isfinite(block).reshape(len(block), -1).all(axis=1)))

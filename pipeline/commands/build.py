@@ -151,7 +151,8 @@ def _show_place(outcome: "Outcome") -> None:
         say(f"{outcome.model}: nothing was published, because no engine passed")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
-    click.echo(f"{outcome.model}@{outcome.version} {state}; channel {outcome.channel}")
+    channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
+    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.page:
@@ -164,6 +165,8 @@ def _engine_table(outcome: "Outcome") -> "Table":
     metrics = sorted({name for engine in outcome.engines for name in engine["metrics"]})
     table = Table("target", "precision", "backend", "status", "size", "checks", *metrics, "why", title_justify="left")
     table.title = f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else "")
+    if metrics:
+        table.caption = f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from"
     for engine in outcome.engines:
         checks = engine["checks"]
         total = checks["passed"] + checks["failed"]

@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,15 +37,18 @@ def list_backends(as_json: bool) -> None:
         emit_json({"backends": rows})
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("backend", "installed", "builds", "runs here", "options")
+    table.columns[-1].overflow = "fold"
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         builds = "\n".join(f"{target}: {' '.join(kinds)}" for target, kinds in row["builds"].items())
         options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
-        table.add_row(row["name"], versions or f"[yellow]{row['missing']}[/yellow]", builds, row["runs"], options)
-    Console().print(table)
+        installed = escape(versions) or f"[yellow]{escape(row['missing'])}[/yellow]"
+        table.add_row(row["name"], installed, escape(builds), row["runs"], escape(options))
+    Console(width=None if os.isatty(1) else 160).print(table)
 
 
 def _backend_rows() -> Iterator[dict[str, Any]]:
@@ -121,7 +125,7 @@ def _show(findings: list[Finding]) -> None:
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         table.add_row(MARKS[finding.state], finding.subject, escape(finding.detail))
-    Console().print(table)
+    Console(width=None if os.isatty(1) else 160).print(table)
 
 
 def _machine() -> Iterator[Finding]:
@@ -130,7 +134,7 @@ def _machine() -> Iterator[Finding]:
     memory = psutil.virtual_memory().total / 2**30
     yield Finding("machine", "ok", f"{platform.machine()}, {os.cpu_count()} CPUs, {memory:.0f} GiB memory")
     yield Finding("python", "ok", platform.python_version())
-    free = shutil.disk_usage(os.environ.get("TMPDIR", "/tmp")).free / 2**30  # noqa: S108 - only asked for its size
+    free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30
     enough = free >= LEAST_FREE_GIB
     detail = f"{free:.1f} GiB free for builds" + ("" if enough else "; free some, or set TMPDIR")
     yield Finding("temporary space", "ok" if enough else "broken", detail)

@@ -46,8 +46,8 @@ def show(reference: str, registry: str, as_json: bool) -> None:
     click.echo(f"manifest {facts['manifest']}")
     if facts["page"]:
         click.echo(f"report   {facts['page']}")
-    for precision, value in sorted(facts["metrics"].items()):
-        click.echo(f"metric   {precision}: {value}")
+    for graph, metrics in sorted(facts["metrics"].items()):
+        click.echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
     _print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
 

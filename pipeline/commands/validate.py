@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("reference")
 @registry_option
-@click.option("--target", help="Only engines for this target, e.g. sm_89.")
+@click.option("--target", help="Only engines for this target or group, e.g. sm_89 or ampere.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -23,6 +23,7 @@ def validate(ctx: click.Context, reference: str, registry: str, target: str | No
 
     On a node with a GPU this is what turns an unproven engine into a proven one.
     """
+    from builders.errors import UnknownNameError
     from builders.local import LocalExecutor
     from builders.targets import parse_targets
     from pipeline.progress import progress_display
@@ -32,12 +33,17 @@ def validate(ctx: click.Context, reference: str, registry: str, target: str | No
     from pipeline.revalidate import revalidate
     from pipeline.workshop import Workshop
 
-    wanted = parse_targets(target)[0].name if target else None
+    wanted = {item.name for item in parse_targets(target)} if target else None
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     executor = LocalExecutor()
     with progress_display(quiet) as progress:
         results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
+    if not results:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no engine{f' for {target}' if target else ''}; "
+            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "engines": [_row(item) for item in results]})
     else:
@@ -60,9 +66,10 @@ def _row(item: "Attested") -> dict[str, str | None]:
 
 def _show(manifest: "Manifest", results: "list[Attested]") -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("unit", "status", "why", title=f"{manifest.model}@{manifest.version}", title_justify="left")
     for item in results:
-        table.add_row(item.entry.unit, item.verdict, item.reason)
+        table.add_row(item.entry.unit, item.verdict, escape(item.reason))
     Console().print(table)

@@ -128,6 +128,13 @@ def policy_refusal(store: Store, manifest: Manifest, name: str, *, proven_only: 
         return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
     if proven_only and not proven:
         return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
+    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
+    if failing and not proven_only and name not in OPEN_CHANNELS:
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
+            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
+            "add --proven-only and the channel serves only the proven ones"
+        )
     if unproven and not proven_only and name not in OPEN_CHANNELS:
         listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
         return (

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from builders.digest import canonical_json, digest_of_bytes, digest_of_file
 from builders.errors import InputError, IntegrityError, UnavailableError
-from pipeline.registry.keys import FORMAT, MARKER, blob_key, check_digest, check_key
+from pipeline.registry.keys import FORMAT, MARKER, blob_key, check_digest, check_key, is_key
 from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -123,7 +123,7 @@ class FileStore:
         """See `Store.list`."""
         for name in self.children(prefix):
             key = f"{prefix}{name}"
-            if name.endswith("/"):
+            if name.endswith("/") and is_key(key.removesuffix("/")):
                 yield from self.list(key)
             else:
                 yield key

@@ -30,9 +30,14 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 def check_key(key: str) -> str:
     """Return `key` if it can be a path in no other place than the registry. Raises InputError."""
-    if all(_PART.fullmatch(part) for part in key.split("/")):
+    if is_key(key):
         return key
     raise InputError(f"registry key {key!r}: its parts must match {_PART.pattern}")
+
+
+def is_key(text: str) -> bool:
+    """Whether `text` can be a key: a relative path that climbs nowhere."""
+    return all(_PART.fullmatch(part) for part in text.split("/"))
 
 
 def check_digest(digest: str) -> str:

@@ -165,7 +165,10 @@ def _check_digest(data: Mapping[str, Any]) -> None:
     stated = read(data, "digest", parsing.digest)
     actual = digest_of({key: value for key, value in data.items() if key != "digest"})
     if stated != actual:
-        raise Malformed(f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged")
+        raise Malformed(
+            f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged; "
+            "restore it from a copy, or build again, which makes a new version"
+        )
 
 
 def read_entry(value: Any, path: str) -> EngineEntry:

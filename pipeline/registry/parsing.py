@@ -15,6 +15,7 @@ from pipeline.registry.names import is_name
 T = TypeVar("T")
 
 MAX_ITEMS = 10_000
+MAX_DEPTH = 64
 MAX_TEXT = 1 << 20
 
 
@@ -30,7 +31,18 @@ def parse_json(data: bytes, limit: int) -> dict[str, Any]:
         value = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"is not JSON ({error})") from error
+    _check_depth(value)
     return mapping(value, "document")
+
+
+def _check_depth(value: Any) -> None:
+    """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inner for item in items]
+    if level:
+        raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 
 
 def _refuse_constant(text: str) -> None:

@@ -113,7 +113,15 @@ def _entries(
 
 def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
     theirs = _read(store, manifest.model, wanted) if wanted else find_published(store, manifest)
-    return _same_or_conflict(theirs, manifest) if theirs else None
+    if theirs is None:
+        return None
+    published = _same_or_conflict(theirs, manifest)
+    if lost := [what for digest, what in theirs.blobs().items() if not store.has(digest)]:
+        raise IntegrityError(
+            f"{theirs.model}@{theirs.version} has lost its {lost[0]}, and building again gave other bytes; "
+            "versions never change: restore it, or choose another version"
+        )
+    return published
 
 
 def _write(store: Store, manifest: Manifest, wanted: str | None) -> Published:

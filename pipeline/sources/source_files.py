@@ -8,6 +8,7 @@ place in the spec for that reason.
 
 import ast
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,25 @@ def source_files(root: Path, entry: Path) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
+def imported_packages(root: Path, entry: Path) -> tuple[str, ...]:
+    """Top-level names of what those files import from elsewhere, without the standard library; sorted.
+
+    root, entry: as for `source_files`. What such a package imports in its turn stays unseen.
+    """
+    folders = search_folders(root, entry)
+    names = {name.partition(".")[0] for file in source_files(root, entry) for name in _absolute_imports(_parse(file))}
+    local = {name for name in names if any(any(_module_files(folder, name)) for folder in folders)}
+    return tuple(sorted(names - local - sys.stdlib_module_names))
+
+
+def _absolute_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
 def _inside(root: Path, file: Path) -> Path:
     resolved = file.resolve()
     if not resolved.is_relative_to(root):
@@ -52,7 +72,7 @@ def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
                 yield from (path for name in node.names for path in _module_files(folder, name.name))
         elif isinstance(node, ast.ImportFrom):
             names = _names_of(node)
-            bases = (file.parents[node.level - 1],) if node.level else folders
+            bases = file.parents[node.level - 1 : node.level] if node.level else folders
             yield from (path for base in bases for name in names for path in _module_files(base, name))
 
 
@@ -73,7 +93,9 @@ def _module_files(folder: Path, dotted: str) -> Iterator[Path]:
 def _parse(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), filename=str(file))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         line = getattr(error, "lineno", None) or 1
         version = platform.python_version()
-        raise ModelError(f"{file}:{line}: not Python that version {version} can read: {error}") from error
+        raise ModelError(
+            f"{file}:{line}: not Python that version {version} can read: {error or 'nested too deeply'}"
+        ) from error

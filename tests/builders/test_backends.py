@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from builders import backends
-from builders.errors import InputError, UnknownNameError
+from builders.errors import EngineryError, InputError, UnknownNameError
 
 
 def test_the_three_backends_are_found():
@@ -63,3 +63,18 @@ def test_options_of_gives_every_field_sorted_with_defaults():
 def test_a_given_option_arrives():
     backend = backends.configure("tensorrt", {"optimization_level": 5})
     assert ("optimization_level", 5) in backends.options_of(backend)
+
+
+def test_the_toolchain_holds_the_backends_own_revision(monkeypatch):
+    backend = backends.configure("onnxruntime", {})
+    before = backends.toolchain_of(backend)
+    monkeypatch.setattr(type(backend), "revision", 2)
+    assert dict(backends.toolchain_of(backend)) == {**dict(before), "enginery-onnxruntime": "2"}
+
+
+def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
+    backend = backends.configure("onnxruntime", {})
+    backends.check_toolchain(backend, backends.toolchain_of(backend))
+    planned = {**dict(backends.toolchain_of(backend)), "onnxruntime": "0.1"}
+    with pytest.raises(EngineryError, match=r"onnxruntime .*, not 0\.1, which the plan was made for"):
+        backends.check_toolchain(backend, planned.items())

@@ -1,12 +1,15 @@
 """The command line: help that is quick, exit codes, errors without tracebacks."""
 
+import contextlib
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline.cli import COMMANDS
+from pipeline.cli import COMMANDS, main
 from tests.pipeline.projects import Project
 
 
@@ -51,6 +54,13 @@ def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str
     assert done.returncode == code, done.stderr
     assert wanted in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_table_of_backends_keeps_the_brackets_of_a_remedy() -> None:
+    done = command("backends")
+    assert done.returncode == 0
+    assert "[tensorrt]" in done.stdout, "markup would swallow it"
+    assert "…" not in done.stdout
 
 
 def test_doctor_and_backends_answer_in_json(project: Project) -> None:
@@ -99,3 +109,17 @@ def test_a_plan_builds_nothing(project: Project) -> None:
     assert {unit["action"] for unit in units} == {"build", "refused"}
     assert not (project.registry / "models").exists()
     assert not (project.registry / "records" / "build").exists()
+
+
+def test_the_table_of_backends_shows_the_remedy_whole(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["backends"])
+    assert "pip install 'enginery[tensorrt]'" in out.getvalue()
+
+
+def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "doctor", "--registry", str(project.registry)]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
+    assert "temporary space" in done.stdout
+    assert "Traceback" not in done.stderr

@@ -54,3 +54,13 @@ def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
     assert made.name == "pow"
     assert made.task_run_name == "build sm_89 int8"
     assert made.fn() == 32
+
+
+@pytest.mark.slow
+def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "build", str(project.spec), "--registry", str(project.registry)]
+    environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "error: Prefect: Failed to reach API at http://127.0.0.1:9/api" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """Killing a run at any moment loses nothing: the same command again finishes, and what was finished stays finished."""
 
+import os
 import re
 import signal
 import subprocess
@@ -15,10 +16,15 @@ DONE = re.compile(r"] (?!verdict)(.+?): (?:done|built in .*)$", re.MULTILINE)
 CACHED = re.compile(r"] (.+?): cached$", re.MULTILINE)
 
 
-def start(project: Project) -> subprocess.Popen[str]:
+def start(project: Project, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry]
     return subprocess.Popen(
-        [*map(str, command), "--jobs", "1"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*map(str, command), "--jobs", "1", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PREFECT_HOME": str(project.folder.parent / "prefect")},
+        process_group=0,
     )
 
 
@@ -73,6 +79,38 @@ def test_a_killed_run_leaves_no_process_behind(project: Project) -> None:
     process.communicate()
     _gone, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
+
+
+def start_with_prefect(project: Project) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A run in the middle of its flow, and the processes that it has started."""
+    process = start(project, "--runner", "prefect")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "export: done" in line:
+            break
+    return process, children(process)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_ends_a_prefect_run_and_its_server(project: Project) -> None:
+    """A terminal sends Ctrl-C to all processes of the foreground, Prefect's server among them."""
+    process, family = start_with_prefect(project)
+    os.killpg(process.pid, signal.SIGINT)
+    _out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "what was finished is kept" in err
+    assert "Error logging to API" not in err
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_killed_prefect_run_leaves_no_server_behind(project: Project) -> None:
+    process, family = start_with_prefect(project)
+    process.kill()
+    process.communicate()
+    assert psutil.wait_procs(family, timeout=20)[1] == []
 
 
 def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:

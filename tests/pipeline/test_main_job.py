@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,64 @@ def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> N
     outcome = built.build().json
     assert outcome["version"] == "2"
     assert rebuilt(outcome) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+
+
+def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
+    data = arrays(built.folder / "calibration.npz")
+    np.savez_compressed(built.folder / "calibration.npz", **data)
+    done = built.build()
+    assert "calibrate: done" in done.err
+    assert "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
+
+
+def test_a_target_that_is_not_in_the_spec_is_not_passed_over(project: Project) -> None:
+    done = project.build("--targets", "cpu,sm_86")
+    assert done.code == 2
+    assert "targets sm_86: not in the spec" in done.err
+
+
+def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> None:
+    built.change_spec(publication={"channel": "stable"})
+    done = built.run("build", built.spec)
+    assert "everything was cached\n" in done.out
+    assert "channel stable did not move" in done.err
+
+
+def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
+    built.change_spec(calibration={"data": "calibration.npz", "method": "mse"})
+    done = built.build()
+    assert "calibrate: cached" in done.err
+    assert rebuilt(done.json) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+
+
+GENERATOR = """
+import numpy as np
+
+def samples():
+    rng = np.random.default_rng(1)
+    for index in range(64):
+        yield {"x": rng.normal(size=(8,)).astype(np.float32 if index != BAD else np.float64)}
+"""
+
+
+def test_calibration_data_may_come_from_a_generator(project: Project) -> None:
+    project.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
+    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
+    done = project.build()
+    assert done.code == 2 and "data.py:samples: sample 41: 'x' is float64" in done.err
+    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
+    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    assert project.build().json["cached"] is True
+
+
+def test_calibration_data_may_be_a_folder(project: Project) -> None:
+    (project.folder / "samples").mkdir()
+    for index, sample in enumerate(arrays(project.folder / "calibration.npz")["x"]):
+        np.save(project.folder / "samples" / f"{index:03}.npy", sample)
+    project.change_spec(calibration={"data": "samples"}, targets=["cpu"])
+    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    np.save(project.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
+    assert rebuilt(project.build().json) == {"cpu int8"}
 
 
 def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
@@ -183,6 +242,16 @@ def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:
     assert "failed" in refused.err
 
 
+def test_a_failed_build_names_a_command_that_builds_it_again(project: Project) -> None:
+    project.change_spec(build={"timeout_s": 0.01}, precisions=["fp32"], targets=["cpu"], calibration=None)
+    (failed,) = project.build().json["engines"]
+    words = shlex.split(failed["failure"]["reproduce"])
+    assert words[:3] == ["enginery", "build", str(project.spec)]
+    assert words[words.index("--registry") + 1] == project.registry.as_uri()
+    again = project.build(*words[5:])
+    assert "export: cached" in again.err
+
+
 def test_a_model_that_carries_qdq_passes_through_and_has_no_other_precision(built: Project, project: Project) -> None:
     quantized = next(u for u in built.run("plan", built.spec, "--json").json["units"] if u["precision"] == "int8")
     blob = quantized["request"]["model"]
@@ -211,6 +280,23 @@ def test_external_data_is_part_of_the_key(built: Project, project: Project) -> N
     raw[3] ^= 0x01
     (project.folder / "tiny.bin").write_bytes(raw)
     assert rebuilt(project.build().json) == {"cpu fp32"}
+
+
+def test_external_data_that_has_become_a_link_out_of_the_folder_is_refused(built: Project, project: Project) -> None:
+    onnx.save_model(
+        onnx.load(project.folder / "tiny.onnx"),
+        project.folder / "tiny.onnx",
+        save_as_external_data=True,
+        location="tiny.bin",
+        size_threshold=0,
+    )
+    project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
+    assert project.build().code == 0
+    (project.folder / "tiny.bin").rename(project.folder.parent / "tiny.bin")
+    (project.folder / "tiny.bin").symlink_to(project.folder.parent / "tiny.bin")
+    done = project.build()
+    assert done.code == 2
+    assert "tiny.bin leads outside the spec's folder" in done.err
 
 
 def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
@@ -242,10 +328,31 @@ def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None
     assert rebuilt(built.build().json) == set()
 
 
+def test_a_target_that_the_spec_lacks_is_an_error_even_beside_one_that_it_has(project: Project) -> None:
+    done = project.build("--targets", "cpu,sm_90")
+    assert done.code == 2
+    assert "targets sm_90: not in the spec" in done.err
+
+
+def test_validate_takes_groups_and_says_when_it_finds_nothing(built: Project) -> None:
+    found = built.run("validate", "tiny", "--target", "gpu", "--json").json
+    assert {engine["target"] for engine in found["engines"]} == {"sm_75", "sm_89"}
+    done = built.run("validate", "tiny", "--target", "sm_90")
+    assert done.code == 2
+    assert "tiny@1 has no engine for sm_90" in done.err
+
+
+def test_the_path_of_the_report_is_a_path(project: Project) -> None:
+    project.registry = project.folder.parent / "my registry"
+    project.change_spec(targets=["cpu"], precisions=["fp32"])
+    assert Path(project.build().json["report"]).is_file()
+
+
 def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
     project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
-    status = units(project.build().json, "status")
-    assert status == {
+    done = project.build()
+    assert done.code == 0, done.err
+    assert units(done.json, "status") == {
         "cpu fp8": "refused",
         "cpu int8-dynamic": "proven",
         "cpu int4": "proven",
@@ -265,3 +372,12 @@ def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(pr
     project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
     failed = project.build("--precisions", "int8")
     assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
+
+
+def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(project: Project) -> None:
+    project.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
+    outcome = project.build().json
+    assert units(outcome, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
+    pulled = project.run("pull", "tiny", "--target", "cpu", "--dest", project.folder / "out", "--json").json
+    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
+    assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]

@@ -152,6 +152,24 @@ def test_accuracy_is_over_all_golden_cases_in_order():
     assert task_check(Fake(classes), golden(labels), {**metric, "floor": 0.8}).passed
 
 
+def raises(inputs):
+    raise EngineryError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (raises, "out of memory"),
+        (lambda i: {"z": i["x"]}, "'y' is not an output"),
+        (lambda i: {"y": i["x"][:1]}, "2 answers"),
+    ],
+    ids=["raises", "missing", "shape"],
+)
+def test_a_candidate_that_does_not_answer_fails_the_task(answer, said):
+    check = task_check(Fake(answer), golden(np.zeros(8)), {"name": "accuracy", "output": "y", "floor": 0.0})
+    assert not check.passed and check.value is None and said in check.note
+
+
 def test_an_output_of_nan_has_no_accuracy():
     labels = np.zeros(8, np.int64)
     nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})

@@ -129,3 +129,8 @@ def test_a_loaded_set_reads_cases_one_at_a_time(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 << 20
+
+
+def test_many_dims_of_one_size_are_one_edge():
+    dims = [Dim(f"d{index}", 2, 2, 2) for index in range(60)]
+    assert len(edge_sizes([TensorSpec("x", "float32", tuple(dim.name for dim in dims))], dims)) == 1

@@ -195,7 +195,7 @@ def test_a_header_that_lies_about_its_shape_is_refused(tmp_path):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         opened(tmp_path / "none.npz")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"holds no \.npy files"):
         opened(tmp_path)
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         archive.writestr("data.pkl", b"\x80\x04N.")
@@ -232,3 +232,12 @@ def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
         sizes_of({"x": np.ones((1, 2, 2)), "y": np.ones((1, 3))}, [SPEC, TensorSpec("y", "float32", ("batch", "seq"))])
     with pytest.raises(DataError, match="'x' is missing"):
         sizes_of({}, [SPEC])
+
+
+def test_labels_are_numbers(tmp_path):
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 3), np.float32), label=np.array(["cat", "dog"]))
+    samples = Samples.open(
+        tmp_path / "data.npz", [TensorSpec("x", "float32", ("n", 3))], [Dim("n", 1, 2, 2)], ("label",)
+    )
+    with pytest.raises(DataError, match="'label' is <U3; labels are class indices"):
+        samples.column("label")

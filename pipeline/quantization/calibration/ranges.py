@@ -2,27 +2,40 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from builders.digest import digest_of
 from builders.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
+
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a range was chosen from: the extremes seen, the histogram's digest, the share of values that it clips."""
+
+    seen: Pair
+    histogram: str | None = None
+    clipped: float = 0.0
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Per tensor the (lowest, highest) value that calibration saw.
+    """Per tensor the (lowest, highest) value that a quantized tensor shall hold.
 
-    method: 'minmax'.  dataset: digest of the calibration file.  samples: how many samples were seen.
+    method: how they were chosen, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
+    samples: how many samples were seen.  sources: what the ranges were chosen from, where that is known.
     """
 
-    tensors: Mapping[str, tuple[float, float]]
+    tensors: Mapping[str, Pair]
     method: str
     dataset: str
     samples: int
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -30,8 +43,8 @@ class Ranges:
         return digest_of({"method": self.method, "tensors": self._json_tensors()})
 
     def reach(self, tensor: str) -> float | None:
-        """Largest magnitude of a tensor, or None where it was not measured."""
-        found = self.tensors.get(tensor)
+        """Largest magnitude that was seen of a tensor, clipped or not, or None where it was not measured."""
+        found = self.sources[tensor].seen if tensor in self.sources else self.tensors.get(tensor)
         return None if found is None else max(abs(found[0]), abs(found[1]))
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +54,7 @@ class Ranges:
             "method": self.method,
             "dataset": self.dataset,
             "samples": self.samples,
-            "tensors": self._json_tensors(),
+            "tensors": {name: self._described(name) for name in sorted(self.tensors)},
         }
 
     @classmethod
@@ -50,16 +63,28 @@ class Ranges:
         try:
             if data["format"] != FORMAT:
                 raise DataError(f"ranges: format {data['format']!r} is not {FORMAT}; calibrate again")
-            tensors = {str(name): _pair(name, pair) for name, pair in data["tensors"].items()}
-            return cls(tensors, str(data["method"]), str(data["dataset"]), int(data["samples"]))
+            tensors = {str(name): _pair(name, item["range"]) for name, item in data["tensors"].items()}
+            sources = {str(name): _source(name, item) for name, item in data["tensors"].items() if "seen" in item}
+            return cls(tensors, str(data["method"]), str(data["dataset"]), int(data["samples"]), sources)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"ranges: not a ranges file ({error!r}); calibrate again") from error
+
+    def _described(self, name: str) -> dict[str, Any]:
+        item: dict[str, Any] = {"range": list(self.tensors[name])}
+        if source := self.sources.get(name):
+            item |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
+        return item
 
     def _json_tensors(self) -> dict[str, list[float]]:
         return {name: list(self.tensors[name]) for name in sorted(self.tensors)}
 
 
-def _pair(name: str, pair: Any) -> tuple[float, float]:
+def _source(name: str, item: Mapping[str, Any]) -> Source:
+    histogram = item["histogram"]
+    return Source(_pair(name, item["seen"]), None if histogram is None else str(histogram), float(item["clipped"]))
+
+
+def _pair(name: str, pair: Any) -> Pair:
     low, high = (float(value) for value in pair)
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise DataError(f"ranges: tensor {name!r} has the range [{low}, {high}]; it must be finite and rising")

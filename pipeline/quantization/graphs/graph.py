@@ -3,6 +3,7 @@
 Functions that return a model leave their argument alone; those that take a `GraphProto` and return None change it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 
@@ -11,6 +12,9 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.errors import ModelError
+
+# Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
+SMALL_CONSTANT = 256
 
 
 def tidy(model: ModelProto) -> ModelProto:
@@ -108,10 +112,27 @@ def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
 
 def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph = onnx.shape_inference.infer_shapes(_weightless(model)).graph
     values = [*graph.value_info, *graph.input, *graph.output]
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
-    return types | {item.name: item.data_type for item in graph.initializer}
+    return types | {item.name: item.data_type for item in model.graph.initializer}
+
+
+def _weightless(model: ModelProto) -> ModelProto:
+    """The model with its large constants as inputs: inference copies its argument several times, weights included."""
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph, whole = light.graph, model.graph
+    graph.name = whole.name
+    graph.node.extend(whole.node)
+    graph.input.extend(whole.input)
+    graph.output.extend(whole.output)
+    graph.value_info.extend(whole.value_info)
+    for item in whole.initializer:
+        if math.prod(item.dims) <= SMALL_CONSTANT:
+            graph.initializer.add().CopyFrom(item)
+        else:
+            graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+    return light
 
 
 def subgraphs(node: NodeProto) -> list[GraphProto]:

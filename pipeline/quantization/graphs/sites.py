@@ -126,7 +126,18 @@ def _obstacle(node: NodeProto, given: dict[str, TensorProto], types: dict[str, i
         return "both operands are constants"
     if types.get(activation) != TensorProto.FLOAT or weight.data_type != TensorProto.FLOAT:
         return "it does not compute in float32"
-    return _weight_obstacle(node, weight)
+    return _bias_obstacle(node, given) or _weight_obstacle(node, weight)
+
+
+def _bias_obstacle(node: NodeProto, given: dict[str, TensorProto]) -> str | None:
+    bias = given.get(node.input[2]) if len(node.input) > 2 else None
+    if bias is None:
+        return None
+    axis = _channel_axis(node)
+    if list(bias.dims) != [given[node.input[1]].dims[axis]]:
+        # onnxruntime's Q/DQ insertion expects one value for each scale of the weight, and fails on any other.
+        return f"its bias has the shape {list(bias.dims)}; per-channel scales need one value for each output"
+    return None
 
 
 def _weight_obstacle(node: NodeProto, weight: TensorProto) -> str | None:

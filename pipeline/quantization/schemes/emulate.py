@@ -8,14 +8,14 @@ onnxruntime's own CPU path does less: it keeps fp32 between fp16 nodes (seen in 
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graphs.graph import element_types, finish, tidy
+from pipeline.quantization.graphs.graph import element_types, finish, rename_captured, tidy
 from pipeline.quantization.schemes.cast import cast_float
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def emulate(model: ModelProto) -> ModelProto:
-    """An fp32 graph that rounds wherever the given fp16 or bf16 graph would; 16-bit inputs and outputs become fp32.
+    """An fp32 graph that rounds wherever the given fp16 or bf16 graph would; 16-bit outputs become fp32.
 
     Run it with onnxruntime's optimizations off (ORT_DISABLE_ALL): some of them take casts for no-ops.
     Control flow is not entered: its bodies stay in fp32 in graphs that `cast_float` made.
@@ -23,10 +23,10 @@ def emulate(model: ModelProto) -> ModelProto:
     copy = tidy(model)
     graph, types = copy.graph, element_types(copy)
     _widen_constants(graph)
-    for value in (*graph.input, *graph.output):
+    for value in graph.output:
         if value.type.tensor_type.elem_type in HALF_TYPES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    rounded: list[NodeProto] = []
+    rounded = _widen_inputs(graph)
     for node in list(graph.node):
         rounded.append(node)
         for index, name in enumerate(node.output):
@@ -52,6 +52,20 @@ def _round(node: NodeProto, index: int, element_type: int) -> list[NodeProto]:
     return [
         helper.make_node("Cast", [exact], [half], name=f"{half}/narrow", to=element_type),
         helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=TensorProto.FLOAT),
+    ]
+
+
+def _widen_inputs(graph: GraphProto) -> list[NodeProto]:
+    """Casts of the 16-bit inputs to fp32; the inputs take other names and keep their type, so that data still fits."""
+    halves = [value.name for value in graph.input if value.type.tensor_type.elem_type in HALF_TYPES]
+    names = {name: f"{name}/widened" for name in halves}
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = names.get(name, name)
+        rename_captured(node, names)
+    return [
+        helper.make_node("Cast", [name], [widened], name=widened, to=TensorProto.FLOAT)
+        for name, widened in names.items()
     ]
 
 

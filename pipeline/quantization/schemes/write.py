@@ -22,16 +22,19 @@ def write(
     scheme: QuantizationScheme | None = None,
     ranges: Ranges | None = None,
     overrides: Sequence[Override] = (),
+    *,
+    keep_io: bool = True,
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: needed by int8 and fp8, welcome to the others.
+    keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """
     chosen = resolve(prepared(model), overrides) if overrides else {}
     if precision == "fp16" or precision == "bf16":
-        return cast_float(model, precision, keep=in_fp32(chosen), ranges=ranges)
+        return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(chosen), ranges=ranges)
     if scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
     if precision == "int4":

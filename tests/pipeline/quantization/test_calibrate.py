@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
-from pipeline.quantization.calibration.calibrate import calibrate, tapped
+from pipeline.quantization.calibration.calibrate import calibrate
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
+from pipeline.quantization.graphs.sites import activations
 from tests.pipeline.quantization.small_nets import (
     BATCH,
     IMAGE,
@@ -59,7 +59,7 @@ def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
     assert set(found.tensors) == {"x", "a", "n", "u5", "y"}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 24), st.permutations(range(24)))
 def test_ranges_depend_neither_on_batch_size_nor_on_order(tmp_path: Path, size: int, order: list[int]) -> None:
     model, arrays = saved(conv_net(), tmp_path), images()
@@ -71,12 +71,6 @@ def test_ranges_depend_neither_on_batch_size_nor_on_order(tmp_path: Path, size: 
         assert other.tensors[name] == pytest.approx(pair, rel=1e-6), name
 
 
-def test_only_scalars_leave_the_session() -> None:
-    model = prepared(attention_net())
-    measured = tapped(model, taps(find_sites(model)[0]))
-    assert {tuple(value.type.tensor_type.shape.dim) for value in measured.graph.output} == {()}
-
-
 @pytest.mark.parametrize("row", [0, 3, 7])
 def test_nan_is_found_wherever_it_hides(tmp_path: Path, row: int) -> None:
     # onnxruntime's vectorised minimum and maximum skip NaN
@@ -84,7 +78,7 @@ def test_nan_is_found_wherever_it_hides(tmp_path: Path, row: int) -> None:
     arrays["x"] = np.abs(arrays["x"]) + 1
     arrays["x"][row, 2] = -1
     model = saved(x_net("root = Sqrt(x) y = MatMul(root, w)"), tmp_path)
-    with pytest.raises(DataError, match=f"group {row // 4} of the samples makes tensor 'root' NaN"):
+    with pytest.raises(DataError, match=f"sample {row} makes tensor 'root' NaN"):
         calibrate(model, samples(tmp_path, arrays, (X,)))
 
 

@@ -50,9 +50,11 @@ def test_nothing_but_the_casts_is_16_bit(make: object, data: object, precision: 
     assert run(result, data(), optimized=False).dtype == np.float32
 
 
-def test_16_bit_inputs_and_outputs_become_fp32() -> None:
-    result = emulate(cast_float(conv_net(), "fp16", keep_io=False)[0])
-    assert run(result, images(), optimized=False).dtype == np.float32
+def test_16_bit_outputs_become_fp32_and_inputs_still_take_the_data_that_there_is() -> None:
+    half, kept = (cast_float(conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
+    found = run(emulate(half), {name: value.astype(np.float16) for name, value in images().items()}, optimized=False)
+    assert found.dtype == np.float32
+    assert np.abs(found - run(emulate(kept), images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
 
 
 def test_emulate_bf16_takes_the_fp32_graph_as_well() -> None:

@@ -318,3 +318,12 @@ def test_int8_over_fp16_computes_everything_but_the_edges_in_fp16() -> None:
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
     assert len(of_type(result, "Cast")) == 2
     assert quantize_int8(conv_net(), measured(conv_net(), images()), TENSORRT_FP32)[1].cast is None
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", [(1, 5), (1,), (16, 5)], ids=["row", "one value", "matrix"])
+def test_a_gemm_whose_bias_is_not_one_value_for_each_output_stays_in_float(shape: tuple[int, ...], scheme: str) -> None:
+    model = x_net("y = Gemm(x, w, b)", b=np.ones(shape))
+    result, notes = quantize_int8(model, Ranges({}, "minmax", "0" * 64, 0), SCHEMES[scheme])
+    assert not of_type(result, "QuantizeLinear")
+    assert "its bias has the shape" in notes.kept[0].reason

@@ -32,11 +32,11 @@ def test_the_digest_is_over_method_and_ranges_only() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format 2"),
-        ({"tensors": {"x": [1.0, 0.0]}}, "'x' has the range"),
-        ({"tensors": {"x": [0.0, float("nan")]}}, "'x' has the range"),
-        ({"tensors": {"x": [0.0, float("inf")]}}, "'x' has the range"),
-        ({"tensors": {"x": [0.0]}}, "not a ranges file"),
+        ({"format": 1}, "format 1"),
+        ({"tensors": {"x": {"range": [1.0, 0.0]}}}, "'x' has the range"),
+        ({"tensors": {"x": {"range": [0.0, float("nan")]}}}, "'x' has the range"),
+        ({"tensors": {"x": {"range": [0.0, float("inf")]}}}, "'x' has the range"),
+        ({"tensors": {"x": {"range": [0.0]}}}, "not a ranges file"),
         ({"tensors": ["x"]}, "not a ranges file"),
         ({"samples": "many"}, "not a ranges file"),
     ],

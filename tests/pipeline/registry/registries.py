@@ -87,7 +87,7 @@ def draft(store: Store, content: object = "a", model: str = "digits") -> Manifes
         content=digest_of({"content": content}),
         sources={"onnx": store.put_bytes(b"onnx")},
         report=store.put_bytes(b"{}"),
-        metrics={"fp32": 0.97},
+        metrics={"fp32": {"accuracy": 0.97}},
     )
 
 

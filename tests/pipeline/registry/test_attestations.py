@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from builders.errors import InputError, IntegrityError
+from pipeline.registry import channels
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.keys import attestation_key
 from pipeline.registry.store import Store
@@ -55,3 +56,12 @@ def test_an_edited_attestation_is_refused(store: Store) -> None:
     assert store.replace(key, data.replace(b'"failed"', b'"proven"'), data)
     with pytest.raises(IntegrityError, match="edited by hand"):
         judged(store, manifest)
+
+
+def test_a_version_that_failed_on_its_hardware_is_no_easier_to_promote_than_an_unproven_one(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry, engine(store)]).manifest
+    attest(store, manifest, report(entry, "failed"))
+    with pytest.raises(InputError, match=r"has failed where it was validated: sm_89 fp32 tensorrt-rtx"):
+        channels.promote(store, manifest, "stable")
+    assert channels.promote(store, manifest, "stable", proven_only=True).version == "1"

@@ -97,7 +97,7 @@ def entry_with(**changes: Any) -> list[Any]:
         ({"engines": {}}, "engines"),
         ({"engines": [1]}, r"engines\[0\]"),
         ({"engines": entry_with(target="../x")}, r"engines\[0\].target"),
-        ({"engines": entry_with(precision="fp8")}, "precision"),
+        ({"engines": entry_with(precision="fp7")}, "precision"),
         ({"engines": entry_with(status="fine")}, "status"),
         ({"engines": entry_with(digest="x")}, "digest"),
         ({"engines": entry_with(digest=None)}, "unproven and has no digest"),
@@ -144,3 +144,10 @@ def test_it_names_every_blob_it_needs() -> None:
         "e": "engine sm_89 int8 tensorrt-rtx",
         "f": "report of sm_89 int8 tensorrt-rtx",
     }
+
+
+@pytest.mark.parametrize("depth", [100, 700, 100_000])
+def test_a_manifest_nested_too_deeply_is_refused(depth: int) -> None:
+    data = b'{"host": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
+    with pytest.raises(IntegrityError, match=r"nested|not JSON"):
+        parse(data)

@@ -203,3 +203,11 @@ def _publish_until(root: Path, step: int) -> None:
     store = open_store(root, create=True)
     sys.addaudithook(die)
     _publish(store)
+
+
+def test_a_named_version_that_lost_its_engine_is_not_said_to_be_published_still(store: Store) -> None:
+    first = publish_engines(store, [engine(store, data=b"one")], wanted="1.0")
+    store.discard(str(first.manifest.engines[0].digest))
+    with pytest.raises(IntegrityError, match=r"digits@1\.0 has lost its engine cpu fp32"):
+        publish_engines(store, [engine(store, data=b"two")], wanted="1.0")
+    publish_engines(store, [engine(store, data=b"one")], wanted="1.0")

@@ -49,6 +49,7 @@ def test_show(store: Store) -> None:
     assert (shown["version"], shown["channels"]) == ("1", [])
     assert shown["page"].startswith("file:///") and shown["page"].endswith("/report.html")
     text = run("show", "digits").stdout
+    assert "accuracy 0.9700" in text
     assert "digits@2" in text and "candidate" in text and "no FP32 GEMM; use fp16" in text and "unproven" in text
 
 

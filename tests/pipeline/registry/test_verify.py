@@ -90,3 +90,11 @@ def test_litter_is_remarked_and_harms_nothing(store: Store, manifest: Manifest) 
         ("orphaned", orphan),
         *([("stray", ".enginery-landing-0")] if isinstance(store, FileStore) else []),
     ]
+
+
+def test_a_folder_that_is_none_of_ours_is_reported_and_stops_nothing(store: FileStore) -> None:
+    publish_engines(store, [engine(store)])
+    (store.root / "blobs" / "sha256" / ".Trash").mkdir()
+    found = verify(store)
+    assert found.sound
+    assert [problem.what for problem in found.problems if problem.kind == "stray"] == ["blobs/sha256/.Trash/"]

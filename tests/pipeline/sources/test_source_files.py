@@ -1,5 +1,6 @@
 """The files behind an entry point are found by reading it, and nothing else is."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from builders.errors import ModelError
-from pipeline.sources.source_files import source_files
+from pipeline.sources.source_files import imported_packages, source_files
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -95,3 +96,18 @@ def test_reading_the_sources_runs_nothing_and_imports_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_packages_from_elsewhere_are_named_and_local_ones_and_the_standard_library_are_not(tmp_path):
+    write(tmp_path, {"model.py": "import os.path, torch.nn\nimport blocks", "nets/__init__.py": "from . import head"})
+    write(tmp_path, {"blocks.py": "from timm.layers import drop\nfrom nets import head", "nets/head.py": "import yaml"})
+    assert imported_packages(tmp_path, tmp_path / "model.py") == ("timm", "torch", "yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["from " + "." * 300 + " import x", "x = " + "-" * 100_000 + "1"], ids=["dots", "depth"]
+)
+def test_sources_made_to_break_the_reader_are_harmless(tmp_path, text):
+    write(tmp_path, {"model.py": text})
+    with contextlib.suppress(ModelError):
+        assert found(tmp_path) == {"model.py"}

@@ -1,0 +1,292 @@
+"""What calibration costs over plain fp32 inference, in CPU time and in memory, and what its methods are worth.
+
+Every measurement runs in a fresh process on one core, onnxruntime's quantizer beside ours, on the same model and
+samples: timm's ResNet-50 with random weights, whose BN statistics come from crops of scikit-learn's two photographs.
+"x fp32" is the CPU time of the whole call divided by (samples x one fp32 inference in the same process).
+
+Usage: python benchmarks/bench_calibration.py FOLDER [--only cost|quality] [--samples 32 128]
+FOLDER keeps the model and the samples between runs. Needs the packages that benchmarks/README.md names.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE, HELD_OUT = 224, 32
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+COSTS = ("enginery minmax", "enginery mse", "enginery entropy", "enginery percentile", "ort MinMax", "ort Percentile")
+WHOLE = ("enginery minmax", "ort MinMax")
+# onnxruntime's histogram methods keep about 112 MB per sample.
+MOST_SAMPLES_KEPT = 32
+
+
+def crops(count: int, seed: int) -> np.ndarray:
+    """Seeded crops and mirrorings of the photographs, normalised as for ImageNet."""
+    from sklearn.datasets import load_sample_images
+
+    photographs, rng = load_sample_images().images, np.random.default_rng(seed)
+    out = np.empty((count, 3, SIZE, SIZE), np.float32)
+    for index in range(count):
+        photograph = photographs[rng.integers(len(photographs))]
+        top, left = (int(rng.integers(length - SIZE)) for length in photograph.shape[:2])
+        crop = photograph[top : top + SIZE, left : left + SIZE] / 255
+        crop = crop[:, ::-1] if rng.random() < 0.5 else crop
+        out[index] = ((crop - MEAN) / DEVIATION).transpose(2, 0, 1)
+    return out
+
+
+def make_model(path: Path) -> None:
+    """Export the model. torchvision's C library does not load beside CPU-only torch, so its operators are declared."""
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import timm
+
+    torch.manual_seed(0)
+    # zero_init_last would make every residual branch zero, and with it half of the network.
+    net = timm.create_model("resnet50", pretrained=False, zero_init_last=False)
+    norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # a plain average over all batches
+        norm.reset_running_stats()
+    with torch.no_grad():
+        for seed in range(4):
+            net.train()(torch.from_numpy(crops(16, 1000 + seed)))
+    batch = torch.export.Dim("batch", min=1, max=64)
+    example = torch.from_numpy(crops(2, 3))
+    program = torch.onnx.export(
+        net.eval(), (example,), dynamo=True, input_names=["x"], output_names=["y"], dynamic_shapes=({0: batch},),
+        opset_version=20,
+    )  # fmt: skip
+    program.save(path)
+
+
+def prepare(folder: Path, counts: list[int]) -> None:
+    """The model and one .npy per number of samples, where they are not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model.onnx").exists():
+        make_model(folder / "model.onnx")
+    missing = [count for count in counts if not (folder / f"{count}.npy").exists()]
+    for count in missing:
+        np.save(folder / f"{count}.npy", crops(count, 1))
+    if not (folder / "held_out.npy").exists():
+        np.save(folder / "held_out.npy", crops(HELD_OUT, 2))
+
+
+def session(model: Path, optimized: bool = True) -> Any:
+    """An fp32 or Q/DQ session on one thread."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def fp32_seconds(model: Path, samples: np.ndarray) -> float:
+    """CPU time of one inference: the median of nine, in batches of one."""
+    opened, times = session(model), []
+    for index in range(10):
+        begun = time.process_time()
+        opened.run(None, {"x": samples[index % len(samples)][None]})
+        times.append(time.process_time() - begun)
+    return float(np.median(times[1:]))
+
+
+def call(side: str, folder: Path, count: int, activation: str = "uint8", reuse: bool = False) -> Callable[[], Path]:
+    """The whole quantize call of one side: calibrate, choose ranges, insert Q/DQ, write the model."""
+    owner, method, *parameter = side.split()
+    data, out = folder / f"{count}.npy", folder / f"{'-'.join(side.split())}-{activation}.onnx"
+    if owner == "ort":
+        return lambda: ort_quantize(folder / "model.onnx", data, out, method, activation)
+    percentile = float(parameter[0]) if parameter else None
+    return lambda: our_quantize(folder / "model.onnx", data, out, method, activation, percentile, reuse)
+
+
+def our_quantize(
+    model: Path, data: Path, out: Path, name: str, activation: Any, percentile: float | None = None, reuse: bool = False
+) -> Path:
+    """reuse: keep what was seen beside the data; another method then costs no inference."""
+    import onnx
+
+    from builders.types import QuantizationScheme
+    from pipeline.quantization.calibration.methods import method, ranges
+    from pipeline.quantization.calibration.observations import Observations
+    from pipeline.quantization.calibration.observe import observe
+    from pipeline.quantization.schemes.qdq import quantize_int8
+
+    chosen, kept = method(name, percentile), data.with_suffix(".observations")
+    if reuse and kept.exists():
+        seen = Observations.load(kept)
+    else:
+        seen = observe(model, our_samples(data), histograms=reuse or chosen.needs_histogram, threads=1)
+    if reuse:
+        seen.save(kept)
+    scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
+    onnx.save(quantize_int8(onnx.load(model), ranges(seen, chosen, activation), scheme)[0], out)
+    return out
+
+
+def our_samples(data: Path) -> Any:
+    from builders.types import Dim, TensorSpec
+    from validation.samples import Samples
+
+    spec = TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE))
+    return Samples.open(data, (spec,), (Dim("batch", 1, 1, 64),))
+
+
+def reader(data: Path) -> Any:
+    """The samples one by one, as onnxruntime's calibrators take them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.samples: Iterator[np.ndarray] = iter(np.load(data, mmap_mode="r"))
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            sample = next(self.samples, None)
+            return None if sample is None else {"x": np.ascontiguousarray(sample[None])}
+
+    return Reader()
+
+
+def ort_quantize(model: Path, data: Path, out: Path, name: str, activation: str) -> Path:
+    from onnxruntime.quantization import CalibrationMethod, QuantType, quantize_static
+
+    quantize_static(
+        str(model), str(out), reader(data), per_channel=True, weight_type=QuantType.QInt8,
+        activation_type=QuantType.QInt8 if activation == "int8" else QuantType.QUInt8,
+        calibrate_method=CalibrationMethod[name],
+        extra_options={"ActivationSymmetric": activation == "int8"},
+    )  # fmt: skip
+    return out
+
+
+def calibrate_only(side: str, folder: Path, count: int) -> Callable[[], object]:
+    """Calibration up to the ranges, for uint8 activations and without writing a model."""
+    owner, name = side.split()
+    model, data = folder / "model.onnx", folder / f"{count}.npy"
+    if owner == "ort":
+        return lambda: ort_ranges(model, data, folder / "augmented.onnx", name)
+    from pipeline.quantization.calibration.calibrate import calibrate
+    from pipeline.quantization.calibration.methods import method
+
+    return lambda: calibrate(model, our_samples(data), method=method(name), activation="uint8", threads=1)
+
+
+def ort_ranges(model: Path, data: Path, augmented: Path, name: str) -> object:
+    """What quantize_static does before it writes."""
+    from onnxruntime.quantization import CalibrationMethod
+    from onnxruntime.quantization.calibrate import create_calibrator
+    from onnxruntime.quantization.registry import QDQRegistry
+
+    calibrator = create_calibrator(
+        model, sorted(QDQRegistry), augmented_model_path=str(augmented), calibrate_method=CalibrationMethod[name]
+    )
+    calibrator.collect_data(reader(data))
+    return calibrator.compute_data()
+
+
+def measure_cost(side: str, folder: Path, count: int, whole: str = "") -> dict[str, float]:
+    """In this process: CPU per sample over fp32, wall time, and peak memory of the call."""
+    samples = np.load(folder / f"{count}.npy", mmap_mode="r")
+    work = call(side, folder, count) if whole else calibrate_only(side, folder, count)
+    import onnxruntime.quantization  # noqa: F401  both sides start with everything imported
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    single = fp32_seconds(folder / "model.onnx", np.array(samples[:10]))
+    return {"x_fp32": cpu / count / single, "cpu_s": cpu, "wall_s": wall, "peak_mb": peak, "fp32_ms": single * 1e3}
+
+
+def measure_quality(side: str, folder: Path, count: int, activation: str) -> dict[str, float]:
+    """SQNR in dB against fp32 over held-out crops, both graphs as written."""
+    written = call(side, folder, count, activation, reuse=True)()
+    samples = np.load(folder / "held_out.npy")
+    fed = [{"x": samples[start : start + 4]} for start in range(0, HELD_OUT, 4)]
+    expected, actual = (
+        np.concatenate([opened.run(None, inputs)[0] for inputs in fed]).astype(np.float64)
+        for opened in (session(folder / "model.onnx", False), session(written, False))
+    )
+    noise = np.square(expected - actual).sum()
+    centred = expected - expected.mean(axis=0)  # what differs between samples, which is what a task reads
+    return {
+        "sqnr_db": float(10 * np.log10(np.square(expected).sum() / noise)),
+        "sqnr_between_samples_db": float(10 * np.log10(np.square(centred).sum() / noise)),
+    }
+
+
+def apart(what: str, *words: object) -> dict[str, float]:
+    """Measure in a fresh process, so that one peak says nothing about another."""
+    command = [sys.executable, __file__, "--measure", what, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"failed": done.returncode}
+    return {name: round(value, 2) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def costs(folder: Path, counts: list[int]) -> dict[str, Any]:
+    """Calibration alone, and the whole quantize call."""
+    found: dict[str, Any] = {}
+    for side in COSTS:
+        for count in counts:
+            if side.startswith("ort") and side != "ort MinMax" and count > MOST_SAMPLES_KEPT:
+                continue
+            for what in ("calibration", "whole") if side in WHOLE else ("calibration",):
+                name = f"{side}, n={count}, {what}"
+                found[name] = apart("cost", side, folder, count, *(["whole"] if what == "whole" else []))
+                print(name, found[name], file=sys.stderr)
+    return found
+
+
+def qualities(folder: Path, count: int) -> dict[str, Any]:
+    ours = ["minmax", "mse", "entropy", "percentile 99.99", "percentile 99.999", "moving-average"]
+    sides = [(f"enginery {name}", count) for name in ours] + [("ort MinMax", count)]
+    sides += [("ort Percentile", min(count, MOST_SAMPLES_KEPT)), ("ort Entropy", min(count, MOST_SAMPLES_KEPT))]
+    found: dict[str, Any] = {}
+    for side, samples in sides:
+        for activation in ("int8", "uint8"):
+            name = f"{side}, {activation}, n={samples}"
+            found[name] = apart("quality", side, folder, samples, activation)
+            print(name, found[name], file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--measure"]:
+        # onnxruntime's calibrators take all cores and spin while they wait: that would be CPU time too.
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        what, side, folder, count, *rest = sys.argv[2:]
+        function: Any = {"cost": measure_cost, "quality": measure_quality}[what]
+        print(json.dumps(function(side, Path(folder), int(count), *rest)))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", choices=("cost", "quality"))
+    parser.add_argument("--samples", type=int, nargs="+", default=[32, 128])
+    given = parser.parse_args()
+    prepare(given.folder, [*given.samples, MOST_SAMPLES_KEPT])
+    figures: dict[str, Any] = {}
+    if given.only != "quality":
+        figures["cost"] = costs(given.folder, given.samples)
+    if given.only != "cost":
+        figures["quality"] = qualities(given.folder, max(given.samples))
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from builders.errors import DataError, InputError
+from pipeline.quantization.calibration.histogram import LogHistogram
+from pipeline.quantization.calibration.methods import (
+    Activation,
+    Entropy,
+    Method,
+    MinMax,
+    MovingAverage,
+    Mse,
+    Percentile,
+    expected_error,
+    method,
+    ranges,
+)
+from pipeline.quantization.calibration.observations import Observations, Seen
+from pipeline.quantization.calibration.ranges import Ranges
+
+METHODS: list[Method] = [MinMax(), MovingAverage(), Percentile(), Percentile(99), Entropy(), Mse()]
+EVERY = pytest.mark.parametrize("chosen", METHODS, ids=lambda item: item.name)
+BOTH = pytest.mark.parametrize("activation", ["int8", "uint8"])
+FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
+
+
+def seen(values: np.ndarray, histogram: bool = True) -> Seen:
+    values = values.astype(np.float32)
+    one = Seen().extended(float(values.min()), float(values.max()), values.size)
+    return Seen(**vars(one) | {"histogram": LogHistogram.of(values) if histogram else None})
+
+
+def observed(**tensors: Seen) -> Observations:
+    return Observations("m" * 64, "d" * 64, ((0, 8),), tensors)
+
+
+def chosen_range(values: np.ndarray, chosen: Method, activation: Activation) -> tuple[float, float]:
+    return ranges(observed(x=seen(values)), chosen, activation).tensors["x"]
+
+
+def quantized(values: np.ndarray, low: float, high: float, activation: Activation) -> np.ndarray:
+    """As Q/DQ does it."""
+    if activation == "int8":
+        step = max(-low, high) / 127
+        return np.clip(np.rint(values / step), -127, 127) * step
+    low, high = min(low, 0), max(high, 0)
+    step = (high - low) / 255
+    zero = np.rint(-low / step)
+    return (np.clip(np.rint(values / step) + zero, 0, 255) - zero) * step
+
+
+def error(values: np.ndarray, pair: tuple[float, float], activation: Activation) -> float:
+    return float(np.square(values - quantized(values, *pair, activation)).sum())
+
+
+SHAPES = {
+    "normal": np.random.default_rng(0).normal(size=20000),
+    "relu": np.maximum(np.random.default_rng(1).normal(size=20000), 0),
+    "heavy": np.random.default_rng(2).standard_t(3, size=20000),
+    "outlier": np.append(np.random.default_rng(3).normal(size=20000), [90.0]),
+    "shifted": np.random.default_rng(4).normal(5, 1, size=20000),
+    "negative": -np.random.default_rng(5).exponential(size=20000),
+}
+
+
+@EVERY
+@BOTH
+@given(arrays.arrays(np.float32, st.integers(1, 30), elements=FLOATS))
+def test_every_range_is_finite_and_within_what_was_seen(
+    chosen: Method, activation: Activation, values: np.ndarray
+) -> None:
+    found = ranges(observed(x=seen(values)), chosen, activation)
+    low, high = found.tensors["x"]
+    assert values.min() <= low <= high <= values.max()
+    assert Ranges.from_json(found.to_json()) == found
+
+
+@BOTH
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) -> None:
+    values = SHAPES[shape].astype(np.float32)
+    low, high = float(values.min()), float(values.max())
+    best = min(
+        error(values, (low * left, high * right), activation)
+        for left in np.geomspace(0.05, 1, 40)
+        for right in ([left] if activation == "int8" else np.geomspace(0.05, 1, 40))
+    )
+    assert error(values, chosen_range(values, Mse(), activation), activation) <= 1.03 * best
+
+
+@BOTH
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mse_is_never_worse_than_minmax(shape: str, activation: Activation) -> None:
+    values = SHAPES[shape].astype(np.float32)
+    low, high = float(values.min()), float(values.max())
+    chosen = chosen_range(values, Mse(), activation)
+    assert error(values, chosen, activation) <= 1.01 * error(values, (low, high), activation)
+
+
+@given(st.floats(0.01, 100), st.floats(0, 50))
+def test_the_expected_error_is_that_of_values_spread_evenly_in_their_bins(reach: float, clip: float) -> None:
+    assume(clip < reach)
+    bound = reach - clip / 2
+    bins = LogHistogram.of(np.linspace(-reach, reach, 500).astype(np.float32)).bins
+    spread = np.linspace(0.0005, 0.9995, 1000)
+    values = (bins[0] + (bins[1] - bins[0]) * spread[:, None]) + 0.0
+    exact = (np.square(values - quantized(values, -bound, bound, "int8")).mean(axis=0) * bins[2]).sum()
+    assert expected_error(bins, -bound, bound, bound / 127) == pytest.approx(exact, rel=0.03)
+
+
+def test_a_single_outlier_does_not_stretch_percentiles_and_entropy() -> None:
+    values = SHAPES["outlier"]
+    assert chosen_range(values, MinMax(), "int8")[1] == 90
+    for clipping in (Percentile(99.9), Entropy()):
+        assert chosen_range(values, clipping, "int8")[1] < 20, clipping.name
+
+
+def test_entropy_keeps_a_uniform_distribution_whole() -> None:
+    low, high = chosen_range(np.random.default_rng(0).uniform(-2, 2, 50000), Entropy(), "int8")
+    assert low == pytest.approx(-2, rel=0.02) and high == pytest.approx(2, rel=0.02)
+
+
+def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> None:
+    values = np.concatenate([np.linspace(0, 1, 9901), np.linspace(-10, 0, 99)])
+    low, high = chosen_range(values, Percentile(99), "int8")
+    assert -low == pytest.approx(high, rel=1e-6) or high == 1  # the extreme seen is nearer
+    low, high = chosen_range(values, Percentile(98), "uint8")
+    assert low == pytest.approx(np.quantile(values, 0.01), abs=0.1) and high == pytest.approx(0.99, abs=0.02)
+
+
+def test_the_moving_average_is_over_samples() -> None:
+    found = Seen().extended(-1, 2, 4).extended(-3, 10, 4)
+    assert ranges(observed(x=found), MovingAverage(), "int8").tensors["x"] == (-2, 6)
+
+
+def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_extremes() -> None:
+    tensors = {
+        "mask": Seen().extended(-np.inf, 0, 4),
+        "empty": Seen(),
+        "plain": seen(SHAPES["outlier"], histogram=False),
+        "x": seen(SHAPES["outlier"]),
+    }
+    found = ranges(observed(**tensors), Mse(), "int8")
+    assert set(found.tensors) == {"plain", "x"} and found.tensors["plain"][1] == 90
+    with pytest.raises(DataError, match="observe with histograms"):
+        Mse().choose(tensors["plain"], "int8")
+
+
+def test_the_scales_file_says_what_the_ranges_were_chosen_from() -> None:
+    item = seen(SHAPES["outlier"])
+    found = ranges(observed(x=item), Mse(), "int8")
+    document = found.to_json()
+    assert document["method"] == "mse int8" and document["dataset"] == "d" * 64 and document["samples"] == 8
+    assert document["tensors"]["x"]["histogram"] == item.histogram.digest
+    assert document["tensors"]["x"]["seen"] == [item.low, 90] and found.reach("x") == 90
+    assert 0 < document["tensors"]["x"]["clipped"] < 0.01
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -3.0, 1e36, 1e-44])
+@EVERY
+@BOTH
+def test_constant_tensors_have_a_range(chosen: Method, activation: Activation, value: float) -> None:
+    low, high = chosen_range(np.full(100, value), chosen, activation)
+    assert low == high == np.float32(value) or low <= np.float32(value) <= high
+
+
+def test_methods_are_found_by_name() -> None:
+    assert method("percentile", 99.9) == Percentile(99.9) and method("percentile") == Percentile()
+    assert [method(name).name for name in ("minmax", "moving-average", "entropy", "mse")] == [
+        "minmax", "moving-average", "entropy", "mse"]  # fmt: skip
+    with pytest.raises(InputError, match="no calibration method 'max'; known: percentile, entropy"):
+        method("max")
+    with pytest.raises(InputError, match="method 'mse' has no percentile"):
+        method("mse", 99.9)

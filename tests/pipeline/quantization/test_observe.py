@@ -1,0 +1,210 @@
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from builders.errors import DataError
+from builders.types import Dim, TensorSpec
+from pipeline.quantization.calibration import observe as module
+from pipeline.quantization.calibration.histogram import LogHistogram
+from pipeline.quantization.calibration.observations import Observations, Seen, in_units, joined
+from pipeline.quantization.calibration.observe import observe
+from pipeline.quantization.calibration.taps import open_tapped
+from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
+from tests.pipeline.quantization.small_nets import (
+    IMAGE,
+    attention_net,
+    build,
+    conv_net,
+    images,
+    session,
+)
+from tests.pipeline.quantization.small_nets import samples as saved_samples
+from validation.samples import Samples
+
+QUICK = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BATCH24 = Dim("batch", 1, 4, 24)
+X = TensorSpec("x", "float32", ("batch", 5))
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def conv(tmp_path: Path, order: list[int] | None = None, dim: Dim = BATCH24) -> tuple[Path, Samples]:
+    arrays = images()
+    arrays = {"image": arrays["image"][order]} if order else arrays
+    return saved(conv_net(), tmp_path), saved_samples(tmp_path, arrays, (IMAGE,), dim)
+
+
+def wide_net() -> onnx.ModelProto:
+    """Enough channels for onnxruntime's blocked layout, 32 of them filling its blocks and 20 of them not."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w1": rng.normal(size=(32, 3, 3, 3)),
+        "w2": rng.normal(size=(20, 32, 3, 3)) / 9,
+        "b": rng.normal(size=20),
+    }
+    weights |= {"w3": rng.normal(size=(32, 20, 1, 1))}
+    text = """
+        a = Conv<kernel_shape=[3,3]>(x, w1)
+        c = Conv<kernel_shape=[3,3]>(a, w2, b)
+        s = Sigmoid(c)
+        y = Conv<kernel_shape=[1,1]>(s, w3)
+    """
+    return build("float[batch,3,12,12] x", "float[batch,32,8,8] y", text, weights)
+
+
+def test_extremes_and_histograms_are_those_of_every_value(tmp_path: Path) -> None:
+    model = wide_net()
+    arrays = {"x": np.random.default_rng(1).normal(size=(6, 3, 12, 12)).astype(np.float32)}
+    opened = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 3, 12, 12)),))
+    found = observe(saved(model, tmp_path), opened)
+    assert set(found.tensors) == {"x", "a", "c", "s", "y"}
+    copy = onnx.shape_inference.infer_shapes(model)
+    copy.graph.output.extend(value for value in copy.graph.value_info)
+    values = dict(zip([o.name for o in copy.graph.output], session(copy).run(None, arrays), strict=True)) | arrays
+    for name, seen in found.tensors.items():
+        assert seen.elements == seen.histogram.total == values[name].size, name
+        assert (seen.low, seen.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
+        for share in (0.01, 0.5, 0.99):
+            expected = np.quantile(values[name], share)
+            assert seen.histogram.quantile(share) == pytest.approx(expected, rel=0.02, abs=0.02), name
+
+
+@QUICK
+@given(st.integers(1, 24), st.permutations(range(24)))
+def test_observations_depend_neither_on_batch_size_nor_on_order(tmp_path: Path, size: int, order: list[int]) -> None:
+    one = observe(*conv(tmp_path), threads=1)
+    other = observe(*conv(tmp_path, order, Dim("batch", 1, size, 24)), threads=1)
+    assert one.digest == other.digest  # the very same numbers, averages and histograms included
+
+
+@QUICK
+@given(st.lists(st.integers(0, 24), max_size=3), st.randoms())
+def test_parts_merge_to_the_whole_in_any_order(tmp_path: Path, cuts: list[int], shuffled: object) -> None:
+    model, opened = conv(tmp_path)
+    edges = sorted({0, 24, *cuts})
+    parts = [observe(model, opened, span=span) for span in pairwise(edges)]
+    shuffled.shuffle(parts)
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged.merge(part)
+    assert merged == observe(model, opened) and merged.spans == ((0, 24),)
+
+
+def test_parts_of_different_data_or_the_same_part_twice_do_not_merge(tmp_path: Path) -> None:
+    model, opened = conv(tmp_path)
+    part = observe(model, opened, span=(0, 8))
+    with pytest.raises(DataError, match="sample 4 was observed twice"):
+        part.merge(observe(model, opened, span=(4, 12)))
+    with pytest.raises(DataError, match="only one of these observations has tensor"):
+        part.merge(observe(model, opened, ["image"], span=(8, 12)))
+    with pytest.raises(DataError, match="of another dataset"):
+        part.merge(observe(*conv(tmp_path, list(range(23, -1, -1))), span=(8, 12)))
+
+
+def test_an_interrupted_pass_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, opened = conv(tmp_path)
+    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 5)
+    checkpoint, starts = tmp_path / "checkpoint", []
+
+    class Interrupted(Samples):
+        def runs(self, start: int = 0, stop: int | None = None) -> Iterator:
+            starts.append(start)
+            for end, inputs in super().runs(start, stop):
+                if end > 17 and len(starts) == 1:
+                    raise KeyboardInterrupt
+                yield end, inputs
+
+    source = Interrupted(**vars(opened))
+    with pytest.raises(KeyboardInterrupt):
+        observe(model, source, checkpoint=checkpoint)
+    assert observe(model, source, checkpoint=checkpoint) == observe(model, opened)
+    assert starts == [0, 15] and not checkpoint.exists()
+
+
+def test_a_checkpoint_of_other_work_is_not_used(tmp_path: Path) -> None:
+    model, opened = conv(tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    for part in (observe(model, opened, ["image"], span=(0, 8)), observe(model, opened, span=(2, 8))):
+        part.save(checkpoint)
+        assert observe(model, opened, checkpoint=checkpoint) == observe(model, opened)
+
+
+def test_a_file_gives_the_same_observations_back_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:
+    text = "p = Greater(x, zero) m = Where(p, x, fill) y0 = Softmax(m) y = MatMul(y0, w)"
+    weights = {"w": np.eye(5), "zero": np.float32(-1), "fill": np.float32(-np.inf)}
+    model = build("float[batch,5] x", "float[batch,5] y", text, weights)
+    arrays = {"x": np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)}
+    opened = saved_samples(tmp_path, arrays, (X,))
+    seen = observe(saved(model, tmp_path), opened, activations(model), histograms=["x", "y0"])
+    seen.save(tmp_path / "seen.safetensors")
+    assert Observations.load(tmp_path / "seen.safetensors") == seen
+    assert Observations.from_bytes(seen.to_bytes()).to_bytes() == seen.to_bytes()
+    assert {name for name, item in seen.tensors.items() if item.histogram} == {"x", "y0"}
+    assert not seen.tensors["m"].finite
+
+
+@pytest.mark.parametrize("at", [0, 4, 30, -9])
+def test_a_damaged_file_is_refused(tmp_path: Path, at: int) -> None:
+    data = bytearray(observe(*conv(tmp_path)).to_bytes())
+    data[at] ^= 0xFF
+    with pytest.raises(DataError, match="not an observations file"):
+        Observations.from_bytes(bytes(data))
+
+
+def test_only_scalars_leave_the_session_without_histograms(tmp_path: Path) -> None:
+    model = prepared(attention_net())
+    tapped = open_tapped(model, taps(find_sites(model)[0]), (), tmp_path)
+    assert {tuple(value.shape) for value in tapped.session.get_outputs()} == {()}
+
+
+def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path: Path) -> None:
+    model = prepared(wide_net())
+    places = open_tapped(model, ["a", "c", "y"], (), tmp_path).places
+    optimized = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
+    copies = [node.output[0] for node in optimized.graph.node if node.op_type == "ReorderOutput"]
+    assert places["c"] == "c"  # 20 channels would bring padding with them
+    assert "a" not in copies and "y" not in copies
+
+
+def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
+    model = saved(
+        build("float[batch,5] x", "float[batch,5] y", "r = Sqrt(x) y = MatMul(r, w)", {"w": np.eye(5)}), tmp_path
+    )
+    arrays = {"x": np.full((8, 5), 1e36, np.float32)}
+    arrays["x"][6, 1] = -1
+    for histograms in (True, False):
+        with pytest.raises(DataError, match="sample 6 makes tensor 'r' NaN"):
+            observe(model, saved_samples(tmp_path, arrays, (X,)), histograms=histograms)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.randoms())
+def test_averages_are_exact_whatever_the_order(values: list[float], shuffled: object) -> None:
+    def total(items: list[float]) -> Seen:
+        seen = Seen()
+        for value in items:
+            seen = seen.extended(value, value, 1)
+        return seen
+
+    other = list(values)
+    shuffled.shuffle(other)
+    assert total(values) == total(other)
+    assert total(values).averages[0] == pytest.approx(float(np.mean(np.array(values, np.longdouble))), rel=1e-12)
+
+
+def test_spans_are_joined() -> None:
+    assert joined([(4, 8), (0, 4), (10, 12), (9, 9)]) == ((0, 8), (10, 12))
+    assert in_units(2.0**-149) == 1
+
+
+def test_a_model_input_that_is_measured_needs_no_tap(tmp_path: Path) -> None:
+    found = observe(*conv(tmp_path), tensors=["image"])
+    assert found.tensors["image"].histogram == LogHistogram.of(images()["image"])

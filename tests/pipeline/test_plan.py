@@ -1,0 +1,129 @@
+"""Plans: profiles from buckets, and the reason why an engine has to be built."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders.types import BuildRequest, Dim, ShapeProfile, Target, TensorSpec
+from pipeline import plan
+from pipeline.plan import Selection, candidates, explain_change, profiles
+from pipeline.spec import ModelSpec, matches_unit
+from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
+from tests.pipeline.projects import Project
+
+REQUEST = BuildRequest(
+    model="a" * 64,
+    precision="int8",
+    target=Target("sm_89", (8, 9)),
+    backend="tensorrt-rtx",
+    inputs=(TensorSpec("x", "float32", ("batch", 4)),),
+    outputs=(TensorSpec("y", "float32", ("batch", 2)),),
+    profiles=(ShapeProfile((("x", (1, 4), (2, 4), (8, 4)),)),),
+    options=(("tf32", False), ("workspace_mib", 0)),
+    toolchain=(("tensorrt-rtx", "1.7.1"),),
+    scales="b" * 64,
+)
+
+# Each of these makes another engine, so each must give another key.
+CHANGES = {
+    "model": {"model": "c" * 64},
+    "precision": {"precision": "fp16"},
+    "target": {"target": Target("sm_86", (8, 6))},
+    "product": {"target": Target("l4", (8, 9), "l4")},
+    "backend": {"backend": "tensorrt"},
+    "input name": {"inputs": (TensorSpec("z", "float32", ("batch", 4)),)},
+    "input dtype": {"inputs": (TensorSpec("x", "float16", ("batch", 4)),)},
+    "output shape": {"outputs": (TensorSpec("y", "float32", ("batch", 3)),)},
+    "profile": {"profiles": (ShapeProfile((("x", (1, 4), (2, 4), (9, 4)),)),)},
+    "no profile": {"profiles": ()},
+    "option": {"options": (("tf32", True), ("workspace_mib", 0))},
+    "version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
+    "scales": {"scales": "d" * 64},
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_everything_an_engine_depends_on_changes_the_key(change: str) -> None:
+    assert replace(REQUEST, **CHANGES[change]).key != REQUEST.key
+
+
+def test_a_request_survives_json_with_its_key() -> None:
+    import json
+
+    again = BuildRequest.from_json(json.loads(json.dumps(REQUEST.to_json())))
+    assert again == REQUEST
+    assert again.key == REQUEST.key
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("model", "the model's graph or weights changed"),
+        ("scales", "the calibrated scales changed"),
+        ("profile", "the shapes changed"),
+        ("option", "option tf32: False -> True"),
+        ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
+    ],
+)
+def test_the_reason_names_what_changed_since_the_last_build(change: str, reason: str) -> None:
+    assert explain_change(REQUEST, replace(REQUEST, **CHANGES[change])) == reason
+
+
+def test_the_reason_without_a_change_or_without_a_past() -> None:
+    assert explain_change(None, REQUEST) == "no engine for this unit yet"
+    assert explain_change(REQUEST, REQUEST) == "its engine is no longer in the registry"
+
+
+def test_profiles_combine_the_buckets_of_all_dims() -> None:
+    inputs = (TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("scale", "float32", (1,)))
+    dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 64, 64, (32, 64)))
+    found = list(profiles(inputs, dims))
+    assert [profile.inputs[0][1:] for profile in found] == [((1, 1), (2, 32), (4, 32)), ((1, 33), (2, 64), (4, 64))]
+    assert all(profile.inputs[1] == ("scale", (1,), (1,), (1,)) for profile in found)
+    assert list(profiles(inputs[1:], ())) == []
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True), st.integers(1, 64))
+def test_buckets_cover_every_size_once(edges: list[int], low: int) -> None:
+    edges = sorted(edge for edge in edges if edge >= low) or [low]
+    dim = Dim("n", low, edges[-1], edges[-1], tuple(edges))
+    covered = [size for first, _, last in dim.buckets() for size in range(first, last + 1)]
+    assert covered == list(range(low, edges[-1] + 1))
+    assert {first for first, _, _ in dim.buckets()} | set(edges) == set(dim.test_sizes())
+
+
+def test_a_required_pattern_covers_groups_and_products() -> None:
+    assert matches_unit("ada int8", "sm_89 int8 tensorrt-rtx")
+    assert matches_unit("cpu", "cpu fp32 onnxruntime")
+    assert not matches_unit("sm_89 fp16", "sm_89 int8 tensorrt-rtx")
+    assert not matches_unit("sm_89 int8 tensorrt", "sm_89 int8 tensorrt-rtx")
+
+
+def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
+    out = built.run("plan", built.spec).out
+    assert "5 cached, 1 refused" in out
+    assert "an engine with this build key is in the registry" in out
+    assert "use fp16" in out
+    out = built.run("build", built.spec).out
+    for word in ("proven", "unproven", "refused", "accuracy", "unchanged: everything was cached", "report.html"):
+        assert word in out
+
+
+def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made() -> None:
+    names = list("abcdef")
+    spec = ModelSpec.model_validate(
+        {
+            "model": "wide",
+            "source": {"onnx": "wide.onnx"},
+            "inputs": {"x": {"shape": names}},
+            "dims": {name: {"buckets": list(range(1, 100))} for name in names},
+            "targets": ["sm_89"],
+        }
+    )
+    (item,) = candidates(spec, Selection())
+    tensor = (TensorSpec("x", "float32", tuple(names)),)
+    exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
+    request = plan._request(spec, item, Graph(Flavour("fp32"), "0" * 64, tensor, tensor))
+    assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")

@@ -1,0 +1,160 @@
+"""Single steps on the driver's side, with executors that do what the test says."""
+
+import json
+import shlex
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from builders.errors import (
+    DataError,
+    EngineryError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    StepError,
+    UnavailableError,
+)
+from builders.local import LocalExecutor
+from builders.types import BuildRequest, Job, Target, TensorSpec, nothing
+from pipeline import steps
+from pipeline.registry.store import open_store
+from pipeline.spec_file import load_spec
+from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
+from pipeline.workshop import Workshop
+from tests.pipeline.projects import Project
+
+MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
+TENSOR = (TensorSpec("x", "float32", ("batch", 8)),)
+
+
+class Raising:
+    """An executor in which every job ends in the same error."""
+
+    def __init__(self, error: EngineryError) -> None:
+        self.error = error
+
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> NoReturn:
+        raise self.error
+
+    def cancel(self) -> None: ...
+
+
+def workshop(folder: Path, error: EngineryError) -> Workshop:
+    return Workshop(open_store(folder / "registry", create=True), Raising(error), Raising(error))
+
+
+def an_engine() -> Built:
+    request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
+    return Built(Unit(request, Graph(Flavour("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
+
+
+EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
+
+
+@pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
+def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: Project, error: EngineryError) -> None:
+    judged = steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+    assert judged.verdict == "failed"
+    assert str(error) in judged.reason
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("disk full"), IntegrityError("bad blob"), StepError("stopped", "cancelled")]
+)
+def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EngineryError) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+
+
+class Measuring:
+    """An executor that proves everything, and counts."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
+        self.jobs += 1
+        return {"checks": [{**steps.CRASHED, "passed": True, "note": ""}], "metrics": {}}
+
+    def cancel(self) -> None: ...
+
+
+def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Measuring()
+    shop = Workshop(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    for flags, proofs in (("avx512f avx512_vnni", 1), ("avx512f avx512_vnni", 1), ("avx512f", 2), ("avx2", 3)):
+        monkeypatch.setattr("builders.onnxruntime._cpu_flags", lambda found=flags: set(found.split()))
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, shop)
+        assert counting.jobs == proofs
+
+
+def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builders.tensorrt.TensorRTRTX.revision", 2)
+    plan = built.run("plan", built.spec, "--json").json["units"]
+    assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
+    assert all("enginery-tensorrt-rtx: 1 -> 2" in unit["reason"] for unit in plan if unit["action"] == "build")
+
+
+class Editing:
+    """An executor that changes a file before it runs a job, as a person in an editor might."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.local = path, LocalExecutor()
+
+    def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
+        self.path.write_bytes(self.path.read_bytes() + b" ")
+        result: Json = self.local.run(job, started)
+        return result
+
+    def cancel(self) -> None: ...
+
+
+def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project) -> None:
+    write_entry_point(project)
+    store = open_store(project.registry, create=True)
+    executor = Editing(project.folder / "model.py")
+    with pytest.raises(InputError, match="changed while they were read"):
+        steps.export(load_spec(project.spec), Workshop(store, executor, executor))
+    assert not list(store.list("records/export/"))
+
+
+def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
+    store = open_store(built.registry)
+    model = store.read(next(store.list("records/export/")))
+    assert model is not None
+    exported = Exported(OnnxModel.from_json(json.loads(model)["value"]), GOLDEN, Proof())
+    before = set(store.list("records/calibrate/"))
+    np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
+    executor = Editing(built.folder / "calibration.npz")
+    with pytest.raises(DataError, match="changed while it was read"):
+        steps.calibrate(load_spec(built.spec), exported, Workshop(store, executor, executor))
+    assert set(store.list("records/calibrate/")) == before
+
+
+def write_entry_point(project: Project, imports: str = "torch") -> None:
+    text = f"import {imports}\nimport torch\n\ndef build():\n    return torch.nn.Linear(8, 10)\n"
+    (project.folder / "model.py").write_text(text)
+    inputs = {"input": {"shape": ["batch", 8]}}
+    project.change_spec(source={"torch": "model.py:build"}, inputs=inputs, golden=None, outputs=None)
+
+
+def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: Project) -> None:
+    write_entry_point(project, imports="yaml, safetensors")
+    shop = workshop(project.folder.parent, ModelError(""))
+    found = steps._source_digests(load_spec(project.spec), shop)["packages"]
+    assert found == {
+        "safetensors": version("safetensors"),
+        "torch": version("torch"),
+        "yaml": f"PyYAML {version('PyYAML')}",
+    }
+
+
+def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
+    spaced = project.spec.rename(project.folder / "my spec.yaml")
+    command = steps.reproduce(an_engine().unit, load_spec(spaced), "/a registry")
+    assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]

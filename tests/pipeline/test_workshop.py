@@ -1,0 +1,92 @@
+"""Records of steps, and the progress display."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders.local import LocalExecutor
+from builders.types import Job
+from pipeline.progress import Lines, LiveTable
+from pipeline.registry.store import open_store
+from pipeline.workshop import Workshop, code_of, versions
+
+
+def echo(blob: str) -> dict[str, str]:
+    """A step's work, in its own process."""
+    return {"blob": blob}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
+    executor = LocalExecutor(1)
+    return Workshop(open_store(tmp_path / "registry", create=True), executor, executor)
+
+
+def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
+    """Ask for a step's value; the jobs that had to run for it."""
+    ran: list[str] = []
+
+    def job() -> Job:
+        ran.append("ran")
+        return Job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+
+    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]]) == {"blob": blob}
+    return ran
+
+
+def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(shop: Workshop) -> None:
+    blob = shop.store.put_bytes(b"bytes")
+    assert count(shop, {"a": 1}, blob) == ["ran"]
+    assert count(shop, {"a": 1}, blob) == []
+    assert count(shop, {"a": 2}, blob) == ["ran"]
+    shop.store.path(blob).unlink()
+    assert count(shop, {"a": 1}, blob) == ["ran"]
+
+
+def test_code_is_digested_by_content_with_its_subpackages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "somewhere" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    code_of.cache_clear()
+    before = code_of("somewhere")
+    (inner / "__init__.py").write_text("x = 1")
+    code_of.cache_clear()
+    assert code_of("somewhere") != before
+    assert "somewhere" not in sys.modules, "it is read, not run"
+    with pytest.raises(ModuleNotFoundError):
+        code_of("nowhere_at_all")
+
+
+def test_versions_are_read_and_absence_is_a_version() -> None:
+    found = versions("onnx", "no-such-distribution")
+    assert found["no-such-distribution"] == "absent"
+    assert found["onnx"][0].isdigit()
+
+
+def test_lines_tell_events_and_that_long_work_is_alive(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    monkeypatch.setattr("pipeline.progress.HEARTBEAT_S", 0.02)
+    lines = Lines()
+    lines.started("unit")
+    with lines.watching("unit"):
+        time.sleep(0.2)
+    lines.finished("unit", "done")
+    err = capsys.readouterr().err
+    assert "unit ..." in err
+    assert "unit: still running" in err
+    assert "unit: done" in err
+
+
+def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveTable() as table:
+        table.started("[red]unit[/red]")
+        with table.watching("[red]unit[/red]"):
+            pass
+        table.finished("[red]unit[/red]", "failed: [bold]x")
+    assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err
