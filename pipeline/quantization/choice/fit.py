@@ -93,7 +93,7 @@ def _weight_error(scaled: Floats, moments: Floats | None, factors: Floats) -> fl
     if moments is None:
         return 0.0
     unscaled = lost / factors[:, None]
-    return float(np.einsum("kn,kn->", unscaled, moments @ unscaled)) / lost.shape[1]
+    return float(np.sum(unscaled * (moments @ unscaled))) / float(lost.shape[1])
 
 
 def rounded_activation(values: Floats, low: float, high: float, activation: str) -> Floats:

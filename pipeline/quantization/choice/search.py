@@ -16,6 +16,7 @@ from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
+from pipeline.quantization.choice.runs import Run, divided
 from pipeline.quantization.choice.sensitivity import Cost, Quality, quality, sweep
 from pipeline.quantization.choice.sessions import Runner
 from pipeline.quantization.choice.smooth import Plan, applied, folds
@@ -23,11 +24,6 @@ from pipeline.quantization.choice.statistics import Work, gather
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
-
-# Samples that settings are fitted on, and others that the whole model is judged on.
-FITTED, JUDGED = 384, 96
-
-Run = tuple[int, Tensors]
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,8 @@ class Point:
 class Chosen:
     """What to quantize and how.
 
-    model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in float,
-    with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 downwards.
+    model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
+    float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 downwards.
     point: what was chosen.  cost: of the sweep.
     """
 
@@ -93,6 +89,13 @@ class Chosen:
     frontier: tuple[Point, ...]
     point: Point
     cost: Cost
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        point = self.point
+        quality = f"{point.sqnr_db:.1f} dB, cosine {point.cosine:.4f}" if point.sqnr_db is not None else "not run"
+        return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
 
     def to_json(self) -> dict[str, Any]:
         """Everything but model and ranges, as a JSON object; an infinite SQNR is null."""
@@ -273,26 +276,6 @@ class _Trial:
             bool(plan and plan.factors is not None and folds(self.model, group)),
             name not in point.left,
         )
-
-
-def divided(runs: Iterable[Run]) -> tuple[list[Run], list[Tensors]]:
-    """Runs to fit settings on, and others to judge the model on: every fourth, until there are enough.
-
-    With a single run, both are the same.
-    """
-    fitted: list[Run] = []
-    judged: list[Tensors] = []
-    counts = [0, 0]
-    for index, (count, inputs) in enumerate(runs):
-        if index % 4 == 3 and counts[1] < JUDGED:
-            judged.append(inputs)
-            counts[1] += count
-        elif counts[0] < FITTED:
-            fitted.append((count, inputs))
-            counts[0] += count
-        if counts[0] >= FITTED and counts[1] >= JUDGED:
-            break
-    return fitted, judged or [inputs for _, inputs in fitted]
 
 
 def _noise(found: Quality) -> float:

@@ -1,13 +1,13 @@
 """What quantizing each group alone costs at the model's outputs, and what it saves.
 
-The float model runs once; the tensors where each group's tail begins are kept. A group is then judged by its tail alone,
-quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and G tails, half of
+The float model runs once; the tensors where each group's tail begins are kept. A group is then judged by its tail
+alone, quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and G tails, half of
 one on average, on a few samples: far less than one inference per group per calibration sample.
 """
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import ModelProto
@@ -19,10 +19,9 @@ from pipeline.quantization.choice.sessions import Runner, downstream, set_ranks,
 from pipeline.quantization.choice.smooth import Plan, applied
 from pipeline.quantization.graphs.graph import constants, element_types
 from pipeline.quantization.graphs.sites import find_sites
+from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
 from validation.drift import Drift, is_exact, measure
-
-Outputs = list[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,14 @@ def _alone(
     part: ModelProto, group: Group, plans: Mapping[str, Plan], ranges: Ranges, scheme: QuantizationScheme
 ) -> ModelProto:
     changed, narrowed = applied(part, [plans[group.activation]] if group.activation in plans else [], ranges)
-    others = {site.node: "fp32" for site in find_sites(changed)[0] if site.node not in group.nodes}
-    written, _ = quantize_int8(changed, narrowed, scheme, others)  # type: ignore[arg-type]
+    others: dict[str, OverridePrecision] = {
+        site.node: "fp32" for site in find_sites(changed)[0] if site.node not in group.nodes
+    }
+    written, _ = quantize_int8(changed, narrowed, scheme, others)
     return written
 
 
-def _timed(work: object) -> float:
+def _timed(work: Callable[[], object]) -> float:
     start = time.process_time()
-    work()  # type: ignore[operator]
+    work()
     return time.process_time() - start

@@ -1,4 +1,4 @@
-"""Running graphs and tails of graphs: a tail starts at tensors that are known already and ends at the model's outputs."""
+"""Running graphs and tails of graphs: a tail starts at tensors that are known and ends at the model's outputs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
