@@ -1,6 +1,7 @@
 """`enginery sensitivity`."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def _write(folder: Path, choice: dict[str, Any], floor_db: float | None) -> None
 def _show(choice: dict[str, Any]) -> None:
     from rich.console import Console
 
-    console = Console(width=None if click.get_text_stream("stdout").isatty() else 160)
+    console = Console(width=None if os.isatty(1) else 160)
     console.print(_groups(choice))
     for point in choice["frontier"]:
         run = "" if point["sqnr_db"] is None else f", run: {point['sqnr_db']:.1f} dB"

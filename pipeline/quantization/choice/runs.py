@@ -1,4 +1,4 @@
-"""Calibration samples as the search wants them: many in a run, most to fit settings on, others to judge the model on."""
+"""Calibration samples as the search wants them: many in a run, most of them to fit settings on, others to judge on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -78,7 +78,7 @@ class Chosen:
     """What to quantize and how.
 
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
-    float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 downwards.
+    float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
     point: what was chosen.  cost: of the sweep.
     """
 

@@ -1,8 +1,8 @@
 """What quantizing each group alone costs at the model's outputs, and what it saves.
 
 The float model runs once; the tensors where each group's tail begins are kept. A group is then judged by its tail
-alone, quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and G tails, half of
-one on average, on a few samples: far less than one inference per group per calibration sample.
+alone, quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and
+G tails, half of one on average, on a few samples: far less than one inference per group per calibration sample.
 """
 
 import math
