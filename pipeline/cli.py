@@ -19,6 +19,7 @@ COMMANDS = {
     "schema": ("spec", "Print the JSON Schema of a spec."),
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
+    "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
     "list": ("registry", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),
     "pull": ("registry", "Fetch the engine that fits a target."),

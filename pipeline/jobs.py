@@ -25,6 +25,7 @@ from builders.types import (
     tensor_from_json,
 )
 from pipeline.registry.store import Store, open_store
+from pipeline.values import Activation
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -155,6 +156,61 @@ def calibrate(
     return {"observations": place.put_bytes(seen.to_bytes()), "seen": seen.digest, "samples": seen.samples}
 
 
+def choose(
+    store: str,
+    onnx: str,
+    activation: Activation,
+    observations: str,
+    calibration: Json,
+    search: Json,
+    root: str,
+    data: str,
+    digest: str,
+    inputs: list[Json],
+    dims: list[Json],
+    workdir: Path,
+) -> Json:
+    """Search what to quantize and how: digests of model, ranges and choice, and the nodes left in float with reasons.
+
+    search: the spec's smoothing, floor and overrides.  root, data, digest: as in `calibrate`.
+    """
+    import onnx as onnx_package
+
+    from pipeline.quantization.calibration.sources import open_source
+    from pipeline.quantization.choice.runs import grouped
+    from pipeline.quantization.choice.search import Floor
+    from pipeline.quantization.choice.search import choose as search_for
+    from pipeline.quantization.graphs.sites import prepared
+    from pipeline.quantization.schemes.overrides import Override, resolve
+    from pipeline.sources.onnx_model import save_onnx
+
+    place = open_store(store)
+    model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
+    scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
+    measured = _ranges(place, {"precision": "int8", "scheme": {"activation": activation}}, observations, calibration)
+    if measured is None:
+        raise IntegrityError("int8 was to be searched without observations; calibrate first")
+    rules = [Override.from_json(item) for item in search["overrides"]]
+    overrides = resolve(prepared(model), rules) if rules else {}
+    floor = Floor(**search["floor"]) if search["floor"] else None
+    shapes = _tensors(inputs), _dims(dims)
+    with open_source(Path(root), data, digest, *shapes) as samples:
+        runs = grouped(samples.runs(), *shapes)
+        found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides)
+    save_onnx(found.model, workdir / "chosen.onnx")
+    return {
+        "model": place.put_file(workdir / "chosen.onnx"),
+        "ranges": place.put_bytes(_text(found.ranges.to_json())),
+        "choice": place.put_bytes(_text(found.to_json())),
+        "left": dict(found.left),
+        "summary": found.summary,
+    }
+
+
+def _text(value: Json) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode()
+
+
 def quantize(
     store: str,
     onnx: str,
@@ -162,21 +218,30 @@ def quantize(
     observations: str | None,
     calibration: Json | None,
     overrides: list[Json],
+    choice: Json | None,
     workdir: Path,
 ) -> Json:
-    """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone."""
+    """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone.
+
+    choice: what `choose` gave; then its model, in float, and its ranges are written instead.
+    """
     import onnx as onnx_package
 
+    from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.schemes.overrides import Override
     from pipeline.quantization.schemes.write import write
     from pipeline.sources.onnx_model import save_onnx, specs_of
 
     place = open_store(store)
-    model = onnx_package.load(_fetch(place, onnx, workdir / "model.onnx"))
+    model = onnx_package.load(_fetch(place, choice["model"] if choice else onnx, workdir / "model.onnx"))
     measured = _ranges(place, flavour, observations, calibration)
+    if choice:
+        measured = Ranges.from_json(json.loads(place.read_blob(choice["ranges"])))
     scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
     rules = [Override.from_json(item) for item in overrides]
-    written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=not flavour["native_io"])
+    left = choice["left"] if choice else {}
+    keep_io = not flavour["native_io"]
+    written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=keep_io, left=left)
     inputs, outputs = specs_of(written)
     save_onnx(written, workdir / "graph.onnx")
     text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
@@ -184,7 +249,7 @@ def quantize(
         "model": place.put_file(workdir / "graph.onnx"),
         "inputs": [vars(tensor) for tensor in inputs],
         "outputs": [vars(tensor) for tensor in outputs],
-        "notes": list(notes.lines()),
+        "notes": [*([choice["summary"]] if choice else []), *notes.lines()],
         "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
         "ranges": place.put_bytes(text.encode()) if text else None,
     }

@@ -224,6 +224,19 @@ class NodeOverride(Part):
     )
 
 
+class QualityFloor(Part):
+    """The least quality of an int8 graph on calibration samples; of several outputs, of the worst."""
+
+    sqnr_db: float | None = Field(None, gt=0, lt=140, description="signal-to-quantization-noise ratio, in decibels")
+    cosine: float | None = Field(None, gt=0, lt=1, description="cosine similarity of the outputs")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.sqnr_db is None and self.cosine is None:
+            raise ValueError("needs sqnr_db or cosine")
+        return self
+
+
 class Quantization(Part):
     """How a graph is written in another precision, where the default is not wanted."""
 
@@ -231,6 +244,17 @@ class Quantization(Part):
         "fp32", description="native: an fp16 graph also takes and gives fp16; callers then convert"
     )
     overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
+    smoothing: Literal["none", "auto"] = Field(
+        "none", description="auto: int8 moves outliers of activations into weights, with a strength searched per group"
+    )
+    floor: QualityFloor | None = Field(
+        None, description="int8 leaves what costs most in float until this holds, and no more than that"
+    )
+
+    @property
+    def searches(self) -> bool:
+        """Whether int8 is chosen by trial (`pipeline.quantization.choice`)."""
+        return self.smoothing != "none" or self.floor is not None
 
 
 class Metric(Part):
@@ -377,6 +401,8 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
+    if spec.quantization.searches and spec.calibration is None:
+        out.append("quantization.smoothing and floor are searched on real samples; add calibration.data")
     out += [
         f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
         for pattern in spec.build.required

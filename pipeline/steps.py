@@ -5,7 +5,7 @@ Every function here is plain: tests call it directly, the in-process runner call
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from builders.onnxruntime import cpu_kind
 from builders.types import CALIBRATED, BuildFailure, BuildRequest, Job, Limits, tensor_from_json
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec import ModelSpec, overrides
-from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
+from pipeline.values import Activation, Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
 from pipeline.verdict import Judged, make_report, now
 from pipeline.workshop import Workshop, code_of, import_versions, versions
 
@@ -124,8 +124,54 @@ def _export_request(spec: ModelSpec) -> Json:
     }
 
 
-def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Graph:
-    """Write the model in one flavour and measure what that cost (the quantization joint)."""
+def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:
+    """Search what to quantize and how, for int8 with one kind of activation: model, ranges and frontier, as blobs."""
+    wanted = spec.quantization
+    if ranges is None or exported.model.carries_qdq:
+        raise DataError("there is nothing to choose: the model carries Q/DQ of its own, or calibration.data is missing")
+    key: Json = {
+        "onnx": exported.model.digest,
+        "activation": activation,
+        "seen": ranges["seen"],
+        "data": _calibration_digest(spec),
+        "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
+        "search": wanted.model_dump(include={"smoothing", "floor", "overrides"}, mode="json"),
+        "shapes": _shapes(spec),
+        "versions": versions(*MEASURING),
+        "code": code_of(*OBSERVATION_CODE),
+    }
+
+    def job() -> Job:
+        arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search")}
+        shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
+        data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
+        arguments |= {"store": shop.store.uri, "observations": ranges["observations"], **data, **shapes}
+        return Job("choose", "pipeline.jobs:choose", arguments, EXPORT_LIMITS)
+
+    blobs = ("model", "ranges", "choice")
+    return shop.once("choose", f"choose int8 ({activation} activations)", key, job, lambda v: [v[b] for b in blobs])
+
+
+def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Activation, ...]:
+    """The kinds of int8 that the spec wants searched for these flavours, each once."""
+    if not spec.quantization.searches or exported.model.carries_qdq:
+        return ()
+    found = [flavour.scheme.activation for flavour in flavours if flavour.scheme and flavour.precision == "int8"]
+    return tuple(dict.fromkeys(found))
+
+
+def quantize(
+    flavour: Flavour,
+    spec: ModelSpec,
+    exported: Exported,
+    ranges: Json | None,
+    choices: Mapping[str, Json],
+    shop: Workshop,
+) -> Graph:
+    """Write the model in one flavour and measure what that cost (the quantization joint).
+
+    choices: what `choose` gave, by kind of activation.
+    """
     model = exported.model
     if flavour.precision == "fp32" or model.carries_qdq:
         return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
@@ -139,12 +185,13 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
         "seen": ranges and ranges["seen"],
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "overrides": [item.model_dump() for item in spec.quantization.overrides],
+        "choice": _choice(flavour, choices),
         "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides")}
+        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides", "choice")}
         arguments["observations"] = ranges and ranges["observations"]
         return Job("quantize", "pipeline.jobs:quantize", {"store": shop.store.uri, **arguments}, EXPORT_LIMITS)
 
@@ -152,6 +199,10 @@ def quantize(flavour: Flavour, spec: ModelSpec, exported: Exported, ranges: Json
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
     return replace(graph, proof=_check_graph(spec, exported, graph, shop))
+
+
+def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
+    return choices.get(flavour.scheme.activation) if flavour.precision == "int8" and flavour.scheme else None
 
 
 def _graph_blobs(value: Json) -> list[str]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from builders.types import BuildFailure, BuildRequest, Precision, QuantizationScheme, TensorSpec, tensor_from_json
 
 Json = dict[str, Any]
+# Kinds of int8 activations, as in `QuantizationScheme`.
+Activation = Literal["int8", "uint8"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One door to every scheme: a model written for a precision, in the way that a backend wants it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from onnx import ModelProto
 
@@ -12,7 +13,7 @@ from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.dynamic import quantize_dynamic
 from pipeline.quantization.schemes.int4 import quantize_int4
-from pipeline.quantization.schemes.overrides import Override, in_fp32, resolve
+from pipeline.quantization.schemes.overrides import Override, OverridePrecision, in_fp32, resolve
 from pipeline.quantization.schemes.qdq import quantize_fp8, quantize_int8
 
 
@@ -24,10 +25,12 @@ def write(
     overrides: Sequence[Override] = (),
     *,
     keep_io: bool = True,
+    left: Mapping[str, str] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: needed by int8 and fp8, welcome to the others.
+    left: nodes that a search leaves in float (node -> reason), in int8 only.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
@@ -43,5 +46,10 @@ def write(
         return quantize_dynamic(model, chosen, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
-    quantize = quantize_fp8 if precision == "fp8" else quantize_int8
-    return quantize(model, ranges, scheme, chosen)
+    if precision == "fp8":
+        return quantize_fp8(model, ranges, scheme, chosen)
+    left = left or {}
+    in_float: dict[str, OverridePrecision] = dict.fromkeys(left, "fp16")
+    written, notes = quantize_int8(model, ranges, scheme, {**chosen, **in_float})
+    kept = tuple(replace(item, reason=left.get(item.node, item.reason)) for item in notes.kept)
+    return written, replace(notes, kept=kept)

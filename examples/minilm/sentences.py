@@ -1,0 +1,115 @@
+"""English sentences to calibrate and to judge the encoder with: written by a seeded grammar, and real documentation.
+
+The grammar writes everyday sentences about a few dozen topics, so that some of them are close in meaning and most are
+not. The documentation is docstrings of Python's standard library (PSF licence), cut into sentences: real prose, with
+names, code and numbers in it. Calibration and evaluation share no sentence and no module.
+"""
+
+import ast
+import re
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+
+SEED = 11
+MODULES = {
+    "calibration": (
+        "argparse asyncio/streams calendar collections/__init__ configparser csv decimal difflib doctest email/message "
+        "fractions ftplib functools gettext heapq http/client http/cookiejar imaplib inspect logging/__init__ mailbox "
+        "optparse pathlib pdb random shutil ssl statistics tarfile tempfile threading turtle unittest/case"
+    ),
+    "golden": (
+        "cmd copy datetime dis enum fileinput glob gzip locale multiprocessing/pool pickle platform poplib pprint "
+        "queue sched selectors smtplib socket socketserver sqlite3/dbapi2 string subprocess telnetlib textwrap "
+        "timeit trace traceback types urllib/request uuid warnings weakref webbrowser zipfile"
+    ),
+}
+PEOPLE = (
+    "my sister|the new teacher|an old fisherman|our neighbour|a young doctor|the night guard|the orchestra|a tired "
+    "nurse|the village baker|two students|the mayor of the town|her grandfather|a group of tourists|the goalkeeper|"
+    "an astronaut|the bus driver|a retired judge|the children|a software engineer|the librarian"
+)
+ACTIONS = (
+    "bought {fresh bread|a second-hand bicycle|three tickets for the concert|a bag of oranges}|"
+    "repaired {the broken radio|an old wooden boat|the roof of the barn|the school's computers}|"
+    "is reading {a long letter from home|the weather report|a novel about the war|the results of the election}|"
+    "forgot {the keys on the kitchen table|an umbrella on the train|to water the plants|the name of the street}|"
+    "cooked {a spicy soup with lentils|dinner for twelve guests|rice and fish over an open fire}|"
+    "complained about {the noise from the airport|rising rents|the cold food|the slow internet connection}|"
+    "has been studying {marine biology|medieval history|the stars|the stock market} for years|"
+    "won {the chess tournament|a small prize in the lottery|the race by two seconds}|"
+    "waited {for the last ferry|two hours at the hospital|for an answer from the bank}|"
+    "painted {the garden fence green|a portrait of a stranger|the harbour at dawn}|"
+    "walked {through the empty museum|along the river with two dogs|up the mountain without a map}|"
+    "lost {twenty pounds on a bet|the way in the fog|a contract worth millions}"
+)
+PLACES = (
+    "in the old town|near the lake|behind the railway station|on a small island|at the university|in Lisbon|"
+    "during the conference|outside the courtroom|at home|in the middle of the desert|on the fourth floor"
+)
+TIMES = (
+    "yesterday|last winter|early in the morning|on Sunday|shortly before midnight|in 1987|after the storm|"
+    "while everybody slept|every other week|for the first time"
+)
+FRAMES = (
+    "{who} {did} {where} {when}.|{when}, {who} {did}.|Did you hear that {who} {did} {where}?|"
+    "It surprised nobody that {who} {did}.|{who} {did}, although it was raining {where}.|"
+    "Nobody knows why {who} {did} {when}.|{who} {did}; {other} {did2} {where}.|According to the newspaper, {who} {did}.|"
+    "{who} {did}."
+)
+
+
+def sentences(part: str, written: int, documented: int) -> list[str]:
+    """That many sentences of each kind, mixed; part: 'calibration' or 'golden', which share none."""
+    random = np.random.default_rng([SEED, list(MODULES).index(part)])
+    found = _documentation(part)
+    chosen = [found[i] for i in random.permutation(len(found))[:documented]]
+    half = list(MODULES).index(part)
+    made: dict[str, None] = {}
+    while len(made) < written:
+        text = _written(random)
+        if sum(map(ord, text)) % 2 == half:  # every sentence the grammar can write belongs to one part
+            made[text] = None
+    mixed = [*made, *chosen]
+    return [mixed[i] for i in random.permutation(len(mixed))]
+
+
+def _written(random: np.random.Generator) -> str:
+    words = {name: _pick(random, choices) for name, choices in (
+        ("who", PEOPLE), ("other", PEOPLE), ("where", PLACES), ("when", TIMES))}  # fmt: skip
+    text = _pick(random, FRAMES).format(did=_action(random), did2=_action(random), **words)
+    return text[0].upper() + text[1:]
+
+
+def _action(random: np.random.Generator) -> str:
+    verb, things, *rest = re.split(r"[{}]", _pick_outside(random))
+    return verb + _pick(random, things) + "".join(rest)
+
+
+def _pick_outside(random: np.random.Generator) -> str:
+    actions = re.split(r"\|(?![^{]*})", ACTIONS)
+    return actions[random.integers(len(actions))]
+
+
+def _pick(random: np.random.Generator, choices: str) -> str:
+    options = choices.split("|")
+    return options[random.integers(len(options))]
+
+
+def _documentation(part: str) -> list[str]:
+    library = Path(sysconfig.get_path("stdlib"))
+    found: dict[str, None] = {}
+    for module in MODULES[part].split():
+        file = library / f"{module}.py"
+        if file.is_file():
+            found |= dict.fromkeys(_docstring_sentences(ast.parse(file.read_text("utf-8"))))
+    return list(found)
+
+
+def _docstring_sentences(tree: ast.Module) -> list[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    paragraphs = [" ".join(piece.split()) for text in texts for piece in text.split("\n\n") if ">>>" not in piece]
+    pieces = [piece for text in paragraphs for piece in re.split(r"(?<=[.!?]) (?=[A-Z])", text)]
+    return [piece for piece in pieces if 25 <= len(piece) <= 300 and piece[-1] in ".!?" and piece[0].isupper()]

@@ -1,0 +1,97 @@
+"""`enginery sensitivity`."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.spec import ModelSpec
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option(
+    "--activation",
+    type=click.Choice(["int8", "uint8"]),
+    default="int8",
+    show_default=True,
+    help="int8: as TensorRT quantizes; uint8: as onnxruntime on a CPU does.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for frontier.json and frontier.svg.")
+@click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+def sensitivity(
+    spec: Path, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool
+) -> None:
+    """Rank the parts of SPEC's model by what int8 costs there, and show quality against compute in int8.
+
+    Uses the spec's smoothing, floor and overrides. Exports and calibrates first where that is not on record yet.
+    """
+    from pipeline.progress import progress_display
+    from pipeline.run import RunOptions, opened
+
+    with progress_display(quiet) as progress, opened(spec, RunOptions(registry=registry), progress) as run:
+        choice = _choice(activation, run.spec, run.shop)
+        floor = run.spec.quantization.floor
+    if out is not None:
+        _write(out, choice, floor.sqnr_db if floor else None)
+    if as_json:
+        emit_json(choice)
+    else:
+        _show(choice)
+
+
+def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
+    """The choice on record, or made now."""
+    from pipeline import steps
+    from pipeline.values import Activation
+
+    kind: Activation = "int8" if activation == "int8" else "uint8"
+    exported = steps.export(spec, shop)
+    value = steps.choose(kind, spec, exported, steps.calibrate(spec, exported, shop), shop)
+    found: dict[str, Any] = json.loads(shop.store.read_blob(value["choice"]))
+    return found | {"activation": activation, "summary": value["summary"]}
+
+
+def _write(folder: Path, choice: dict[str, Any], floor_db: float | None) -> None:
+    from pipeline.quantization.choice.picture import frontier_svg
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "frontier.json").write_text(json.dumps(choice, indent=2, allow_nan=False) + "\n", "utf-8")
+    (folder / "frontier.svg").write_text(frontier_svg(choice, floor_db), "utf-8")
+    say(f"wrote {folder / 'frontier.json'} and {folder / 'frontier.svg'}")
+
+
+def _show(choice: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if os.isatty(1) else 160)
+    console.print(_groups(choice))
+    for point in choice["frontier"]:
+        run = "" if point["sqnr_db"] is None else f", run: {point['sqnr_db']:.1f} dB"
+        predicted = "no loss" if point["predicted_db"] is None else f"{point['predicted_db']:.1f} dB"
+        click.echo(f"{point['share']:7.1%} in int8: predicted {predicted}{run}")
+    click.echo(f"chosen: {choice['summary']}")
+
+
+def _groups(choice: dict[str, Any]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("nodes", "MACs", "alone", "strength", "clip", "int8", title_justify="left")
+    table.title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    for row in choice["groups"]:
+        alone = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f} dB"
+        strength = "" if row["strength"] is None else f"{row['strength']:.2f}{' folded' if row['folded'] else ''}"
+        state = "yes" if row["kept"] else "left in float"
+        nodes = escape(", ".join(row["nodes"]))
+        table.add_row(nodes, f"{row['share']:.1%}", alone, strength, f"{row['clip']:.2f}", state)
+    return table

@@ -1,0 +1,119 @@
+"""What quantizing each group alone costs at the model's outputs, and what it saves.
+
+The float model runs once; the tensors where each group's tail begins are kept. A group is then judged by its tail
+alone, quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and
+G tails, half of one on average, on a few samples: far less than one inference per group per calibration sample.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from builders.types import QuantizationScheme, Tensors
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.choice.groups import Group
+from pipeline.quantization.choice.sessions import Runner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.choice.smooth import Plan, applied
+from pipeline.quantization.graphs.graph import constants, element_types
+from pipeline.quantization.graphs.sites import find_sites
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import quantize_int8
+from validation.drift import Drift, is_exact, measure
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How close a quantized model's outputs come to the float model's; of several outputs, the worst."""
+
+    noise: float
+    cosine: float
+    finite: bool = True
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal-to-quantization-noise ratio in decibels."""
+        if not self.finite:
+            return -math.inf
+        return math.inf if self.noise == 0 else -10 * math.log10(self.noise)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds that a sweep took, beside one inference of the float model on the same samples."""
+
+    groups: int
+    sweep_s: float
+    inference_s: float
+
+    @property
+    def per_group(self) -> float:
+        """Cost of one group, in inferences of the same samples."""
+        return self.sweep_s / (self.inference_s * self.groups) if self.groups and self.inference_s else 0.0
+
+
+def sweep(
+    model: ModelProto,
+    groups: Sequence[Group],
+    plans: Mapping[str, Plan],
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    runs: Sequence[Tensors],
+) -> tuple[dict[str, Quality], Cost]:
+    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, where made."""
+    tails = {group.activation: _tail_of(model, group) for group in groups}
+    known = {value.name: value.type.tensor_type.elem_type for part in tails.values() for value in part.graph.input}
+    outputs = [value.name for value in model.graph.output]
+    given = {value.name for value in model.graph.input}
+    everything = {name: kind for name, kind in known.items() if name not in given}
+    everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+    plain, inner = Runner(model), Runner(with_outputs(model, everything))
+    inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs])
+    start = time.process_time()
+    kept = [{**inputs, **inner.run(inputs)} for inputs in runs]
+    expected = [{name: values[name] for name in outputs} for values in kept]
+    found = {}
+    for group in groups:
+        set_ranks(tails[group.activation], kept[0])
+        written = _alone(tails[group.activation], group, plans, ranges, scheme)
+        runner = Runner(written, optimized=False)
+        found[group.activation] = quality(expected, (runner.run(values) for values in kept))
+    return found, Cost(len(groups), time.process_time() - start, inference_s)
+
+
+def quality(expected: Sequence[Tensors], actual: Iterable[Tensors]) -> Quality:
+    """Quality over all runs; integer outputs are decisions, and no measure of noise."""
+    total: dict[str, Drift] = {}
+    for wanted, found in zip(expected, actual, strict=True):
+        for name, values in wanted.items():
+            if not is_exact(values):
+                total[name] = total.get(name, Drift()).merge(measure(values, found[name]))
+    noise = max((10 ** (-part.sqnr_db / 10) for part in total.values()), default=0.0)
+    cosine = min((part.cosine for part in total.values()), default=1.0)
+    return Quality(noise, cosine, all(part.nonfinite == 0 for part in total.values()))
+
+
+def _tail_of(model: ModelProto, group: Group) -> ModelProto:
+    given = constants(model.graph)
+    after = downstream(model, group.nodes)
+    types = {name: kind for name, kind in element_types(model).items() if name not in given and name not in after}
+    return tail(model, types)
+
+
+def _alone(
+    part: ModelProto, group: Group, plans: Mapping[str, Plan], ranges: Ranges, scheme: QuantizationScheme
+) -> ModelProto:
+    changed, narrowed = applied(part, [plans[group.activation]] if group.activation in plans else [], ranges)
+    others: dict[str, OverridePrecision] = {
+        site.node: "fp32" for site in find_sites(changed)[0] if site.node not in group.nodes
+    }
+    written, _ = quantize_int8(changed, narrowed, scheme, others)
+    return written
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start

@@ -1,0 +1,148 @@
+"""What the search promises: the floor holds, as much as possible stays in int8, and what it says can be checked."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.quantization.choice.picture import frontier_svg
+from pipeline.quantization.choice.runs import divided, grouped
+from pipeline.quantization.choice.search import Chosen, Floor, choose
+from pipeline.quantization.choice.sensitivity import Quality, quality
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.pipeline.quantization.choice.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.small_nets import (
+    BATCH,
+    CPU,
+    IMAGE,
+    MASK,
+    TENSORRT,
+    TENSORRT_FP32,
+    TOKENS,
+    attention_net,
+    conv_net,
+    images,
+    run,
+    sentences,
+    sqnr_db,
+)
+
+NETS = {
+    "outliers": (outlier_net, noise),
+    "residual": (lambda: outlier_net(residual=True), noise),
+    "attention": (attention_net, sentences),
+    "convolutions": (conv_net, images),
+}
+
+
+def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[Chosen, float]:
+    """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
+    net, data = NETS[name]
+    model, samples, unseen = net(), data(128, 1), data(64, 2)
+    found = choose(model, all_ranges(model, samples), scheme, runs(samples), **wanted)
+    written, _ = quantize_int8(found.model, found.ranges, TENSORRT_FP32, dict.fromkeys(found.left, "fp16"))
+    return found, sqnr_db(run(model, unseen), run(written, unseen, optimized=False))
+
+
+@pytest.mark.parametrize("name", ["outliers", "residual"])
+def test_smoothing_wins_many_decibels_where_a_channel_is_loud(name):
+    _, plain = chosen_for(name, smoothing="none")
+    _, smooth = chosen_for(name)
+    assert smooth > plain + 10
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("scheme", [TENSORRT, CPU], ids=["tensorrt", "cpu"])
+def test_the_floor_holds_for_every_net_and_scheme(name, scheme):
+    floor = Floor(sqnr_db=30, cosine=0.99)
+    found, _ = chosen_for(name, scheme, floor=floor)
+    assert found.point.sqnr_db is None or found.point.sqnr_db >= 30
+    assert floor.holds(Quality(10 ** (-(found.point.sqnr_db or 0) / 10), found.point.cosine or 0))
+
+
+def test_a_floor_costs_no_more_compute_than_it_must():
+    lenient, _ = chosen_for("attention", floor=Floor(sqnr_db=1))
+    strict, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    assert lenient.point.share == 1 and lenient.left == {}
+    assert 0 < strict.point.share < 1
+    assert strict.point.sqnr_db >= 44
+    # Whatever was left in float, taking any of it back on top would break the floor or the order of damage.
+    assert set(strict.left) == {node for row in strict.rows if not row.kept for node in row.nodes}
+
+
+def test_an_unreachable_floor_leaves_everything_in_float():
+    found, exact = chosen_for("attention", floor=Floor(sqnr_db=139))
+    assert found.point.share == pytest.approx(0)
+    assert exact > 100
+    assert all("dB" in reason for reason in found.left.values())
+
+
+def test_nodes_that_a_person_excluded_are_no_candidates():
+    model, samples = attention_net(), sentences(64)
+    ranges = all_ranges(model, samples)
+    everything = choose(model, ranges, TENSORRT_FP32, runs(samples))
+    first = everything.rows[0].nodes[0]
+    found = choose(model, ranges, TENSORRT_FP32, runs(samples), overrides={first: "fp32"})
+    assert first in {node for row in everything.rows for node in row.nodes}
+    assert first not in {node for row in found.rows for node in row.nodes}
+
+
+def test_query_key_and_value_are_one_group():
+    found, _ = chosen_for("attention")
+    assert max(len(row.nodes) for row in found.rows) == 3
+    assert sum(row.share for row in found.rows) == pytest.approx(1)
+
+
+def test_multiplications_are_counted_per_sample():
+    found, _ = chosen_for("outliers")
+    assert {row.macs for row in found.rows} == {32 * 64, 64 * 32, 32 * 8}
+
+
+def test_what_was_chosen_is_json_with_a_picture():
+    found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["frontier"][0]["share"] == 1
+    assert [point["share"] for point in data["frontier"]] == sorted(
+        (p["share"] for p in data["frontier"]), reverse=True
+    )
+    picture = frontier_svg(data, 44)
+    assert picture.startswith("<svg") and picture.count("<circle") >= 2 and 'class="floor"' in picture
+
+
+def test_predictions_are_near_what_is_run():
+    found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    run_points = [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]
+    for point in run_points:
+        if math.isfinite(point.sqnr_db):
+            assert point.predicted_db == pytest.approx(point.sqnr_db, abs=3)
+
+
+def test_the_search_gives_equal_bytes_for_equal_input():
+    first, second = (chosen_for("residual")[0] for _ in range(2))
+    assert first.model.SerializeToString() == second.model.SerializeToString()
+    assert first.ranges == second.ranges
+
+
+def test_nan_is_never_good_enough():
+    found = quality([{"y": np.ones(2, np.float32)}], [{"y": np.array([1, np.nan], np.float32)}])
+    assert not Floor(sqnr_db=1).holds(found)
+    assert found.sqnr_db == -math.inf
+
+
+def test_settings_are_not_judged_on_what_they_were_fitted_on():
+    fitted, judged = divided((16, {"x": np.full(16, i)}) for i in range(20))
+    assert {int(r["x"][0]) for _, r in fitted}.isdisjoint({int(r["x"][0]) for r in judged})
+    assert len(judged) == 5
+
+
+def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
+    ends = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
+    found = list(grouped(ends, (IMAGE,), (BATCH,)))
+    assert [(count, len(inputs["image"])) for count, inputs in found] == [(4, 4), (2, 2)]
+    assert np.concatenate([inputs["image"] for _, inputs in found])[:, 0, 0, 0].tolist() == list(range(6))
+
+
+def test_runs_of_different_shapes_stay_apart():
+    ends = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
+    assert [count for count, _ in grouped(ends, (TOKENS, MASK), (BATCH,))] == [2, 2]
