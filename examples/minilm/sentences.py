@@ -56,8 +56,7 @@ FRAMES = (
     "{who} {did} {where} {when}.|{when}, {who} {did}.|Did you hear that {who} {did} {where}?|"
     "It surprised nobody that {who} {did}.|{who} {did}, although it was raining {where}.|"
     "Nobody knows why {who} {did} {when}.|{who} {did}; {other} {did2} {where}.|"
-    "According to the newspaper, {who} {did}.|"
-    "{who} {did}."
+    "According to the newspaper, {who} {did}.|{who} {did}."
 )
 
 

@@ -21,6 +21,11 @@ scales made at run time, int4 weights in blocks.
       int4.py          weights in blocks                     dynamic.py    int8 with scales made at run time
       cast.py          fp32 -> fp16 or bf16                  emulate.py    the same arithmetic on a CPU that lacks it
       overrides.py     precision by hand, per node
+    choice/        what to quantize and how, found by trial
+      groups.py        nodes that int8 takes together         statistics.py   one pass: moments, reach, work
+      smooth.py        outliers into weights                  rounding.py     weights whose errors cancel
+      fit.py           strength and clipping of one group     sensitivity.py  what one group costs at the outputs
+      search.py        the most compute in int8 under a floor
     notes.py       what was done, what was left in float, and why
 
 Public functions take and return `onnx.ModelProto`, leave their argument alone, and give equal bytes for equal input.

@@ -18,23 +18,26 @@ from builders.types import Tensors
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.graphs.graph import constants
 
+# Rows kept in all: beyond twice as many, every second one goes, and later runs give half.
 ROWS = 1024
+FIRST_QUOTA = 64
 # Second moments of wider activations would take gigabytes; their weights are rounded to the nearest.
 WIDEST = 8192
 
 
 @dataclass
 class Statistics:
-    """Of one group's activation. low, high: per channel.  moments: the mean of x x'.  rows: some of the rows."""
+    """Of one group's activation. low, high: per channel.  quota: rows to keep of the next run."""
 
     count: int = 0
     low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     high: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     sums: Floats | None = None
     kept: list[Floats] = field(default_factory=list)
+    quota: int = FIRST_QUOTA
 
-    def add(self, values: Floats, quota: int) -> None:
-        """Take in one run's values, (..., channels), and keep about `quota` of its rows."""
+    def add(self, values: Floats) -> None:
+        """Take in one run's values, (..., channels)."""
         rows = values.reshape(-1, values.shape[-1])
         if not len(rows):
             return
@@ -44,9 +47,11 @@ class Statistics:
         if rows.shape[1] <= WIDEST:
             sums = rows.T @ rows
             self.sums = sums if self.sums is None else self.sums + sums
-        # A step that is prime to most lengths: rows of every position, not one column of tokens.
-        self.kept.append(rows[:: max(1, len(rows) // max(1, quota)) | 1][:quota].copy())
+        # An odd step: sequence lengths are mostly even, and no position shall be missed in every sequence.
+        self.kept.append(rows[:: (len(rows) // self.quota) | 1][: self.quota].copy())
         self.count += len(rows)
+        if sum(map(len, self.kept)) > 2 * ROWS:
+            self.kept, self.quota = [self.rows[::2]], max(1, self.quota // 2)
 
     @property
     def rows(self) -> Floats:
@@ -80,11 +85,11 @@ def gather(
     }
     runner = Runner(_with_shapes(model, mixing, measured), mixing + [_shape_name(site.node) for site in sites])
     found: dict[str, Statistics] = {name: Statistics() for name in mixing}
-    sizes, samples, quota = dict.fromkeys(measured, 0.0), 0, 64
+    sizes, samples = dict.fromkeys(measured, 0.0), 0
     for count, inputs in runs:
         values = runner.run(inputs)
         for name in mixing:
-            found[name].add(values[name], quota)
+            found[name].add(values[name])
         for node in measured:
             sizes[node] += math.prod(values[_shape_name(node)].tolist())
         samples += count

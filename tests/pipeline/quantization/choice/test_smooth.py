@@ -9,6 +9,7 @@ from onnx import numpy_helper
 from pipeline.quantization.choice.groups import find_groups, matrices
 from pipeline.quantization.choice.rounding import compensated, nearest, steps_of
 from pipeline.quantization.choice.smooth import Plan, applied, factors_of, folds
+from pipeline.quantization.choice.statistics import Statistics
 from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.choice.outlier_nets import all_ranges, noise, outlier_net
@@ -84,3 +85,12 @@ def test_insertion_finds_the_rounded_levels_again():
     written, _ = quantize_int8(changed, narrowed, TENSORRT_FP32)
     scales = [numpy_helper.to_array(item) for item in written.graph.initializer if item.dims == [64]]
     assert any(np.allclose(scale, steps_of(rounded), rtol=1e-5) for scale in scales)
+
+
+def test_kept_rows_stay_few_however_many_runs_there_are():
+    found = Statistics()
+    for run_index in range(600):
+        found.add(np.full((4, 50, 8), run_index, np.float32))
+    assert 512 <= len(found.rows) <= 2048
+    assert found.rows[:, 0].max() >= 590 and found.rows[:, 0].min() <= 10
+    assert found.count == 600 * 200

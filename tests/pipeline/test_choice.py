@@ -1,0 +1,62 @@
+"""The pipeline's use of the choice: the spec asks for it, the graph is what was chosen, and a command shows it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builders.errors import EngineryError
+from pipeline.spec_file import load_spec
+from tests.pipeline.projects import Project
+
+SEARCH = {"smoothing": "auto", "floor": {"sqnr_db": 20}}
+
+
+@pytest.fixture
+def small(project: Project) -> Project:
+    project.change_spec(targets=["cpu"], precisions=["int8"], quantization=SEARCH)
+    return project
+
+
+def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Project, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json", "--out", out)
+    assert shown.code == 0, shown.err
+    assert shown.json["groups"]
+    assert shown.json["chosen"]["sqnr_db"] is None or shown.json["chosen"]["sqnr_db"] >= 20
+    assert json.loads((out / "frontier.json").read_text()) == shown.json
+    assert (out / "frontier.svg").read_text().startswith("<svg")
+    built = small.run("build", small.spec, "--json")
+    assert built.code == 0, built.err
+    assert "choose int8 (uint8 activations): cached" in built.err
+    assert "of the weighted multiplications in int8" in json.dumps(built.json) + built.err + _notes(small)
+
+
+def test_another_floor_is_another_choice(small: Project) -> None:
+    assert small.run("sensitivity", small.spec, "--json").json["left"] == {}
+    small.change_spec(quantization={"floor": {"sqnr_db": 130}})
+    second = small.run("sensitivity", small.spec, "--json")
+    assert second.json["left"] != {}
+
+
+def test_people_see_a_table(small: Project) -> None:
+    shown = small.run("sensitivity", small.spec)
+    assert "chosen: " in shown.out
+    assert "in int8: predicted" in shown.out
+
+
+@pytest.mark.parametrize("floor", [{}, {"sqnr_db": -1}, {"cosine": 1.5}])
+def test_a_floor_says_something_possible(project: Project, floor: dict[str, float]) -> None:
+    project.change_spec(quantization={"floor": floor})
+    with pytest.raises(EngineryError, match=r"quantization\.floor"):
+        load_spec(project.spec)
+
+
+def test_a_search_needs_samples(project: Project) -> None:
+    project.change_spec(precisions=["fp32"], calibration=None, quantization=SEARCH)
+    with pytest.raises(EngineryError, match=r"add calibration\.data"):
+        load_spec(project.spec)
+
+
+def _notes(project: Project) -> str:
+    return "".join(path.read_text() for path in (project.registry / "records" / "quantize").glob("*.json"))
