@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 
 from builders.errors import EngineryError
+from pipeline.registry.store import open_store
 from pipeline.spec_file import load_spec
 from tests.pipeline.projects import Project
 
@@ -29,7 +32,11 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     built = small.run("build", small.spec, "--json")
     assert built.code == 0, built.err
     assert "choose int8 (uint8 activations): cached" in built.err
-    assert "of the weighted multiplications in int8" in json.dumps(built.json) + built.err + _notes(small)
+    record = _record(small)
+    assert "of the weighted multiplications in int8" in record["notes"][0]
+    graph = onnx.load(open_store(small.registry).path(record["model"]))
+    # The chosen model's weights carry the node's name: nothing else makes such names.
+    assert [item.name for item in graph.graph.initializer if shown.json["groups"][0]["nodes"][0] in item.name]
 
 
 def test_another_floor_is_another_choice(small: Project) -> None:
@@ -37,6 +44,10 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     small.change_spec(quantization={"floor": {"sqnr_db": 130}})
     second = small.run("sensitivity", small.spec, "--json")
     assert second.json["left"] != {}
+    assert small.run("build", small.spec).code == 0
+    notes = _record(small)["notes"]
+    assert [note for note in notes if "the floor: quantized alone it leaves" in note]
+    assert "0 nodes compute in int8" in notes[1]
 
 
 def test_people_see_a_table(small: Project) -> None:
@@ -58,5 +69,7 @@ def test_a_search_needs_samples(project: Project) -> None:
         load_spec(project.spec)
 
 
-def _notes(project: Project) -> str:
-    return "".join(path.read_text() for path in (project.registry / "records" / "quantize").glob("*.json"))
+def _record(project: Project) -> dict[str, Any]:
+    (path,) = (project.registry / "records" / "quantize").glob("*.json")
+    value: dict[str, Any] = json.loads(path.read_text())["value"]
+    return value

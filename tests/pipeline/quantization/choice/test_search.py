@@ -2,13 +2,14 @@
 
 import json
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from pipeline.quantization.choice.picture import frontier_svg
 from pipeline.quantization.choice.runs import divided, grouped
-from pipeline.quantization.choice.search import Chosen, Floor, choose
+from pipeline.quantization.choice.search import Chosen, Floor, Point, _refilled, choose
 from pipeline.quantization.choice.sensitivity import Quality, quality
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.choice.outlier_nets import all_ranges, noise, outlier_net, runs
@@ -127,6 +128,7 @@ def test_the_search_gives_equal_bytes_for_equal_input():
 def test_nan_is_never_good_enough():
     found = quality([{"y": np.ones(2, np.float32)}], [{"y": np.array([1, np.nan], np.float32)}])
     assert not Floor(sqnr_db=1).holds(found)
+    assert not Floor(cosine=0.5).holds(Quality(1e-3, 0.999, finite=False))
     assert found.sqnr_db == -math.inf
 
 
@@ -146,3 +148,28 @@ def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
 def test_runs_of_different_shapes_stay_apart():
     ends = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
     assert [count for count, _ in grouped(ends, (TOKENS, MASK), (BATCH,))] == [2, 2]
+
+
+class Additive:
+    """Groups whose damages add up exactly, in place of a model."""
+
+    macs: ClassVar = {"small": 1.0, "large": 10.0}
+    noise: ClassVar = {"small": 4e-4, "large": 3e-3}
+
+    def __init__(self) -> None:
+        self.qualities: dict[tuple[str, ...], Quality] = {}
+
+    def predicted(self, left: tuple[str, ...]) -> Point:
+        noise = sum(self.noise[name] for name in self.noise if name not in left)
+        return Point(1 - sum(self.macs[name] for name in left) / 11, left, Quality(noise, 1.0).sqnr_db)
+
+    def point(self, left: tuple[str, ...]) -> Point:
+        found = self.predicted(left)
+        self.qualities[left] = Quality(10 ** (-found.predicted_db / 10), 1.0)
+        return found
+
+
+def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
+    trial = Additive()
+    found = _refilled(trial, Floor(sqnr_db=30), trial.point(("small", "large")))
+    assert found.left == ("large",)
