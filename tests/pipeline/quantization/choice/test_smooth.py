@@ -94,3 +94,13 @@ def test_kept_rows_stay_few_however_many_runs_there_are():
     assert 512 <= len(found.rows) <= 2048
     assert found.rows[:, 0].max() >= 590 and found.rows[:, 0].min() <= 10
     assert found.count == 600 * 200
+
+
+def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        # The loudest row is nearly a copy of the ones before it, and so takes all that they lost.
+        x = rng.normal(size=(400, 1)) @ np.ones((1, 12)) + rng.normal(size=(400, 12)) / 50
+        matrix = rng.normal(size=(12, 30)).astype(np.float32)
+        moments = (x.T @ x / 400).astype(np.float32)
+        assert np.allclose(steps_of(compensated(matrix, moments)), steps_of(matrix), rtol=1e-4)
