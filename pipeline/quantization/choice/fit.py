@@ -18,7 +18,8 @@ from pipeline.quantization.choice.statistics import Statistics
 
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 CLIPS = (1.0, 0.9, 0.8, 0.7)
-# What `compensated` leaves of the error that rounding to the nearest makes; measured on MiniLM: 0.2 to 0.5.
+# Guess of the share of error that `compensated` leaves of rounding to the nearest: a rough reading on MiniLM, never
+# measured properly. It only weighs settings against each other; what is chosen is judged by running the whole model.
 COMPENSATION = 0.35
 TRIED_ROWS = 512
 
