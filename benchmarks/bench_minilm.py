@@ -7,8 +7,9 @@ Quality is that of the embeddings of held-out sentences (golden.npz), unoptimize
 Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of
 batches of 16, one thread, optimized, the sessions taking turns.
 
-Two things the figures do not say by themselves. golden.npz was the yardstick while the method was designed, so they lean
-to the good side (examples/minilm/README.md). And onnxruntime runs here with its symmetric defaults, which is not its best.
+Two things the figures do not say by themselves. golden.npz was the yardstick while the method was designed, so they
+lean to the good side (examples/minilm/README.md). And onnxruntime runs here with its symmetric defaults, which is not
+its best.
 """
 
 import statistics
