@@ -34,7 +34,7 @@ from pipeline.quantization.choice.runs import grouped
 from pipeline.quantization.choice.search import Chosen, Floor, choose
 from pipeline.quantization.graphs.sites import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
 from validation.drift import measure
 from validation.samples import Samples
 

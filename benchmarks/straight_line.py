@@ -24,8 +24,8 @@ from pipeline.quantization.graphs.sites import activations, prepared
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
 from pipeline.sources.onnx_model import save_onnx, specs_of
-from pipeline.spec import ModelSpec
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
 from pipeline.values import Flavour
 from validation.budget import default_budget
 from validation.compare import drift_checks, task_check

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from enginery.api import build, pull
-    from pipeline.spec_file import load_spec
+    from pipeline.spec.file import load_spec
 
 __all__ = ["build", "load_spec", "pull"]
 
-_HOMES = {"build": "enginery.api", "pull": "enginery.api", "load_spec": "pipeline.spec_file"}
+_HOMES = {"build": "enginery.api", "pull": "enginery.api", "load_spec": "pipeline.spec.file"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from pipeline import steps
 from pipeline.plan import Selection, candidates, plan_builds
 from pipeline.publication import Outcome, check_required, publish_version
-from pipeline.spec import ModelSpec
+from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Built, Exported, Graph
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop

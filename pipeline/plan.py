@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from builders import backends
 from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
-from pipeline.spec import ModelSpec, matches_unit
-from pipeline.steps import recall_engine
+from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.steps.engines import recall_engine
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
 from pipeline.workshop import Workshop
 

@@ -13,7 +13,7 @@ from builders.types import BuildRequest
 from pipeline.plan import remember_requests
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, attach_page, find_published, publish
-from pipeline.spec import ModelSpec
+from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 from pipeline.verdict import Judged, host, now
 from pipeline.workshop import Workshop, versions

@@ -11,8 +11,8 @@ from builders.errors import IntegrityError
 from builders.types import BuildRequest
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.spec import ModelSpec
-from pipeline.steps import try_to_prove
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.proofs import try_to_prove
 from pipeline.values import Built, Flavour, Graph, Proof, Unit
 from pipeline.verdict import make_report
 from pipeline.workshop import Workshop

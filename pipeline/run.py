@@ -17,8 +17,8 @@ from pipeline.plan import Selection
 from pipeline.progress import Progress
 from pipeline.publication import Outcome
 from pipeline.registry.store import open_store
-from pipeline.spec import ModelSpec
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
 from pipeline.workshop import Workshop
 
 DEFAULT_REGISTRY = "./registry"

@@ -12,7 +12,7 @@ from pipeline.commands.options import emit_json, json_option, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipeline.spec import ModelSpec
+    from pipeline.spec.model import ModelSpec
 
 
 @click.command()

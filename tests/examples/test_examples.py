@@ -15,8 +15,8 @@ from pipeline.export import Exported, ExportRequest, export
 from pipeline.plan import profiles
 from pipeline.sources.entry_point import call_entry_point, importing_from
 from pipeline.sources.onnx_model import specs_of
-from pipeline.spec import ModelSpec
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
 from validation.budget import default_budget
 from validation.compare import expected_checks, task_check
 from validation.golden import GoldenSet

@@ -9,7 +9,7 @@ import pytest
 
 from builders.errors import EngineryError
 from pipeline.registry.store import open_store
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
 from tests.pipeline.projects import Project
 
 SEARCH = {"smoothing": "auto", "floor": {"sqnr_db": 20}}

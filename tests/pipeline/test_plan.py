@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from builders.types import BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
 from pipeline.plan import Selection, candidates, explain_change, profiles
-from pipeline.spec import ModelSpec, matches_unit
+from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
 from tests.pipeline.projects import Project
 

@@ -12,8 +12,8 @@ from pipeline.publication import resolved_spec
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import load
 from pipeline.revalidate import revalidate
-from pipeline.spec import ModelSpec, overrides
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec, overrides
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.errors import SpecError
-from pipeline.spec import ModelSpec
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
 from tests.pipeline.projects import SPEC, Project
 
 

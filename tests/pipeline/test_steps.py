@@ -23,7 +23,10 @@ from builders.local import LocalExecutor
 from builders.types import BuildRequest, Job, Target, TensorSpec, nothing
 from pipeline import steps
 from pipeline.registry.store import open_store
-from pipeline.spec_file import load_spec
+from pipeline.spec.file import load_spec
+from pipeline.steps.engines import reproduce
+from pipeline.steps.proofs import CRASHED
+from pipeline.steps.sources import source_digests
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
@@ -79,7 +82,7 @@ class Measuring:
 
     def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
         self.jobs += 1
-        return {"checks": [{**steps.CRASHED, "passed": True, "note": ""}], "metrics": {}}
+        return {"checks": [{**CRASHED, "passed": True, "note": ""}], "metrics": {}}
 
     def cancel(self) -> None: ...
 
@@ -146,7 +149,7 @@ def write_entry_point(project: Project, imports: str = "torch") -> None:
 def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: Project) -> None:
     write_entry_point(project, imports="yaml, safetensors")
     shop = workshop(project.folder.parent, ModelError(""))
-    found = steps._source_digests(load_spec(project.spec), shop)["packages"]
+    found = source_digests(load_spec(project.spec), shop)["packages"]
     assert found == {
         "safetensors": version("safetensors"),
         "torch": version("torch"),
@@ -156,5 +159,5 @@ def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: 
 
 def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
     spaced = project.spec.rename(project.folder / "my spec.yaml")
-    command = steps.reproduce(an_engine().unit, load_spec(spaced), "/a registry")
+    command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
     assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]

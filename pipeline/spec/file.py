@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from builders.errors import SpecError
-from pipeline.spec import ModelSpec
+from pipeline.spec.model import ModelSpec
 
 LARGEST_SPEC_BYTES = 1 << 20
 MOST_NODES = 100_000

@@ -1,0 +1,68 @@
+"""Compiling one engine, and running it."""
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from builders import backends
+from builders.types import BuildRequest, Engine, Session
+from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.registry.store import Store, open_store
+from pipeline.values import Json
+
+
+def build_engine(store: str, request: Json, workdir: Path) -> Json:
+    """Compile one engine and upload it: digest, size, suffix, notes, seconds. Puts itself on record by build key."""
+    from builders.digest import digest_of
+    from pipeline.registry.records import remember
+
+    place = open_store(store)
+    wanted = BuildRequest.from_json(request)
+    backend = backends.configure(wanted.backend, dict(wanted.options))
+    backends.check_toolchain(backend, wanted.toolchain)
+    model = fetch(place, wanted.model, workdir / "model.onnx")
+    begun = time.monotonic()
+    engine = backend.build(wanted, model, workdir)
+    value: Json = {
+        "digest": place.put_file(engine.path),
+        "size_bytes": engine.size_bytes,
+        "suffix": engine.suffix,
+        "notes": list(engine.notes),
+        "seconds": round(time.monotonic() - begun, 3),
+        "request": request,
+    }
+    remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"]])
+    return value
+
+
+def check_engine(
+    store: str,
+    request: Json,
+    suffix: str,
+    engine: str,
+    golden: str,
+    limits: Mapping[str, float],
+    metric: Json | None,
+    workdir: Path,
+) -> Json:
+    """Run an engine against the graph it was built from (the engine joint) and measure the task metric on it."""
+    from builders.onnxruntime import OrtSession
+    from validation.budget import default_budget
+    from validation.compare import drift_checks
+
+    place = open_store(store)
+    wanted = BuildRequest.from_json(request)
+    frozen = golden_set(place, golden, workdir)
+    graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+    budget = default_budget("engine", wanted.precision).override(limits)
+    with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
+        return proof_of(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric, "engine")
+
+
+def _opened(
+    place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
+) -> AbstractContextManager[Session]:
+    path = fetch(place, digest, workdir / f"engine{suffix}")
+    engine = Engine(request, path, digest, path.stat().st_size, suffix)
+    return backends.configure(request.backend, dict(request.options)).open(engine)

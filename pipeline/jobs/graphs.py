@@ -1,0 +1,81 @@
+"""Writing a model in one flavour, and comparing it with the original."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from builders.types import CALIBRATED, Precision, QuantizationScheme
+from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.jobs.ranges import chosen_ranges
+from pipeline.registry.store import open_store
+from pipeline.values import Json
+
+
+def quantize(
+    store: str,
+    onnx: str,
+    flavour: Json,
+    observations: str | None,
+    calibration: Json | None,
+    overrides: list[Json],
+    choice: Json | None,
+    workdir: Path,
+) -> Json:
+    """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone.
+
+    choice: what `choose` gave; then its model, in float, and its ranges are written instead.
+    """
+    import onnx as onnx_package
+
+    from pipeline.quantization.calibration.ranges import Ranges
+    from pipeline.quantization.schemes.overrides import Override
+    from pipeline.quantization.schemes.write import write
+    from pipeline.sources.onnx_model import save_onnx, specs_of
+
+    place = open_store(store)
+    model = onnx_package.load(fetch(place, choice["model"] if choice else onnx, workdir / "model.onnx"))
+    measured = chosen_ranges(place, flavour, observations, calibration)
+    if choice:
+        measured = Ranges.from_json(json.loads(place.read_blob(choice["ranges"])))
+    scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
+    rules = [Override.from_json(item) for item in overrides]
+    left = choice["left"] if choice else {}
+    keep_io = not flavour["native_io"]
+    written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=keep_io, left=left)
+    inputs, outputs = specs_of(written)
+    save_onnx(written, workdir / "graph.onnx")
+    text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
+    return {
+        "model": place.put_file(workdir / "graph.onnx"),
+        "inputs": [vars(tensor) for tensor in inputs],
+        "outputs": [vars(tensor) for tensor in outputs],
+        "notes": [*([choice["summary"]] if choice else []), *notes.lines()],
+        "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
+        "ranges": place.put_bytes(text.encode()) if text else None,
+    }
+
+
+def check_graph(
+    store: str,
+    reference: str,
+    graph: str,
+    golden: str,
+    precision: Precision,
+    limits: Mapping[str, float],
+    metric: Json | None,
+    workdir: Path,
+) -> Json:
+    """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization joint)."""
+    from builders.onnxruntime import OrtSession
+    from validation.budget import default_budget
+    from validation.compare import drift_checks
+
+    place = open_store(store)
+    frozen = golden_set(place, golden, workdir)
+    candidate = runnable(fetch(place, graph, workdir / "graph.onnx"), precision)
+    budget = default_budget("quantization", precision).override(limits)
+    with (
+        OrtSession(fetch(place, reference, workdir / "reference.onnx"), optimized=False) as expected,
+        OrtSession(candidate, optimized=False) as actual,
+    ):
+        return proof_of(drift_checks("quantization", expected, actual, frozen, budget), actual, frozen, metric, "graph")

@@ -1,0 +1,70 @@
+"""Export to canonical ONNX, golden set and parity."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders.types import Dim, TensorSpec
+from pipeline.jobs.blobs import fetch, proof_of
+from pipeline.registry.store import Store, open_store
+from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from validation.samples import Samples
+
+
+def export_model(
+    store: str,
+    request: Json,
+    onnx: str | None,
+    data: str | None,
+    labels: str | None,
+    metric: Json | None,
+    limits: Mapping[str, float],
+    workdir: Path,
+) -> Json:
+    """Export to canonical ONNX, freeze the golden set and compare the two (the export joint).
+
+    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value.
+    """
+    from builders.onnxruntime import OrtSession
+    from pipeline.export import ExportRequest, export
+    from pipeline.sources.onnx_model import load_onnx
+    from validation.budget import default_budget
+    from validation.golden import GoldenSet
+
+    place = open_store(store)
+    wanted = ExportRequest.from_json(request)
+    samples = _samples(data, wanted.inputs, wanted.dims, labels) if data else None
+    column = samples.column(labels) if samples and labels else None
+    known = fetch(place, onnx, workdir / "known.onnx") if onnx else None
+    exported = export(wanted, samples, column, workdir, default_budget("export", "fp32").override(limits), known)
+    frozen = GoldenSet.load(exported.golden)
+    with OrtSession(exported.onnx, optimized=False) as session:
+        proof = proof_of(exported.checks, session, frozen, metric, "exported model")
+    return {
+        "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
+        "golden": {"golden": place.put_file(exported.golden), "notes": list(exported.notes), **proof},
+    }
+
+
+def _samples(data: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], labels: str | None = None) -> "Samples":
+    from validation.samples import Samples
+
+    return Samples.open(Path(data), inputs, dims, (labels,) if labels else ())
+
+
+def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
+    from pipeline.quantization.schemes.qdq import carries_qdq
+    from pipeline.sources.onnx_model import specs_of
+
+    inputs, outputs = specs_of(model)
+    return {
+        "onnx": place.put_file(path),
+        "inputs": [vars(tensor) for tensor in inputs],
+        "outputs": [vars(tensor) for tensor in outputs],
+        "opset": max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx")),
+        "carries_qdq": carries_qdq(model),
+    }

@@ -1,0 +1,107 @@
+"""Calibration: observing the samples, and searching with them what to quantize."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders.errors import DataError, IntegrityError
+from builders.types import QuantizationScheme
+from pipeline.jobs.blobs import dims_from, fetch, tensors_from, text_of
+from pipeline.registry.store import Store, open_store
+from pipeline.values import Activation, Json
+
+if TYPE_CHECKING:
+    from pipeline.quantization.calibration.ranges import Ranges
+
+
+def calibrate(
+    store: str, onnx: str, root: str, data: str, digest: str, inputs: list[Json], dims: list[Json], workdir: Path
+) -> Json:
+    """One streaming pass over the calibration samples: the observations (blob), and the digest of what was seen.
+
+    root, data: the spec's folder, and what the spec names there.  digest: of it when the step was keyed. Raises
+    DataError when it has changed since.
+    """
+    import onnx as onnx_package
+
+    from pipeline.quantization.calibration.observe import observe
+    from pipeline.quantization.calibration.sources import open_source
+    from pipeline.quantization.graphs.placement import tensors_to_measure
+    from pipeline.quantization.graphs.sites import activations, prepared
+
+    place = open_store(store)
+    model = fetch(place, onnx, workdir / "model.onnx")
+    graph = prepared(onnx_package.load(model))
+    everything, needed = activations(graph), tensors_to_measure(graph)
+    del graph
+    with open_source(Path(root), data, digest, tensors_from(inputs), dims_from(dims)) as samples:
+        seen = observe(model, samples, everything, histograms=needed)
+    if seen.dataset != digest:
+        raise DataError(f"{data} changed while it was read; nothing was kept: run again")
+    return {"observations": place.put_bytes(seen.to_bytes()), "seen": seen.digest, "samples": seen.samples}
+
+
+def choose(
+    store: str,
+    onnx: str,
+    activation: Activation,
+    observations: str,
+    calibration: Json,
+    search: Json,
+    root: str,
+    data: str,
+    digest: str,
+    inputs: list[Json],
+    dims: list[Json],
+    workdir: Path,
+) -> Json:
+    """Search what to quantize and how: digests of model, ranges and choice, and the nodes left in float with reasons.
+
+    search: the spec's smoothing, floor and overrides.  root, data, digest: as in `calibrate`.
+    """
+    import onnx as onnx_package
+
+    from pipeline.quantization.calibration.sources import open_source
+    from pipeline.quantization.choice.runs import grouped
+    from pipeline.quantization.choice.search import Floor
+    from pipeline.quantization.choice.search import choose as search_for
+    from pipeline.quantization.graphs.sites import prepared
+    from pipeline.quantization.schemes.overrides import Override, resolve
+    from pipeline.sources.onnx_model import save_onnx
+
+    place = open_store(store)
+    model = onnx_package.load(fetch(place, onnx, workdir / "model.onnx"))
+    scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
+    measured = chosen_ranges(
+        place, {"precision": "int8", "scheme": {"activation": activation}}, observations, calibration
+    )
+    if measured is None:
+        raise IntegrityError("int8 was to be searched without observations; calibrate first")
+    rules = [Override.from_json(item) for item in search["overrides"]]
+    overrides = resolve(prepared(model), rules) if rules else {}
+    floor = Floor(**search["floor"]) if search["floor"] else None
+    shapes = tensors_from(inputs), dims_from(dims)
+    with open_source(Path(root), data, digest, *shapes) as samples:
+        runs = grouped(samples.runs(), *shapes)
+        found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides)
+    save_onnx(found.model, workdir / "chosen.onnx")
+    return {
+        "model": place.put_file(workdir / "chosen.onnx"),
+        "ranges": place.put_bytes(text_of(found.ranges.to_json())),
+        "choice": place.put_bytes(text_of(found.to_json())),
+        "left": dict(found.left),
+        "summary": found.summary,
+    }
+
+
+def chosen_ranges(place: Store, flavour: Json, observations: str | None, calibration: Json | None) -> "Ranges | None":
+    """Chosen for the flavour's scheme; fp8 and casts need to know the extremes only."""
+    from pipeline.quantization.calibration.methods import MinMax, method, ranges
+    from pipeline.quantization.calibration.observations import Observations
+
+    if observations is None or calibration is None:
+        return None
+    seen = Observations.from_bytes(place.read_blob(observations))
+    if flavour["precision"] != "int8":
+        return ranges(seen, MinMax(), "int8")
+    chosen = method(calibration["method"], calibration["percentile"])
+    return ranges(seen, chosen, flavour["scheme"]["activation"])

@@ -1,0 +1,54 @@
+"""What counts as the same function: golden set, task metric, limits."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from builders.types import Precision
+from pipeline.spec.words import File, Part
+
+
+class Metric(Part):
+    """A task metric over the golden set, with the lowest value that passes."""
+
+    name: Literal["accuracy"] = "accuracy"
+    output: str = Field(description="the output whose argmax over the last axis is the predicted class")
+    floor: float = Field(ge=0, le=1, description="lowest value that passes, e.g. 0.95")
+
+
+class Golden(Part):
+    """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
+
+    data: File
+    labels: str | None = Field(None, description="name of the array of class indices in the data file")
+    metric: Metric | None = None
+
+    @model_validator(mode="after")
+    def _labelled(self) -> Self:
+        if self.metric and not self.labels:
+            raise ValueError(f"metric {self.metric.name} needs labels; name the array that holds them")
+        return self
+
+
+class LimitValues(Part):
+    """Limits of one joint. What is not given keeps its documented default (docs/validation.md); null lifts a limit."""
+
+    max_abs: float | None = Field(None, ge=0)
+    max_rel: float | None = Field(None, ge=0)
+    sqnr_db: float | None = None
+    cosine: float | None = Field(None, ge=-1, le=1)
+    argmax_agreement: float | None = Field(None, ge=0, le=1)
+
+
+class JointLimits(Part):
+    """Limits of one precision at the three joints."""
+
+    export: LimitValues = LimitValues()
+    quantization: LimitValues = LimitValues()
+    engine: LimitValues = LimitValues()
+
+
+class Validation(Part):
+    """What counts as the same function."""
+
+    limits: dict[Precision, JointLimits] = Field({})

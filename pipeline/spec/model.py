@@ -1,0 +1,150 @@
+"""One model: everything that a spec may hold, and what its parts ask of each other."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from builders import backends, targets
+from builders.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from pipeline.spec.limits import Golden, JointLimits, Validation
+from pipeline.spec.quantization import Calibration, Quantization
+from pipeline.spec.source import DimRange, Input, Source
+from pipeline.spec.words import Channel, DimName, ModelName, Part, TargetName, UnitPattern, VersionName, as_value_error
+
+DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
+
+
+class Build(Part):
+    """What each unit's process may use, and which units must not be refused."""
+
+    timeout_s: float = Field(1800, gt=0, le=86400, description="wall clock, per unit")
+    memory_mib: int = Field(8192, ge=64, description="resident memory, per unit")
+    required: tuple[UnitPattern, ...] = Field(
+        (), description="units such as 'sm_89 int8' or 'cpu': a refusal fails the run"
+    )
+
+
+class Publication(Part):
+    """Where a finished version goes."""
+
+    registry: str | None = Field(None, description="path or URI; the command line and ENGINERY_REGISTRY come first")
+    channel: Channel = Field("candidate", description="channel that points to the new version")
+
+
+class ModelSpec(Part):
+    """One model: source, shapes, precisions, targets, proof and publication."""
+
+    model: ModelName = Field(description="name in the registry: lower-case letters, digits, '.', '_' and '-'")
+    version: VersionName | None = Field(None, description="a version name of your own; default: the next number")
+    source: Source
+    inputs: dict[str, Input] = Field(min_length=1)
+    outputs: tuple[str, ...] | None = Field(
+        None, description="names of the outputs, in order; default: the model's own"
+    )
+    dims: dict[DimName, DimRange] = Field({})
+    precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
+    targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
+    backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
+    calibration: Calibration | None = None
+    quantization: Quantization = Quantization()
+    golden: Golden | None = None
+    validation: Validation = Validation()
+    build: Build = Build()
+    publication: Publication = Publication()
+
+    _path: Path = PrivateAttr(default=Path())
+
+    @field_validator("backends")
+    @classmethod
+    def _known_backends(cls, chosen: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:
+        for name, options in chosen.items():
+            as_value_error(backends.configure, name, options)
+        return chosen
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if mistakes := _mistakes_between(self):
+            raise ValueError("\n".join(mistakes))
+        return self
+
+    @property
+    def path(self) -> Path:
+        """The spec file, as it was given."""
+        return self._path
+
+    @property
+    def folder(self) -> Path:
+        """The spec's real folder; every file it names lies inside."""
+        return self._path.resolve().parent
+
+    def file(self, relative: str) -> Path:
+        """A file the spec names."""
+        return self.folder / relative
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The inputs, in order."""
+        return tuple(TensorSpec(name, item.dtype, item.shape) for name, item in self.inputs.items())
+
+    def named_dims(self) -> tuple[Dim, ...]:
+        """The dynamic dims, in the spec's order."""
+        return tuple(item.named(name) for name, item in self.dims.items())
+
+    def target_list(self) -> tuple[Target, ...]:
+        """Targets with groups resolved, each once, in the spec's order."""
+        found = [target for name in self.targets for target in targets.parse_targets(name)]
+        return tuple(dict.fromkeys(found))
+
+    def precision_list(self) -> tuple[Precision, ...]:
+        """Precisions, each once, from wide to narrow."""
+        return tuple(p for p in PRECISIONS if p in self.precisions)
+
+
+def _mistakes_between(spec: ModelSpec) -> list[str]:
+    """Mistakes that only show when the parts are put side by side."""
+    used = {dim for item in spec.inputs.values() for dim in item.shape if isinstance(dim, str)}
+    out = [
+        f"inputs name dim {name!r}, which dims does not define; add dims.{name}.max"
+        for name in sorted(used - set(spec.dims))
+    ]
+    out += [
+        f"dims.{name} is used by no input; remove it or name it in a shape" for name in sorted(set(spec.dims) - used)
+    ]
+    needy = [precision for precision in CALIBRATED if precision in spec.precisions]
+    if needy and spec.calibration is None and spec.source.kind != "onnx":
+        out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
+    if spec.quantization.searches and spec.calibration is None:
+        out.append("quantization.smoothing and floor are searched on real samples; add calibration.data")
+    out += [
+        f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
+        for pattern in spec.build.required
+        if not any(matches_unit(pattern, unit) for unit in _units(spec))
+    ]
+    metric = spec.golden.metric if spec.golden else None
+    if metric and spec.outputs and metric.output not in spec.outputs:
+        out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")
+    return out
+
+
+def _units(spec: ModelSpec) -> list[str]:
+    """Every combination of target, precision and backend, some backend's business or not."""
+    combinations = itertools.product(spec.target_list(), spec.precision_list(), spec.backends)
+    return [f"{target.name} {precision} {backend}" for target, precision, backend in combinations]
+
+
+def matches_unit(pattern: str, unit: str) -> bool:
+    """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
+    wanted, have = pattern.split(), unit.split()
+    names = {target.name for target in targets.parse_targets(wanted[0])}
+    return have[0] in names and wanted[1:] == have[1 : len(wanted)]
+
+
+def overrides(
+    spec: ModelSpec, precision: Precision, joint: Literal["export", "quantization", "engine"]
+) -> Mapping[str, float]:
+    """The limits the spec sets for a precision at a joint."""
+    limits = spec.validation.limits.get(precision, JointLimits())
+    values: dict[str, float] = getattr(limits, joint).model_dump(exclude_unset=True)
+    return values

@@ -1,0 +1,86 @@
+"""How other precisions are made: the samples, the rules, the search."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.spec.words import Part, inside
+
+
+class Calibration(Part):
+    """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
+
+    data: str = Field(
+        description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
+        "generator of dicts with one array per input"
+    )
+    method: Literal["minmax", "percentile", "entropy", "mse", "moving-average"] = "minmax"
+    percentile: float | None = Field(
+        None, gt=50, le=100, description="for method percentile: the share of values kept; default 99.99"
+    )
+
+    @field_validator("data")
+    @classmethod
+    def _file_or_generator(cls, text: str) -> str:
+        file, colon, function = text.partition(":")
+        if colon and not (file.endswith(".py") and function.isidentifier()):
+            raise ValueError("must be a file, a folder, or 'data.py:samples', a file and a function in it")
+        return inside(file) + colon + function
+
+    @model_validator(mode="after")
+    def _own_parameter(self) -> Self:
+        if self.percentile is not None and self.method != "percentile":
+            raise ValueError(f"method {self.method} has no percentile; remove it, or use method percentile")
+        return self
+
+    @property
+    def file(self) -> str:
+        """The file or folder, or the file that the function is in."""
+        return self.data.partition(":")[0]
+
+    @property
+    def function(self) -> str | None:
+        """The generator's name; None for stored data."""
+        return self.data.partition(":")[2] or None
+
+
+class NodeOverride(Part):
+    """The precision of some nodes, by hand."""
+
+    match: str = Field(min_length=1, description="a node's name, an operator type, or a glob over names: '*/attn/*'")
+    precision: Literal["fp32", "fp16", "int8"] = Field(
+        description="fp32 and fp16 leave the nodes in float; int8 takes back an earlier rule"
+    )
+
+
+class QualityFloor(Part):
+    """The least quality of an int8 graph on calibration samples; of several outputs, of the worst."""
+
+    sqnr_db: float | None = Field(None, gt=0, lt=140, description="signal-to-quantization-noise ratio, in decibels")
+    cosine: float | None = Field(None, gt=0, lt=1, description="cosine similarity of the outputs")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.sqnr_db is None and self.cosine is None:
+            raise ValueError("needs sqnr_db or cosine")
+        return self
+
+
+class Quantization(Part):
+    """How a graph is written in another precision, where the default is not wanted."""
+
+    io: Literal["fp32", "native"] = Field(
+        "fp32", description="native: an fp16 graph also takes and gives fp16; callers then convert"
+    )
+    overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
+    smoothing: Literal["none", "auto"] = Field(
+        "none", description="auto: int8 moves outliers of activations into weights, with a strength searched per group"
+    )
+    floor: QualityFloor | None = Field(
+        None, description="int8 leaves what costs most in float until this holds, and no more than that"
+    )
+
+    @property
+    def searches(self) -> bool:
+        """Whether int8 is chosen by trial (`pipeline.quantization.choice`)."""
+        return self.smoothing != "none" or self.floor is not None

@@ -1,0 +1,94 @@
+"""Where a model comes from, and the shapes it takes."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from builders.types import Dim, Scalar
+from pipeline.spec.words import Axis, File, Part, Size, inside
+
+
+class Source(Part):
+    """Where the model comes from: exactly one of torch, pt2, onnx."""
+
+    torch: str | None = Field(None, description="'file.py:function'; the function returns a torch.nn.Module")
+    pt2: File | None = Field(None, description="a program saved by torch.export.save")
+    onnx: File | None = Field(None, description="an ONNX file; external data lies in the same folder or below")
+    weights: File | None = Field(None, description="safetensors loaded into the torch module, strictly")
+    arguments: dict[str, Scalar] = Field({}, description="keyword arguments of the torch function")
+    opset: int = Field(20, ge=17, le=23, description="ONNX opset that torch sources are exported to")
+
+    @field_validator("torch")
+    @classmethod
+    def _entry_point(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        file, colon, function = text.partition(":")
+        if not colon or not file.endswith(".py") or not function.isidentifier():
+            raise ValueError("must look like 'model.py:build', a file and a function in it")
+        inside(file)
+        return text
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("torch", "pt2", "onnx") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(given) or 'none'}")
+        if self.torch is None and (self.weights or self.arguments):
+            raise ValueError("weights and arguments belong to a torch source; remove them")
+        return self
+
+    @property
+    def kind(self) -> Literal["torch", "pt2", "onnx"]:
+        """Which of the three it is."""
+        return "torch" if self.torch else "pt2" if self.pt2 else "onnx"
+
+    @property
+    def file(self) -> str:
+        """The main file, relative to the spec."""
+        return self.torch.partition(":")[0] if self.torch else self.pt2 or self.onnx or ""
+
+    @property
+    def function(self) -> str:
+        """The entry point's function; empty for other sources."""
+        return self.torch.partition(":")[2] if self.torch else ""
+
+
+class Input(Part):
+    """One input of the model."""
+
+    dtype: Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"] = "float32"
+    shape: tuple[Axis, ...] = Field(description="sizes, and names of dims for the dynamic axes")
+
+
+class DimRange(Part):
+    """The sizes a dynamic dimension may take: one range, or buckets that each get their own profile."""
+
+    min: Size = 1
+    opt: Size | None = Field(None, description="the size to tune for; defaults to max")
+    max: Size | None = Field(None, description="needed unless buckets are given")
+    buckets: tuple[Size, ...] | None = Field(None, description="rising upper edges, e.g. [32, 64, 128]")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.buckets is not None:
+            self._check_buckets()
+        elif self.max is None:
+            raise ValueError("has no max; compilers need one; add max, or buckets")
+        elif not self.min <= (self.opt or self.max) <= self.max:
+            raise ValueError(f"needs min <= opt <= max, found {self.min}, {self.opt or self.max}, {self.max}")
+        return self
+
+    def _check_buckets(self) -> None:
+        edges = self.buckets or ()
+        if self.opt is not None or self.max is not None:
+            raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
+        if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
+            raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
+
+    def named(self, name: str) -> Dim:
+        """As a `Dim`."""
+        if self.buckets:
+            return Dim(name, self.min, self.buckets[-1], self.buckets[-1], self.buckets)
+        top = self.max or self.min
+        return Dim(name, self.min, self.opt or top, top)

@@ -1,0 +1,76 @@
+"""The words of a spec: names, sizes, files, each checked where it stands."""
+
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from builders import targets
+from builders.errors import EngineryError, UnknownNameError
+from pipeline.registry.names import check_channel, check_model, check_version
+
+LARGEST_SIZE = 1 << 31
+
+
+def inside(text: str) -> str:
+    """The text, when it is a relative path that stays inside a folder. Raises ValueError."""
+    path = PurePosixPath(text)
+    if not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\x00" in text:
+        raise ValueError("must be a relative path inside the spec's folder, without '..'")
+    return text
+
+
+def _python_name(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("must be a name made of letters, digits and '_', not starting with a digit")
+    return text
+
+
+def as_value_error(check: Callable[..., object], *values: object) -> None:
+    """Turn our own error into the one that pydantic collects."""
+    try:
+        check(*values)
+    except EngineryError as error:
+        raise ValueError(str(error)) from error
+
+
+def _checked(check: Callable[[str], object]) -> AfterValidator:
+    def validate(text: str) -> str:
+        as_value_error(check, text)
+        return text
+
+    return AfterValidator(validate)
+
+
+def _unit_pattern(text: str) -> None:
+    words = text.split()
+    if not 1 <= len(words) <= 3:
+        raise UnknownNameError("is not 'TARGET [PRECISION [BACKEND]]'")
+    targets.parse_targets(words[0])
+
+
+ModelName = Annotated[str, _checked(check_model)]
+VersionName = Annotated[str, _checked(check_version)]
+Channel = Annotated[str, _checked(check_channel)]
+UnitPattern = Annotated[str, _checked(_unit_pattern)]
+TargetName = Annotated[str, _checked(targets.parse_targets)]
+File = Annotated[str, AfterValidator(inside)]
+DimName = Annotated[str, AfterValidator(_python_name)]
+Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
+
+
+def _axis(value: object) -> object:
+    good = value.isidentifier() if isinstance(value, str) else type(value) is int and 1 <= value < LARGEST_SIZE
+    if not good:
+        raise ValueError("must be a size from 1 up, or the name of a dim (letters, digits, '_')")
+    return value
+
+
+Axis = Annotated[int | str, BeforeValidator(_axis)]
+
+
+class Part(BaseModel):
+    """Base of all parts of a spec: frozen and closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

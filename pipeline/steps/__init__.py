@@ -1,0 +1,12 @@
+"""The steps on the driver's side: what each one reads (its key), and the job that does it when the key is new.
+
+Every step is a plain function: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
+"""
+
+from pipeline.steps.engines import build
+from pipeline.steps.graphs import quantize
+from pipeline.steps.model import export
+from pipeline.steps.proofs import validate
+from pipeline.steps.ranges import calibrate, choose, searched
+
+__all__ = ["build", "calibrate", "choose", "export", "quantize", "searched", "validate"]

@@ -1,0 +1,82 @@
+"""The step that writes a model in one flavour, and measures what that cost."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from builders.errors import DataError
+from builders.types import CALIBRATED, Job, tensor_from_json
+from pipeline.spec.model import ModelSpec, overrides
+from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, STEP_LIMITS, metric_of
+from pipeline.values import Exported, Flavour, Graph, Json, Proof
+from pipeline.workshop import Workshop, code_of, versions
+
+
+def quantize(
+    flavour: Flavour,
+    spec: ModelSpec,
+    exported: Exported,
+    ranges: Json | None,
+    choices: Mapping[str, Json],
+    shop: Workshop,
+) -> Graph:
+    """Write the model in one flavour and measure what that cost (the quantization joint).
+
+    choices: what `choose` gave, by kind of activation.
+    """
+    model = exported.model
+    if flavour.precision == "fp32" or model.carries_qdq:
+        return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
+    if flavour.precision in CALIBRATED and ranges is None:
+        raise DataError(
+            f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
+        )
+    key = {
+        "onnx": model.digest,
+        "flavour": asdict(flavour),
+        "seen": ranges and ranges["seen"],
+        "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
+        "overrides": [item.model_dump() for item in spec.quantization.overrides],
+        "choice": _choice(flavour, choices),
+        "versions": versions(*MEASURING),
+        "code": code_of(*QUANTIZATION_CODE),
+    }
+
+    def job() -> Job:
+        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides", "choice")}
+        arguments["observations"] = ranges and ranges["observations"]
+        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, STEP_LIMITS)
+
+    value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
+    inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
+    graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
+    return replace(graph, proof=_check_graph(spec, exported, graph, shop))
+
+
+def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
+    return choices.get(flavour.scheme.activation) if flavour.precision == "int8" and flavour.scheme else None
+
+
+def _graph_blobs(value: Json) -> list[str]:
+    return [digest for digest in (value["model"], value["ranges"]) if digest]
+
+
+def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:
+    precision = graph.flavour.precision
+    key = {
+        "reference": exported.model.digest,
+        "graph": graph.model,
+        "golden": exported.golden,
+        "precision": precision,
+        "limits": dict(overrides(spec, precision, "quantization")),
+        "metric": metric_of(spec),
+        "versions": versions(*MEASURING),
+        "code": code_of(*CHECK_CODE),
+    }
+
+    def job() -> Job:
+        arguments = {name: value for name, value in key.items() if name not in ("versions", "code")}
+        return Job(
+            "check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, STEP_LIMITS
+        )
+
+    return Proof.from_json(shop.once("check-graph", f"check {graph.flavour.name}", key, job, lambda _: []))

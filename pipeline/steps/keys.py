@@ -1,0 +1,40 @@
+"""What the steps' keys have in common: the code and the libraries that do the work, and the shapes of a spec."""
+
+import os
+from dataclasses import asdict
+
+from builders.types import Limits
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Json
+
+# Nearly all of this machine's memory: a runaway step must not take the machine with it.
+STEP_LIMITS = Limits(
+    timeout_s=3600, memory_mib=int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
+)
+# The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
+EXPORT_CODE = ("pipeline.jobs.blobs", "pipeline.jobs.model", "pipeline.export", "pipeline.sources")
+QUANTIZATION_CODE = (
+    "pipeline.jobs.blobs",
+    "pipeline.jobs.ranges",
+    "pipeline.jobs.graphs",
+    "pipeline.quantization",
+    "pipeline.sources",
+)
+CHECK_CODE = ("builders", "validation", "pipeline.jobs.engines", *QUANTIZATION_CODE)
+OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
+# What rewrites graphs, emulates their arithmetic and measures them.
+MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
+
+
+def metric_of(spec: ModelSpec) -> Json | None:
+    """The task metric that the spec asks for."""
+    return spec.golden.metric.model_dump() if spec.golden and spec.golden.metric else None
+
+
+def shapes_of(spec: ModelSpec) -> Json:
+    """Inputs, outputs and dims."""
+    return {
+        "inputs": [asdict(tensor) for tensor in spec.tensors()],
+        "outputs": list(spec.outputs) if spec.outputs else None,
+        "dims": [asdict(dim) for dim in spec.named_dims()],
+    }

@@ -1,0 +1,47 @@
+"""Content of everything that an export reads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from builders.digest import digest_of_file
+from builders.errors import ModelError
+from pipeline.sources.source_files import imported_packages, source_files
+from pipeline.spec.model import ModelSpec
+from pipeline.workshop import Workshop, import_versions
+
+
+def source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
+    """Content of everything the export reads: the entry point with its local imports, weights, external data; and the
+    versions of the packages that the entry point imports."""
+    source, packages = spec.source, dict[str, str]()
+    files = [spec.file(source.file)]
+    if source.kind == "torch":
+        packages = import_versions(*imported_packages(spec.folder, files[0]))
+        files = list(source_files(spec.folder, files[0]))
+    if source.kind == "onnx":
+        files += [files[0].parent / name for name in _external_data(spec, shop)]
+    if source.weights:
+        files.append(spec.file(source.weights))
+    names = {_place(file, spec): digest_of_file(file) for file in files if file.is_file()}
+    return {"spec": source.model_dump(), "files": names, "packages": packages}
+
+
+def _place(file: Path, spec: ModelSpec) -> str:
+    """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
+    if not file.resolve().is_relative_to(spec.folder):
+        raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")
+    return str(file.resolve().relative_to(spec.folder))
+
+
+def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
+    """Names of an ONNX source's external data files, remembered by the model file's content."""
+    path = spec.file(spec.source.file)
+    key = {"onnx": digest_of_file(path)}
+    if (known := shop.recall("external-data", key)) is None:
+        from pipeline.sources.onnx_model import external_files
+
+        known = {"files": [str(item.relative_to(path.parent)) for item in external_files(path, spec.folder)]}
+        shop.remember("external-data", key, known, [])
+    names: list[str] = known["files"]
+    return names
