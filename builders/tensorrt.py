@@ -31,6 +31,11 @@ _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "ui
 _RTX_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
 
+def _wheels(api: str) -> tuple[str, ...]:
+    """Distributions that a flavour may consist of: its API, and bindings and libraries by CUDA version."""
+    return (api, *(f"{api}-{cuda}-{part}" for cuda in ("cu12", "cu13") for part in ("bindings", "libs")))
+
+
 @dataclass(frozen=True)
 class _TensorRT:
     """What both flavours share.
@@ -192,10 +197,7 @@ class TensorRTRTX(_TensorRT):
     name: ClassVar[str] = "tensorrt-rtx"
     title: ClassVar[str] = "TensorRT-RTX"
     module: ClassVar[str] = "tensorrt_rtx"
-    distributions: ClassVar[tuple[str, ...]] = (
-        "tensorrt-rtx",
-        *(f"tensorrt-rtx-{cuda}-{part}" for cuda in ("cu12", "cu13") for part in ("bindings", "libs")),
-    )
+    distributions: ClassVar[tuple[str, ...]] = _wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
@@ -224,10 +226,7 @@ class TensorRT(_TensorRT):
     name: ClassVar[str] = "tensorrt"
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
-    distributions: ClassVar[tuple[str, ...]] = (
-        "tensorrt",
-        *(f"tensorrt-{cuda}-{part}" for cuda in ("cu12", "cu13") for part in ("bindings", "libs")),
-    )
+    distributions: ClassVar[tuple[str, ...]] = _wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
 
     optimization_level: int = 3

@@ -98,6 +98,17 @@ def build(inputs: str, outputs: str, text: str, weights: dict[str, object], opse
     return model
 
 
+def x_net(text: str, opset: int = 20, **weights: object) -> ModelProto:
+    """A net from `x` to `y`, both five wide; `w` is a seeded 5 by 5 matrix unless given."""
+    defaults = {"w": np.random.default_rng(0).normal(size=(5, 5))}
+    return build("float[batch,5] x", "float[batch,5] y", text, defaults | weights, opset)
+
+
+def x_values(scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Sixteen samples for `x_net`."""
+    return {"x": (np.random.default_rng(1).normal(size=(16, 5)) * scale).astype(np.float32)}
+
+
 def images(count: int = 24, seed: int = 2) -> dict[str, np.ndarray]:
     return {"image": np.random.default_rng(seed).normal(size=(count, 1, 8, 8)).astype(np.float32)}
 
@@ -204,3 +215,6 @@ def compiles(model: ModelProto, sm: str, shapes: dict[str, tuple[tuple[int, ...]
 
 IMAGE_SHAPES = {"image": ((1, 1, 8, 8), (4, 1, 8, 8), (8, 1, 8, 8))}
 TEXT_SHAPES = {"tokens": ((1, 6), (4, 6), (8, 6)), "mask": ((1, 6), (4, 6), (8, 6))}
+
+
+NETS = {"conv": (conv_net, images, IMAGE_SHAPES), "attention": (attention_net, sentences, TEXT_SHAPES)}

@@ -10,9 +10,9 @@ from pipeline.quantization.graphs.graph import element_types
 from pipeline.quantization.graphs.sites import activations
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate
+from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.small_nets import (
-    IMAGE_SHAPES,
-    TEXT_SHAPES,
+    NETS,
     attention_net,
     build,
     compiles,
@@ -25,23 +25,19 @@ from tests.pipeline.quantization.small_nets import (
     run,
     sentences,
     sqnr_db,
+    x_values,
 )
 
-NETS = {"conv": (conv_net, images, IMAGE_SHAPES), "attention": (attention_net, sentences, TEXT_SHAPES)}
 HALF = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 
 
 def x_net(text: str, opset: int = 20, **weights: object) -> onnx.ModelProto:
-    return build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), **weights}, opset)
+    return nets.x_net(text, opset, **{"w": np.eye(5), **weights})
 
 
 def kept_nodes(model: onnx.ModelProto, precision: str = "fp16", ranges: Ranges | None = None) -> set[str]:
     _, notes = cast_float(model, precision, ranges=ranges)
     return {item.node for item in notes.kept}
-
-
-def x_values(scale: float = 1.0) -> dict[str, np.ndarray]:
-    return {"x": (np.random.default_rng(1).normal(size=(16, 5)) * scale).astype(np.float32)}
 
 
 @pytest.mark.parametrize(("precision", "floor_db"), [("fp16", 55), ("bf16", 40)])

@@ -15,6 +15,7 @@ from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization.small_nets import (
     CPU,
     IMAGE_SHAPES,
+    NETS,
     SCHEMES,
     TENSORRT,
     TENSORRT_FP32,
@@ -33,9 +34,9 @@ from tests.pipeline.quantization.small_nets import (
     sentences,
     session,
     sqnr_db,
+    x_net,
+    x_values,
 )
-
-NETS = {"conv": (conv_net, images), "attention": (attention_net, sentences)}
 
 
 def quantized(model: onnx.ModelProto, arrays: dict[str, np.ndarray], scheme_name: str) -> onnx.ModelProto:
@@ -47,19 +48,10 @@ def measured(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
     return ranges_of(graph, arrays, tensors_to_measure(graph))
 
 
-def x_net(text: str, **weights: object) -> onnx.ModelProto:
-    defaults = {"w": np.random.default_rng(0).normal(size=(5, 5))}
-    return build("float[batch,5] x", "float[batch,5] y", text, defaults | weights)
-
-
-def x_values() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(1).normal(size=(16, 5)).astype(np.float32)}
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("net", NETS)
 def test_int8_computes_the_same_function(net: str, scheme: str) -> None:
-    make, data = NETS[net]
+    make, data, _ = NETS[net]
     model, held_out = make(), data(16, 99)
     result = quantized(model, data(), scheme)
     assert sqnr_db(run(model, held_out), run(result, held_out)) > 30
@@ -108,7 +100,7 @@ def test_cpu_scheme_is_asymmetric_with_int8_weights_and_int32_biases() -> None:
     ("net", "kernels"), [("conv", {"QLinearConv", "QGemm"}), ("attention", {"MatMulIntegerToFloat"})]
 )
 def test_onnxruntime_picks_its_integer_kernels(net: str, kernels: set[str], tmp_path: Path) -> None:
-    make, data = NETS[net]
+    make, data, _ = NETS[net]
     session(quantized(make(), data(), "cpu"), save=tmp_path / "optimized.onnx")
     optimized = onnx.load(tmp_path / "optimized.onnx")
     assert kernels <= {node.op_type for node in optimized.graph.node}
@@ -246,7 +238,7 @@ def test_a_model_that_carries_qdq_passes_through_untouched(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("net", NETS)
 def test_the_argument_is_left_alone_and_the_result_repeats(net: str, scheme: str) -> None:
-    make, data = NETS[net]
+    make, data, _ = NETS[net]
     model = make()
     before = model.SerializeToString()
     first, second = quantized(model, data(), scheme), quantized(make(), data(), scheme)
@@ -259,7 +251,7 @@ def test_another_process_makes_the_same_bytes() -> None:
     code = (
         "import hashlib, test_qdq as t\n"
         "for net in t.NETS:\n"
-        "    make, data = t.NETS[net]\n"
+        "    make, data, _ = t.NETS[net]\n"
         "    for scheme in t.SCHEMES:\n"
         "        data_ = t.quantized(make(), data(), scheme).SerializeToString()\n"
         "        print(hashlib.sha256(data_).hexdigest())\n"
@@ -281,14 +273,14 @@ def test_another_process_makes_the_same_bytes() -> None:
 @pytest.mark.parametrize("sm", ["SM75", "SM80", "SM86", "SM89", "SM120"])
 @pytest.mark.parametrize("net", NETS)
 def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation(net: str, sm: str) -> None:
-    make, data = NETS[net]
+    make, data, _ = NETS[net]
     shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
     assert compiles(quantized(make(), data(), "tensorrt"), sm, shapes) == ""
 
 
 @pytest.mark.parametrize("net", NETS)
 def test_tensorrt_rtx_builds_int8_over_fp32_from_ampere_on(net: str) -> None:
-    make, data = NETS[net]
+    make, data, _ = NETS[net]
     shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
     assert compiles(quantized(make(), data(), "tensorrt-fp32"), "SM80", shapes) == ""
 

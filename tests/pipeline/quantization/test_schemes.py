@@ -21,9 +21,9 @@ from pipeline.quantization.schemes.write import write
 from tests.pipeline.quantization.small_nets import (
     CPU,
     IMAGE_SHAPES,
+    NETS,
     TENSORRT,
     TENSORRT_FP32,
-    TEXT_SHAPES,
     attention_net,
     build,
     compiles,
@@ -39,8 +39,6 @@ from tests.pipeline.quantization.small_nets import (
     session,
     sqnr_db,
 )
-
-NETS = {"conv": (conv_net, images, IMAGE_SHAPES), "attention": (attention_net, sentences, TEXT_SHAPES)}
 
 
 def wide_net() -> onnx.ModelProto:
