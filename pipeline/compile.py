@@ -9,7 +9,7 @@ from pipeline import steps
 from pipeline.plan import Selection, candidates, plan_builds
 from pipeline.publication import Outcome, check_required, publish_version
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Built, Exported, Graph
+from pipeline.values import BuildPlan, Built, Exported, Graph, Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
 
@@ -58,13 +58,19 @@ class Prepared:
 def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
     """The first three steps: export, quantize, plan."""
     exported = run.call(steps.export, spec, shop)
-    ranges = run.call(steps.calibrate, spec, exported, shop)
+    ranges = calibrate(spec, exported, shop, run)
     flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
     kinds = steps.searched(flavours, spec, exported)
     choices = dict(zip(kinds, run.map(steps.choose, kinds, spec, exported, ranges, shop), strict=True))
     graphs = run.map(steps.quantize, flavours, spec, exported, ranges, choices, shop)
     plan = run.call(plan_builds, spec, exported, graphs, selection, shop)
     return Prepared(exported, tuple(graphs), plan)
+
+
+def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Json | None:
+    """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
+    parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
+    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, shop) if parts else None
 
 
 def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:

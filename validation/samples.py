@@ -5,6 +5,7 @@ complete input per entry of axis 0. All inputs of a file follow the same one of 
 """
 
 import difflib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,15 @@ class Samples:
         """As `SampleSource.runs`. Raises DataError when the range does not divide into the model's groups."""
         last = self.count if stop is None else min(stop, self.count)
         return self._stream(self._sizes(1, last - start), start)
+
+    def part(self, index: int, of: int) -> tuple[int, int]:
+        """The samples [start, stop) of one of several parts of about equal size; parts end where runs do.
+
+        With more parts than runs, some are empty.
+        """
+        ends = [0, *itertools.accumulate(self._sizes(1))]
+        first, last = ((len(ends) - 1) * place // of for place in (index, index + 1))
+        return ends[first], ends[last]
 
     def column(self, name: str) -> Array:
         """One whole array, in memory: for labels. Raises DataError when the file has no such array or it has NaN."""

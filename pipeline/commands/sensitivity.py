@@ -52,11 +52,12 @@ def sensitivity(
 def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
     """The choice on record, or made now."""
     from pipeline import steps
+    from pipeline.compile import InProcess, calibrate
     from pipeline.values import Activation
 
     kind: Activation = "int8" if activation == "int8" else "uint8"
     exported = steps.export(spec, shop)
-    value = steps.choose(kind, spec, exported, steps.calibrate(spec, exported, shop), shop)
+    value = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
     found: dict[str, Any] = json.loads(shop.store.read_blob(value["choice"]))
     return found | {"activation": activation, "summary": value["summary"]}
 

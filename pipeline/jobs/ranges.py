@@ -10,14 +10,24 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Activation, Json
 
 if TYPE_CHECKING:
+    from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.ranges import Ranges
 
 
-def calibrate(
-    store: str, onnx: str, root: str, data: str, digest: str, inputs: list[Json], dims: list[Json], workdir: Path
+def observe_part(
+    store: str,
+    onnx: str,
+    part: list[int],
+    root: str,
+    data: str,
+    digest: str,
+    inputs: list[Json],
+    dims: list[Json],
+    workdir: Path,
 ) -> Json:
-    """One streaming pass over the calibration samples: the observations (blob), and the digest of what was seen.
+    """One streaming pass over a part of the calibration samples: observations (blob), digest of what was seen, samples.
 
+    part: its index, and of how many.
     root, data: the spec's folder, and what the spec names there.  digest: of it when the step was keyed. Raises
     DataError when it has changed since.
     """
@@ -27,6 +37,7 @@ def calibrate(
     from pipeline.quantization.calibration.sources import open_source
     from pipeline.quantization.graphs.placement import tensors_to_measure
     from pipeline.quantization.graphs.sites import activations, prepared
+    from validation.samples import Samples
 
     place = open_store(store)
     model = fetch(place, onnx, workdir / "model.onnx")
@@ -34,9 +45,26 @@ def calibrate(
     everything, needed = activations(graph), tensors_to_measure(graph)
     del graph
     with open_source(Path(root), data, digest, tensors_from(inputs), dims_from(dims)) as samples:
-        seen = observe(model, samples, everything, histograms=needed)
+        index, count = part
+        span = samples.part(index, count) if isinstance(samples, Samples) and count > 1 else (0, None)
+        seen = observe(model, samples, everything, histograms=needed, span=span)
     if seen.dataset != digest:
         raise DataError(f"{data} changed while it was read; nothing was kept: run again")
+    return _observations_value(place, seen)
+
+
+def merge_parts(store: str, parts: list[str]) -> Json:
+    """Observations of parts of one data set, by digest, as one: the same three."""
+    from functools import reduce
+
+    from pipeline.quantization.calibration.observations import Observations
+
+    place = open_store(store)
+    found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in parts]
+    return _observations_value(place, reduce(Observations.merge, found))
+
+
+def _observations_value(place: Store, seen: "Observations") -> Json:
     return {"observations": place.put_bytes(seen.to_bytes()), "seen": seen.digest, "samples": seen.samples}
 
 

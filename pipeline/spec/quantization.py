@@ -19,6 +19,10 @@ class Calibration(Part):
         None, gt=50, le=100, description="for method percentile: the share of values kept; default 99.99"
     )
 
+    parts: int = Field(
+        1, ge=1, le=256, description="observe stored samples in so many parts, side by side, each kept once it is done"
+    )
+
     @field_validator("data")
     @classmethod
     def _file_or_generator(cls, text: str) -> str:
@@ -28,9 +32,11 @@ class Calibration(Part):
         return inside(file) + colon + function
 
     @model_validator(mode="after")
-    def _own_parameter(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.percentile is not None and self.method != "percentile":
             raise ValueError(f"method {self.method} has no percentile; remove it, or use method percentile")
+        if self.parts > 1 and self.function:
+            raise ValueError("a generator cannot be divided into parts; remove parts, or store the samples")
         return self
 
     @property

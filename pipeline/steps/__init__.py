@@ -7,6 +7,6 @@ from pipeline.steps.engines import build
 from pipeline.steps.graphs import quantize
 from pipeline.steps.model import export
 from pipeline.steps.proofs import validate
-from pipeline.steps.ranges import calibrate, choose, searched
+from pipeline.steps.ranges import choose, merge, observe, parts_of, searched
 
-__all__ = ["build", "calibrate", "choose", "export", "quantize", "searched", "validate"]
+__all__ = ["build", "choose", "export", "merge", "observe", "parts_of", "quantize", "searched", "validate"]

@@ -1,27 +1,38 @@
 """The steps that read calibration samples: what the tensors hold, and what to quantize."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import DataError
 from builders.types import Job
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, STEP_LIMITS, shapes_of
+from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, STEP_LIMITS, shapes_of
 from pipeline.values import Activation, Exported, Flavour, Json
 from pipeline.workshop import Workshop, code_of, versions
 
+Part = tuple[int, int]
 
-def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | None:
-    """Observe every activation over the calibration samples: 'observations' (blob), from which all methods choose.
+
+def parts_of(spec: ModelSpec, exported: Exported) -> tuple[Part, ...]:
+    """The parts (index, of how many) that the calibration samples are observed in.
 
     None without calibration data, or when the model carries Q/DQ of its own.
     """
     if spec.calibration is None or exported.model.carries_qdq:
-        return None
+        return ()
+    return tuple((index, spec.calibration.parts) for index in range(spec.calibration.parts))
+
+
+def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Json:
+    """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose.
+
+    A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen.
+    """
     key: Json = {
         "onnx": exported.model.digest,
         "data": _calibration_digest(spec),
+        "part": list(part),
         "shapes": shapes_of(spec),
         "versions": versions(*MEASURING),
         "code": code_of(*OBSERVATION_CODE),
@@ -30,10 +41,23 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop) -> Json | Non
     def job() -> Job:
         shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
         data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
-        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, **data, **shapes}
-        return Job("calibrate", "pipeline.jobs.ranges:calibrate", arguments, STEP_LIMITS)
+        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, "part": key["part"], **data, **shapes}
+        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, STEP_LIMITS)
 
-    return shop.once("calibrate", "calibrate", key, job, lambda value: [value["observations"]])
+    index, count = part
+    name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
+    return shop.once("calibrate", name, key, job, lambda value: [value["observations"]])
+
+
+def merge(parts: Sequence[Json], shop: Workshop) -> Json:
+    """The observations of all parts as one, which is what a single pass would have seen."""
+    key = {"parts": [part["observations"] for part in parts], "code": code_of(*QUANTIZATION_CODE)}
+
+    def job() -> Job:
+        arguments = {"store": shop.store.uri, "parts": key["parts"]}
+        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, STEP_LIMITS)
+
+    return shop.once("merge", "merge calibration", key, job, lambda value: [value["observations"]])
 
 
 def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:

@@ -140,6 +140,20 @@ def test_calibration_data_may_come_from_a_generator(project: Project) -> None:
     assert project.build().json["cached"] is True
 
 
+def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(project: Project) -> None:
+    project.change_spec(targets=["cpu"], precisions=["int8"])
+    project.build()
+    project.change_spec(calibration={"data": "calibration.npz", "parts": 3})
+    done = project.build()
+    assert all(f"calibrate {part}/3: done" in done.err for part in (1, 2, 3))
+    assert "write int8" in done.err and "write int8: done" not in done.err
+    assert rebuilt(done.json) == set(), "the same observations give the same graphs"
+    merged = next((project.registry / "records" / "merge").rglob("*.json"))
+    merged.unlink()
+    again = project.build().err
+    assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
+
+
 def test_calibration_data_may_be_a_folder(project: Project) -> None:
     (project.folder / "samples").mkdir()
     for index, sample in enumerate(arrays(project.folder / "calibration.npz")["x"]):

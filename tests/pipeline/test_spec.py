@@ -75,6 +75,7 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ),
         ({"calibration": {"data": "a.npz:samples"}}, "calibration.data: 'a.npz:samples': must be a file, a folder, or"),
         ({"calibration": {"data": "gone.py:samples"}}, "calibration.data: 'gone.py' does not exist in"),
+        ({"calibration": {"data": "spec.py:f", "parts": 2}}, "a generator cannot be divided into parts; remove parts"),
         ({"calibration": {"data": "../data"}}, "calibration.data: '../data': must be a relative path inside"),
         ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: input should be greater than 0"),
         ({"build": {"required": ["cpu int9"]}}, "build.required has 'cpu int9', which covers no unit of this spec"),

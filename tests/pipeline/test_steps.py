@@ -135,7 +135,7 @@ def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: 
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = Editing(built.folder / "calibration.npz")
     with pytest.raises(DataError, match="changed while it was read"):
-        steps.calibrate(load_spec(built.spec), exported, Workshop(store, executor, executor))
+        steps.observe((0, 1), load_spec(built.spec), exported, Workshop(store, executor, executor))
     assert set(store.list("records/calibrate/")) == before
 
 

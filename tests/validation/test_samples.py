@@ -1,5 +1,6 @@
 """Samples: streaming, the two layouts, and one clear error for each kind of wrong data."""
 
+import itertools
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -241,3 +242,15 @@ def test_labels_are_numbers(tmp_path):
     )
     with pytest.raises(DataError, match="'label' is <U3; labels are class indices"):
         samples.column("label")
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 4))
+def test_parts_are_disjoint_cover_everything_and_end_where_runs_do(tmp_path_factory, count, of, group):
+    path = tmp_path_factory.mktemp("parts") / "x.npy"
+    np.save(path, np.zeros((count * group, 3), np.float32))
+    samples = Samples.open(path, [TensorSpec("x", "float32", (group, 3))], [])
+    parts = [samples.part(index, of) for index in range(of)]
+    assert parts[0][0] == 0 and parts[-1][1] == count * group
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
+    assert all(edge % group == 0 for part in parts for edge in part)
+    assert max(stop - start for start, stop in parts) - min(stop - start for start, stop in parts) <= group
