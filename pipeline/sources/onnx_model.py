@@ -33,11 +33,7 @@ def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
     """
     model = _parse(_inside(path, root, "the spec's folder"))
     _check_operators(model, path)
-    files = _external(model, path)
-    if sum(file.stat().st_size for file in {path, *files}) > LARGEST_BYTES:
-        raise ModelError(
-            f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
-        )
+    _external(model, path)
     for tensor in _tensors(model.graph):
         _embed(tensor, path.parent)
     return model
@@ -144,7 +140,7 @@ def _accepted(opset: int) -> bool:
 
 
 def _external(model: onnx.ModelProto, path: Path) -> set[Path]:
-    """The external files of a model, each checked to be where it may be and long enough."""
+    """The external files of a model, each checked to be where it may be, long enough, and not too much."""
     found = set()
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -157,6 +153,10 @@ def _external(model: onnx.ModelProto, path: Path) -> set[Path]:
                     "the file is truncated or belongs to another model: copy both again"
                 )
             found.add(file)
+    if sum(file.stat().st_size for file in {path, *found}) > LARGEST_BYTES:
+        raise ModelError(
+            f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
+        )
     return found
 
 

@@ -1,6 +1,7 @@
 """ONNX files are read with suspicion, and come out in one canonical form."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,16 @@ class TestExternalData:
         os.truncate(tmp_path / "weights.bin", 40)
         with pytest.raises(ModelError, match=r"tensor 'w' ends at byte 48 of weights\.bin, which has 40"):
             load_onnx(path, tmp_path)
+
+    def test_more_than_2_gb_is_refused_before_it_is_read(self, tmp_path):
+        path = external(tmp_path)
+        os.truncate(tmp_path / "weights.bin", (1 << 31) + 48)  # sparse: it takes no room on the disk
+        for read in (load_onnx, external_files):
+            tracemalloc.start()
+            with pytest.raises(ModelError, match="over 2 GB; models that large cannot be built yet"):
+                read(path, tmp_path)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            tracemalloc.stop()
 
     @pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname", "sub/../../outside.bin", "link.bin"])
     def test_outside_the_models_folder_is_refused(self, tmp_path, location):
