@@ -16,8 +16,8 @@ from sentences import sentences
 
 HERE = Path(__file__).parent
 LENGTH = 64
-PARTS = {"calibration": (680, 680), "golden": (120, 120)}
-SAMPLES = {"calibration": 544, "golden": 240}
+PARTS = {"calibration": (680, 680), "golden": (120, 120), "held_out": (120, 120)}
+SAMPLES = {"calibration": 544, "golden": 240, "held_out": 240}
 NAMES = {
     "embeddings.word_embeddings": "words",
     "embeddings.position_embeddings": "positions",
@@ -70,14 +70,14 @@ def samples_of(part: str) -> list[str]:
     and weights; whole paragraphs hold little of it.
     """
     texts, count = sentences(part, *PARTS[part]), SAMPLES[part]
-    if part == "golden":
+    if part != "calibration":
         return texts[:count]
     lengths = [1 + i % 4 for i in range(count)]
     return [" ".join(texts.pop() for _ in range(length)) for length in lengths]
 
 
 def write_data(folder: Path) -> None:
-    """Write calibration and golden texts (.txt) and their token ids (.npz)."""
+    """Write the texts of each part (.txt) and their token ids (.npz)."""
     for name in PARTS:
         texts = samples_of(name)
         arrays = encoded(texts, folder)

@@ -1,8 +1,9 @@
 """English sentences to calibrate and to judge the encoder with: written by a seeded grammar, and real documentation.
 
 The grammar writes everyday sentences about a few dozen topics, so that some of them are close in meaning and most are
-not. The documentation is docstrings of Python's standard library (PSF licence), cut into sentences: real prose, with
-names, code and numbers in it. Calibration and evaluation share no sentence and no module.
+not; a second grammar, with other words and frames, writes those that are held out. The documentation is docstrings of
+Python's standard library (PSF licence), cut into sentences: real prose, with names, code and numbers in it. No two
+parts share a sentence or a module.
 """
 
 import ast
@@ -23,6 +24,13 @@ MODULES = {
         "cmd copy datetime dis enum fileinput glob gzip locale multiprocessing/pool pickle platform poplib pprint "
         "queue sched selectors smtplib socket socketserver sqlite3/dbapi2 string subprocess telnetlib textwrap "
         "timeit trace traceback types urllib/request uuid warnings weakref webbrowser zipfile"
+    ),
+    "held_out": (
+        "_pydatetime ast asyncio/events asyncio/tasks base64 cgi codecs compileall concurrent/futures/_base contextlib "
+        "dataclasses email/headerregistry filecmp gzip hashlib html/parser http/server importlib/abc io ipaddress "
+        "json/decoder linecache mimetypes nntplib operator os pkgutil plistlib profile pyclbr pydoc rlcompleter runpy "
+        "shelve shlex site sre_parse statistics symtable sysconfig tokenize typing unittest/mock venv/__init__ wave "
+        "wsgiref/handlers xml/etree/ElementTree zoneinfo/_common"
     ),
 }
 PEOPLE = (
@@ -59,17 +67,39 @@ FRAMES = (
     "According to the newspaper, {who} {did}.|{who} {did}."
 )
 
+HELD_OUT = {
+    "thing": "the kettle|this laptop|my winter coat|the lawn mower|a rented van|the office printer|our washing "
+    "machine|the camera|his electric guitar|the tent|a pair of running shoes|the smoke alarm|the "
+    "dishwasher|her hearing aid",
+    "fault": "stopped working|makes a strange sound|got wet|is too heavy to carry|arrived with a scratch|needs a new "
+    "battery|smells of petrol|works better than expected|cannot be returned|was stolen|is no longer sold|has "
+    "never been used",
+    "time": "after a week|within an hour|since the update|for no obvious reason|on the very first day|twice this month",
+    "topic": "quantum physics|bread baking|tax law|the Roman empire|beekeeping|football tactics|tropical "
+    "diseases|jazz|glaciers|compilers|modern dance|the price of "
+    "wheat|sailing|vaccines|volcanoes|poker|ancient Greek|urban planning",
+    "act": "Explain|Write a short poem about|List three books on|Tell me nothing about|Compare chess with|Summarize "
+    "the debate on|Ask an expert about|Find a museum of",
+    "claim": "is harder than it looks|should be taught at school|bores me to tears|has changed completely in ten "
+    "years|costs more than most people can afford|keeps growing in popularity",
+}
+HELD_OUT_FRAMES = (
+    "{thing} {fault} {time}.|Why is it that {thing} {fault}?|{act} {topic}.|I believe that {topic} "
+    "{claim}.|{topic} {claim}, and so does {topic2}.|Please send someone: {thing} {fault}, and {thing2} "
+    "{fault2}.|Is it true that {topic} {claim}?|We talked about {topic} until {thing} {fault}."
+)
+
 
 def sentences(part: str, written: int, documented: int) -> list[str]:
-    """That many sentences of each kind, mixed; part: 'calibration' or 'golden', which share none."""
+    """That many sentences of each kind, mixed; part: 'calibration', 'golden' or 'held_out', which share none."""
     random = np.random.default_rng([SEED, list(MODULES).index(part)])
     found = _documentation(part)
     chosen = [found[i] for i in random.permutation(len(found))[:documented]]
     half = list(MODULES).index(part)
     made: dict[str, None] = {}
     while len(made) < written:
-        text = _written(random)
-        if sum(map(ord, text)) % 2 == half:  # every sentence the grammar can write belongs to one part
+        text = _held_out(random) if part == "held_out" else _written(random)
+        if part == "held_out" or sum(map(ord, text)) % 2 == half:  # a sentence of the first grammar has one part
             made[text] = None
     mixed = [*made, *chosen]
     return [mixed[i] for i in random.permutation(len(mixed))]
@@ -79,6 +109,13 @@ def _written(random: np.random.Generator) -> str:
     words = {name: _pick(random, choices) for name, choices in (
         ("who", PEOPLE), ("other", PEOPLE), ("where", PLACES), ("when", TIMES))}  # fmt: skip
     text = _pick(random, FRAMES).format(did=_action(random), did2=_action(random), **words)
+    return text[0].upper() + text[1:]
+
+
+def _held_out(random: np.random.Generator) -> str:
+    words = {name: _pick(random, choices) for name, choices in HELD_OUT.items()}
+    words |= {f"{name}2": _pick(random, HELD_OUT[name]) for name in ("thing", "fault", "topic")}
+    text = _pick(random, HELD_OUT_FRAMES).format(**words)
     return text[0].upper() + text[1:]
 
 
