@@ -33,6 +33,15 @@ def tidy(model: ModelProto) -> ModelProto:
     return copy
 
 
+def tidy_from(model: ModelProto, lowest: int) -> ModelProto:
+    """A tidy model, lifted to opset `lowest` and tidied again where it was older; else the model itself.
+
+    Raises ModelError when it cannot be lifted.
+    """
+    raised = raise_opset(model, lowest)
+    return model if raised is model else tidy(raised)
+
+
 def finish(model: ModelProto) -> ModelProto:
     """Sort the nodes, drop constants that nothing reads, infer types anew and check everything.
 

@@ -17,8 +17,8 @@ from pipeline.quantization.graphs.graph import (
     consumers,
     element_types,
     fold_constant_moves,
-    raise_opset,
     tidy,
+    tidy_from,
 )
 from pipeline.quantization.notes import Kept
 
@@ -47,7 +47,7 @@ class Site:
 
 def prepared(model: ModelProto) -> ModelProto:
     """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
-    graph = tidy(raise_opset(tidy(model), LOWEST_OPSET))
+    graph = tidy_from(tidy(model), LOWEST_OPSET)
     fold_constant_moves(graph.graph)
     return graph
 

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from builders.types import QuantizationScheme
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.graphs.graph import constants, finish, raise_opset, tidy
+from pipeline.quantization.graphs.graph import constants, finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
 from pipeline.quantization.notes import Kept, QuantizationNotes
@@ -49,7 +49,7 @@ def quantize_int4(
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
     chosen = overrides or {}
-    graph = tidy(raise_opset(prepared(model), LOWEST_OPSET))
+    graph = tidy_from(prepared(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     sites, kept = find_sites(graph)
     insertion, done, left = Insertion(graph, GRIDS["int8"]), [], list(kept)

@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from builders.errors import DataError
 from builders.types import QuantizationScheme
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.graphs.graph import finish, raise_opset, tidy
+from pipeline.quantization.graphs.graph import finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.placement import joints, residuals
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
@@ -85,7 +85,7 @@ def _quantize(
         return model, QuantizationNotes(passed_through=True)
     graph = prepared(model)
     if scheme.float_precision == "fp16" or grid == "fp8":
-        graph = tidy(raise_opset(graph, LOWEST_OPSET_FP16))
+        graph = tidy_from(graph, LOWEST_OPSET_FP16)
         graph.ir_version = max(graph.ir_version, LOWEST_IR_FP8)
     sites, kept = usable_sites(graph, ranges, grid, overrides)
     notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
