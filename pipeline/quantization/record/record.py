@@ -53,7 +53,7 @@ def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) ->
     """The record of a graph. SQNR is in decibels, of quantizing one tensor alone; null without loss, or not measured.
 
     Per tensor: 'name', 'role' (activation, weight), 'format', 'readers' (nodes), 'range' (what the format holds),
-    'seen' (extremes), 'clipped' (share of the values that saturate), 'step' (scale; of a weight the largest channel's),
+    'seen' (extremes), 'clipped' (share of the values that saturate), 'scale' (of a weight the largest channel's),
     'sqnr_db', 'measured' (how: 'histogram' and 'rows' as in `levels`, over all samples or over some rows of a smoothed
     activation; 'weight' against the float weight, value by value; or null), and 'histogram' of the worst activations.
     """
@@ -111,9 +111,9 @@ def _weight(pair: Pair, float_weight: TensorProto, known: Mapping[str, float | N
     """A search rounds the weights of the float model itself, and knows what that cost."""
     values = numpy_helper.to_array(float_weight).astype(np.float64)
     scales = np.atleast_1d(pair.scales)
-    step = float(scales.max())
-    levels = Levels.of(pair.element_type, step)
-    item = _described(float_weight.name, "weight", pair, levels.span, step)
+    largest = float(scales.max())
+    levels = Levels.of(pair.element_type, largest)
+    item = _described(float_weight.name, "weight", pair, levels.span, largest)
     item |= {"seen": [float(values.min()), float(values.max())], "clipped": 0.0, "measured": "weight"}
     searched = [known[name] for name in pair.readers if name in known]
     return item | {"sqnr_db": searched[0] if searched else _finite(_rounding_db(pair, values, scales))}
@@ -126,14 +126,14 @@ def _rounding_db(pair: Pair, values: Any, scales: Any) -> float:
     return decibels(float(np.square(values).sum()), float(np.square(rounded * spread - values).sum()))
 
 
-def _described(name: str, role: str, pair: Pair, span: tuple[float, float], step: float) -> Json:
+def _described(name: str, role: str, pair: Pair, span: tuple[float, float], scale: float) -> Json:
     return {
         "name": name,
         "role": role,
         "format": pair.format,
         "readers": list(pair.readers),
         "range": list(span),
-        "step": step,
+        "scale": scale,
         "seen": None,
         "clipped": None,
         "sqnr_db": None,
