@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 # A histogram: view box, the plot's margins and its height.
 WIDTH, HEIGHT, SIDE, TOP, FLOOR = 340, 150, 10, 22, 122
 # A frontier.
-WIDE, HIGH, LEFT, RIGHT, UPPER, LOWER = 560, 300, 52, 18, 16, 44
+WIDE, HIGH, LEFT, RIGHT, UPPER, LOWER = 440, 250, 48, 14, 12, 42
 # Of a picture that stands alone, as a file; a page brings its own.
 STANDALONE = (
     "svg{--ink:#1d2126;--muted:#626a73;--line:#e4e1dc;--accent:#2f5d9e;--card:#fff;--failed:#b3261e;"
@@ -178,11 +178,8 @@ def _dot(point: Json, y: float) -> str:
 
 
 def _ring(point: Json, y: float) -> str:
-    x, right = _x(point["share"]), point["share"] > 0.6
-    at = f'x="{x + (-13 if right else 13):.1f}" y="{y - 9 if y > UPPER + 20 else y + 20:.1f}"'
-    text = f"{100 * point['share']:.1f} %, {point['sqnr_db']:.1f} dB"
-    label = f'<text class="strong" {at} text-anchor="{"end" if right else "start"}">chosen: {text}</text>'
-    return f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="8"><title>{_told(point)}</title></circle>{label}'
+    x = _x(point["share"])
+    return f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="8"><title>{_told(point)}</title></circle>'
 
 
 def _told(point: Json) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 from validation.pictures import frontier_svg, histogram_svg, number_text, share_text
 
-# Rows shown at once; those behind a fold; nodes named at once behind a reason.
-SHOWN, MOST, NAMED = 20, 400, 8
+# Rows shown at once, and in all; nodes named at once behind a reason; histograms.
+SHOWN, MOST, NAMED, DRAWN = 20, 400, 8, 6
 
 # Of a row of the table.
 FIELDS = ("name", "kind", "sqnr", "clipped", "seen", "range", "scale", "readers")
@@ -33,9 +33,10 @@ def _section(name: str, record: Json) -> dict[str, Any]:
         "shown": rows[:SHOWN],
         "rest": rows[SHOWN:],
         "omitted": max(0, len(tensors) - MOST),
-        "pictures": [_picture(tensor) for tensor in tensors if "histogram" in tensor],
+        "pictures": [_picture(tensor) for tensor in tensors if "histogram" in tensor][:DRAWN],
         "sampled": any(tensor["measured"] == "rows" for tensor in tensors),
         "frontier": _frontier(record["choice"]),
+        "searched": record["choice"] is not None,
         "left": _by_reason(record["left"]),
     }
 
@@ -97,8 +98,16 @@ def _picture(tensor: Json) -> dict[str, str]:
     }
 
 
-def _frontier(choice: Json | None) -> str | None:
-    return frontier_svg(choice["frontier"], choice["chosen"], choice["floor_db"]) if choice else None
+def _frontier(choice: Json | None) -> dict[str, str] | None:
+    if choice is None:
+        return None
+    chosen, floor = choice["chosen"], choice["floor_db"]
+    quality = "no loss" if chosen["sqnr_db"] is None else f"{chosen['sqnr_db']:.1f} dB"
+    asked = "" if floor is None else f", where at least {number_text(floor)} dB were asked for"
+    return {
+        "svg": frontier_svg(choice["frontier"], chosen, floor),
+        "text": f"Chosen (ring): {100 * chosen['share']:.1f} % at {quality}{asked}.",
+    }
 
 
 def _by_reason(left: Sequence[Json]) -> list[dict[str, Any]]:
