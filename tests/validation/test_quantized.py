@@ -1,4 +1,4 @@
-"""What the page says about quantization: the table, the pictures, what stays in float; and nothing where nothing was."""
+"""What the page says about quantization: the table, the pictures, what stays in float; nothing where nothing was."""
 
 import re
 from xml.etree import ElementTree
