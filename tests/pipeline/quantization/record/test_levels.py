@@ -74,6 +74,11 @@ def test_a_range_that_holds_the_extremes_clips_nothing_though_their_bin_reaches_
     assert levels.clipped(LogHistogram.of(values), (0.1, 7.0)) > 0.0
 
 
+def test_values_are_spread_no_further_than_the_extremes():
+    levels = Levels.of(TensorProto.INT8, 0.5)
+    assert levels.sqnr_db(LogHistogram.of(np.full(9, 6.0, np.float32)), (6.0, 6.0)) == np.inf
+
+
 def test_zeros_lose_nothing_and_carry_no_signal():
     levels = Levels.of(TensorProto.INT8, 0.1)
     assert np.isnan(levels.sqnr_db(LogHistogram.of(np.zeros(9, np.float32)), (0.0, 0.0)))
