@@ -13,6 +13,7 @@ from builders.types import BuildRequest
 from pipeline.plan import remember_requests
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, attach_page, find_published, publish
+from pipeline.registry.quantization import RECORD, quantization_records
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 from pipeline.verdict import Judged, host, now
@@ -135,13 +136,14 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
     content = digest_of(
         {"spec": resolved, "sources": sources, "inputs": provenance, "units": units, "refused": refused}
     )
+    records = {f"{RECORD} {graph.flavour.name}": graph.record for graph in graphs if graph.record}
     return Manifest(
         model=spec.model,
         version="",
         created_at=now(),
         content=content,
         spec=resolved,
-        sources=sources,
+        sources=sources | records,
         provenance=provenance,
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=host(),
@@ -270,7 +272,8 @@ def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str
 
         reports = [item.report.to_json() for item in judged if item.report]
         failures = [_failure(item) for item in judged if item.built.failure]
-        page = render({**published.manifest.to_json(), "reports": reports, "failures": failures})
+        told = {"quantization": quantization_records(shop.store, published.manifest)}
+        page = render({**published.manifest.to_json(), "reports": reports, "failures": failures, **told})
         attach_page(shop.store, published.manifest, page.encode())
     uri = f"{shop.store.uri}/{key}"
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri

@@ -85,7 +85,7 @@ class Flavour:
 class Graph:
     """The model in one flavour. model: digest of the ONNX file.  scales: digest of the calibrated ranges behind it.
 
-    inputs, outputs: as this graph declares them.
+    inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     """
 
     flavour: Flavour
@@ -95,6 +95,7 @@ class Graph:
     scales: str | None = None
     notes: tuple[str, ...] = ()
     proof: Proof = Proof()
+    record: str | None = None
 
 
 @dataclass(frozen=True)

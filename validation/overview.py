@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from builders.types import PRECISIONS
+from validation.quantized import quantizations
 from validation.report import Check
 
 STATUSES = ("proven", "unproven", "failed", "refused")
@@ -20,7 +21,7 @@ Json = Mapping[str, Any]
 
 
 def overview(manifest: Json) -> dict[str, Any]:
-    """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`."""
+    """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`."""
     engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
@@ -34,6 +35,7 @@ def overview(manifest: Json) -> dict[str, Any]:
         "matrix": _matrix(engines),
         "tasks": _tasks(manifest, engines),
         "joints": _joints(manifest.get("reports", ())),
+        "quantizations": quantizations(manifest),
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),
         "provenance": _provenance(manifest),

@@ -29,14 +29,20 @@ def list_models(model: str | None, registry: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("reference", metavar="REF")
+@click.option(
+    "--quantization", is_flag=True, help="Show what quantizing did, tensor by tensor, and what it left alone."
+)
 @registry_option
 @json_option
-def show(reference: str, registry: str, as_json: bool) -> None:
+def show(reference: str, quantization: bool, registry: str, as_json: bool) -> None:
     """Show the version that REF (name, name@VERSION or name:CHANNEL) stands for, and its engines."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.shown import shown
     from pipeline.registry.store import open_store
 
+    if quantization:
+        _show_quantization(reference, registry, as_json)
+        return
     facts = shown(open_store(registry), parse_reference(reference))
     if as_json:
         emit_json(facts)
@@ -146,6 +152,30 @@ def rollback(reference: str, why: str, registry: str, as_json: bool) -> None:
         raise UnknownNameError(f"rollback moves a channel; {reference!r} is a version: give {where.model}:CHANNEL")
     after = channels.rollback(open_store(registry), where.model, where.channel or "stable", by=_user(), why=why)
     _print_channel(after, as_json)
+
+
+def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.quantization import quantization_records
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+    from validation.quantized import FIELDS, facts, left_lines, row
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    records = quantization_records(store, manifest)
+    if as_json:
+        emit_json(records)
+        return
+    if not records:
+        click.echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
+    for name, record in records.items():
+        click.echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
+        rows = [row(tensor) for tensor in record["tensors"]]
+        _print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+        for line in left_lines(record):
+            click.echo(line)
+        click.echo()
 
 
 def _list_models(registry: str, as_json: bool) -> None:

@@ -40,9 +40,8 @@ def sensitivity(
 
     with progress_display(quiet) as progress, opened(spec, RunOptions(registry=registry), progress) as run:
         choice = _choice(activation, run.spec, run.shop)
-        floor = run.spec.quantization.floor
     if out is not None:
-        _write(out, choice, floor.sqnr_db if floor else None)
+        _write(out, choice)
     if as_json:
         emit_json(choice)
     else:
@@ -62,12 +61,12 @@ def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
     return found | {"activation": activation, "summary": value["summary"]}
 
 
-def _write(folder: Path, choice: dict[str, Any], floor_db: float | None) -> None:
+def _write(folder: Path, choice: dict[str, Any]) -> None:
     from pipeline.quantization.choice.picture import frontier_svg
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "frontier.json").write_text(json.dumps(choice, indent=2, allow_nan=False) + "\n", "utf-8")
-    (folder / "frontier.svg").write_text(frontier_svg(choice, floor_db), "utf-8")
+    (folder / "frontier.svg").write_text(frontier_svg(choice), "utf-8")
     say(f"wrote {folder / 'frontier.json'} and {folder / 'frontier.svg'}")
 
 

@@ -3,12 +3,20 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders.types import CALIBRATED, Precision, QuantizationScheme
-from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.jobs.ranges import chosen_ranges
-from pipeline.registry.store import open_store
+from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from pipeline.quantization.calibration.ranges import Ranges
+    from pipeline.quantization.notes import CastNotes, QuantizationNotes
+    from pipeline.quantization.record.record import Evidence
 
 
 def quantize(
@@ -21,7 +29,7 @@ def quantize(
     choice: Json | None,
     workdir: Path,
 ) -> Json:
-    """Write the model in one flavour: digests of graph and scales file, and notes on what was left alone.
+    """Write the model in one flavour: digests of graph, scales file and quantization record, and notes for people.
 
     choice: what `choose` gave; then its model, in float, and its ranges are written instead.
     """
@@ -44,15 +52,39 @@ def quantize(
     written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=keep_io, left=left)
     inputs, outputs = specs_of(written)
     save_onnx(written, workdir / "graph.onnx")
-    text = json.dumps(measured.to_json(), indent=1, sort_keys=True) if measured else None
+    told = None
+    if measured and observations and flavour["precision"] in CALIBRATED:
+        told = _record(written, notes, _evidence(place, model, measured, observations, choice))
     return {
         "model": place.put_file(workdir / "graph.onnx"),
         "inputs": [vars(tensor) for tensor in inputs],
         "outputs": [vars(tensor) for tensor in outputs],
         "notes": [*([choice["summary"]] if choice else []), *notes.lines()],
         "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
-        "ranges": place.put_bytes(text.encode()) if text else None,
+        "ranges": place.put_bytes(text_of(measured.to_json())) if measured else None,
+        "record": place.put_bytes(text_of(told)) if told else None,
     }
+
+
+def _record(written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence") -> Json | None:
+    from pipeline.quantization.notes import QuantizationNotes
+    from pipeline.quantization.record.record import record
+
+    return record(written, notes, evidence) if isinstance(notes, QuantizationNotes) else None
+
+
+def _evidence(
+    place: Store, model: "ModelProto", ranges: "Ranges", observations: str, choice: Json | None
+) -> "Evidence":
+    from pipeline.quantization.calibration.observations import Observations
+    from pipeline.quantization.record.record import Evidence
+
+    seen = Observations.from_bytes(place.read_blob(observations))
+    if choice is None:
+        return Evidence(model, ranges, seen)
+    found = json.loads(place.read_blob(choice["choice"]))
+    smoothed = Observations.from_bytes(place.read_blob(choice["smoothed"])).tensors
+    return Evidence(model, ranges, seen, smoothed, found)
 
 
 def check_graph(

@@ -82,12 +82,14 @@ def choose(
     dims: list[Json],
     workdir: Path,
 ) -> Json:
-    """Search what to quantize and how: digests of model, ranges and choice, and the nodes left in float with reasons.
+    """Search what to quantize and how: digests of model, ranges, choice and of what the smoothed activations hold, and
+    the nodes left in float with reasons.
 
     search: the spec's smoothing, floor and overrides.  root, data, digest: as in `calibrate`.
     """
     import onnx as onnx_package
 
+    from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.sources import open_source
     from pipeline.quantization.choice.runs import grouped
     from pipeline.quantization.choice.search import Floor
@@ -115,7 +117,8 @@ def choose(
     return {
         "model": place.put_file(workdir / "chosen.onnx"),
         "ranges": place.put_bytes(text_of(found.ranges.to_json())),
-        "choice": place.put_bytes(text_of(found.to_json())),
+        "choice": place.put_bytes(text_of({**found.to_json(), "floor": search["floor"]})),
+        "smoothed": place.put_bytes(Observations(onnx, digest, (), found.smoothed).to_bytes()),
         "left": dict(found.left),
         "summary": found.summary,
     }

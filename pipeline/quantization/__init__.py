@@ -26,6 +26,9 @@ scales made at run time, int4 weights in blocks.
       smooth.py        outliers into weights                  rounding.py     weights whose errors cancel
       fit.py           strength and clipping of one group     sensitivity.py  what one group costs at the outputs
       search.py        the most compute in int8 under a floor
+    record/        what quantizing did, tensor by tensor, read from the graph that was written
+      pairs.py         the graph's Q/DQ pairs                levels.py       SQNR and clipping out of a histogram
+      work.py          multiplications by node               record.py       all of it as JSON
     notes.py       what was done, what was left in float, and why
 
 Public functions take and return `onnx.ModelProto`, leave their argument alone, and give equal bytes for equal input.

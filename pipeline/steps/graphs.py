@@ -49,7 +49,7 @@ def quantize(
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
-    return replace(graph, proof=_check_graph(spec, exported, graph, shop))
+    return replace(graph, proof=_check_graph(spec, exported, graph, shop), record=value["record"])
 
 
 def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
@@ -57,7 +57,7 @@ def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
 
 
 def _graph_blobs(value: Json) -> list[str]:
-    return [digest for digest in (value["model"], value["ranges"]) if digest]
+    return [digest for digest in (value["model"], value["ranges"], value["record"]) if digest]
 
 
 def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:

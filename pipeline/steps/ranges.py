@@ -84,7 +84,7 @@ def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: 
         arguments |= {"store": shop.store.uri, "observations": ranges["observations"], **data, **shapes}
         return Job("choose", "pipeline.jobs.ranges:choose", arguments, STEP_LIMITS)
 
-    blobs = ("model", "ranges", "choice")
+    blobs = ("model", "ranges", "choice", "smoothed")
     return shop.once("choose", f"choose int8 ({activation} activations)", key, job, lambda v: [v[b] for b in blobs])
 
 

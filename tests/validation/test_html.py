@@ -65,13 +65,16 @@ def test_it_needs_no_network_and_no_scripts():
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
 
 
-def hostile(value):
-    """The same structure with every free text made hostile."""
-    kept = {"status", "precision", "joint", "name", "verdict", "created_at", "unit"}
+KEPT = frozenset({"status", "precision", "joint", "name", "verdict", "created_at", "unit"})
+
+
+def hostile(value, kept=KEPT):
+    """The same structure with every free text made hostile; of a quantization record, every text."""
     if isinstance(value, dict):
-        return {key: item if key in kept else hostile(item) for key, item in value.items()}
+        inner = {key: frozenset() if key == "quantization" else kept for key in value}
+        return {key: item if key in kept else hostile(item, inner[key]) for key, item in value.items()}
     if isinstance(value, list):
-        return [hostile(item) for item in value]
+        return [hostile(item, kept) for item in value]
     return HOSTILE if isinstance(value, str) and value not in ("inf", "nan", "-inf") else value
 
 

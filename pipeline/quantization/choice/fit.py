@@ -11,10 +11,13 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.quantization.calibration.histogram import LogHistogram
+from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.choice.rounding import compensated, nearest
 from pipeline.quantization.choice.smooth import Plan, factors_of
 from pipeline.quantization.choice.statistics import Statistics
+from pipeline.quantization.record.levels import decibels
 
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 CLIPS = (1.0, 0.9, 0.8, 0.7)
@@ -52,8 +55,22 @@ def fit(
     rounded = {
         node: nearest(weight) if smoothed is None else compensated(weight, smoothed) for node, weight in scaled.items()
     }
-    factors = None if best.strength is None else best.factors
-    return Plan(group, best.strength, best.clip, factors, rounded, best.low, best.high)
+    lost = {node: _sqnr_db(scaled[node], rounded[node]) for node in weights}
+    if best.strength is None:
+        return Plan(group, None, best.clip, None, rounded, best.low, best.high, weight_db=lost)
+    seen = _seen(statistics, best.factors)
+    return Plan(group, best.strength, best.clip, best.factors, rounded, best.low, best.high, seen, lost)
+
+
+def _seen(statistics: Statistics, factors: Floats) -> Seen:
+    """What the activation holds once it is divided by its factors."""
+    low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
+    histogram = LogHistogram.of(np.asarray(statistics.rows / factors, np.float32))
+    return Seen(low, high, statistics.count * len(factors), histogram=histogram)
+
+
+def _sqnr_db(exact: Floats, rounded: Floats) -> float:
+    return decibels(float(np.square(exact, dtype=np.float64).sum()), float(np.square(rounded - exact).sum()))
 
 
 def _judged(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from onnx import ModelProto
 
 from builders.types import QuantizationScheme, Tensors
+from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
@@ -79,7 +80,8 @@ class Chosen:
 
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
     float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
-    point: what was chosen.  cost: of the sweep.
+    point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
+    have in `model`.  weight_db: node -> SQNR of its rounded weight.
     """
 
     model: ModelProto
@@ -89,6 +91,8 @@ class Chosen:
     frontier: tuple[Point, ...]
     point: Point
     cost: Cost
+    smoothed: Mapping[str, Seen] = field(default_factory=dict)
+    weight_db: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -104,6 +108,7 @@ class Chosen:
             "groups": [_finite(asdict(row)) for row in self.rows],
             "frontier": [_finite(asdict(point)) for point in self.frontier],
             "chosen": _finite(asdict(self.point)),
+            "weight_db": _finite(dict(self.weight_db)),
             "cost": {**asdict(self.cost), "inferences_per_group": self.cost.per_group},
         }
 
@@ -254,7 +259,11 @@ class _Trial:
         model, ranges = self.changed(point.left)
         rows = tuple(self._row(name, point) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
-        return Chosen(model, ranges, reasons, rows, frontier, point, self.cost)
+        plans = [plan for name, plan in self.plans.items() if name not in point.left]
+        reads = {node.name: node.input[0] for node in model.graph.node if node.input}
+        smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
+        rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
+        return Chosen(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
 
     def _reason(self, name: str) -> str:
         return f"the floor: quantized alone it leaves {self.alone[name].sqnr_db:.1f} dB"

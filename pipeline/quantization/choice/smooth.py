@@ -8,13 +8,14 @@ does a hundred times the work, and open to being fused into the kernel that quan
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
+from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import Floats, Group, laid_out
 from pipeline.quantization.graphs.graph import constants, consumers, sort_nodes
@@ -29,7 +30,8 @@ class Plan:
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
     activation is divided by.  weights: node -> rounded matrix (in, out), factors included.
-    low, high: range of the smoothed activation.
+    low, high: range of the smoothed activation.  seen: what the smoothed activation held, its histogram being of some
+    rows; None without smoothing.  weight_db: node -> SQNR of its rounded weight, against the one before rounding.
     """
 
     group: Group
@@ -39,6 +41,8 @@ class Plan:
     weights: Mapping[str, Floats]
     low: float
     high: float
+    seen: Seen | None = None
+    weight_db: Mapping[str, float] = field(default_factory=dict)
 
 
 def factors_of(reach: Floats, weights: Sequence[Floats], strength: float) -> Floats:

@@ -107,7 +107,7 @@ def test_what_was_chosen_is_json_with_a_picture():
     assert [point["share"] for point in data["frontier"]] == sorted(
         (p["share"] for p in data["frontier"]), reverse=True
     )
-    picture = frontier_svg(data, 44)
+    picture = frontier_svg({**data, "floor": {"sqnr_db": 44}})
     assert picture.startswith("<svg") and picture.count("<circle") >= 2 and 'class="floor"' in picture
 
 

@@ -1,0 +1,29 @@
+"""The quantization records of a version: what quantizing did, per graph, kept as blobs beside the graphs."""
+
+import json
+from typing import Any
+
+from builders.errors import IntegrityError
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.store import Store
+
+# The manifest's sources of this name, with the flavour behind it, are records.
+RECORD = "quantization"
+FORMAT = 1
+
+
+def quantization_records(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Record by the flavour's name, as `pipeline.quantization.record` describes it. Raises IntegrityError."""
+    names = {name.removeprefix(f"{RECORD} "): digest for name, digest in manifest.sources.items() if _is_record(name)}
+    return {flavour: _read(store, flavour, digest) for flavour, digest in sorted(names.items())}
+
+
+def _is_record(source: str) -> bool:
+    return source.startswith(f"{RECORD} ")
+
+
+def _read(store: Store, flavour: str, digest: str) -> dict[str, Any]:
+    record: Any = json.loads(store.read_blob(digest))
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise IntegrityError(f"the quantization record of {flavour} is not of format {FORMAT}: upgrade enginery")
+    return record
