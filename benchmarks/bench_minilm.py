@@ -30,8 +30,9 @@ from pipeline.quantization.calibration.methods import MinMax
 from pipeline.quantization.calibration.methods import ranges as chosen_ranges
 from pipeline.quantization.calibration.observations import Observations
 from pipeline.quantization.calibration.observe import observe
+from pipeline.quantization.choice.chosen import Chosen, Floor
 from pipeline.quantization.choice.runs import grouped
-from pipeline.quantization.choice.search import Chosen, Floor, choose
+from pipeline.quantization.choice.search import choose
 from pipeline.quantization.graphs.sites import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.spec.file import load_spec
