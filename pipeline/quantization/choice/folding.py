@@ -7,13 +7,13 @@ factors of an attention's result end up in its value projection.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from pipeline.quantization.choice.groups import Group
-from pipeline.quantization.graphs.graph import constants, consumers
+from pipeline.quantization.graphs.graph import constants, consumers, static_shapes
 
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
@@ -49,19 +49,13 @@ class _Walk:
     makers: Mapping[str, NodeProto]
     readers: Mapping[str, list[NodeProto]]
     outputs: set[str]
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, model: ModelProto) -> "_Walk":
         graph = model.graph
-        values = (*graph.input, *graph.value_info, *graph.output)
-        shapes = {
-            v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim)
-            for v in values
-            if v.type.tensor_type.HasField("shape")
-        }
         makers = {name: node for node in graph.node for name in node.output}
-        return cls(constants(graph), makers, consumers(graph), {v.name for v in graph.output}, shapes)
+        return cls(constants(graph), makers, consumers(graph), {v.name for v in graph.output}, static_shapes(model))
 
     def made_by(self, tensor: str, only: set[str]) -> NodeProto | None:
         """The node that makes a tensor which nobody but these nodes reads."""

@@ -5,8 +5,10 @@ the order changing from round to round. Whole models and not single nodes, becau
 neighbours: a convolution between two integer ones needs no conversions, alone it needs two. A slow moment of the
 machine hits both sides of a round, so what counts is the difference within rounds, by its median.
 
-A group pays when it saves at least `MARGIN` of the model's time. Rounds go on until the saving is `CERTAINTY` standard
-errors away from that, or until `ROUNDS`. What is not clear by then stays in int8: noise drops nothing.
+A group pays when it saves at least `MARGIN` of the model's time. Rounds go on until the median is `CERTAINTY` standard
+errors away from that, or until `ROUNDS`. A loss counts only after `PATIENCE` rounds, and when the fastest run of either
+side says so too: on a busy machine one side can be unlucky for many rounds, but hardly in its best one. What is not clear
+by then stays in int8: noise drops nothing.
 """
 
 import itertools
@@ -20,7 +22,7 @@ from onnx import ModelProto
 
 MARGIN = 0.002
 CERTAINTY = 3.0
-FEWEST, ROUNDS = 5, 40
+FEWEST, PATIENCE, ROUNDS = 5, 20, 60
 # Standard error of a median over the median absolute deviation, for n normal values: 1.2533 * 1.4826 / sqrt(n).
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
@@ -37,13 +39,14 @@ class Race(Protocol):
 class Timing:
     """Milliseconds of the whole model with one group in int8 and in float. saving_ms: median of the differences.
 
-    error_ms: its standard error.
+    error_ms: its standard error.  best_saving_ms: the difference of the fastest runs.
     """
 
     int8_ms: float
     float_ms: float
     saving_ms: float
     error_ms: float
+    best_saving_ms: float
     rounds: int
 
     @classmethod
@@ -54,7 +57,8 @@ class Timing:
         spread = statistics.median(abs(item - saving) for item in savings)
         error = _ERROR_OF_MEDIAN * spread / math.sqrt(len(savings))
         int8, plain = (statistics.median(side) for side in zip(*rounds, strict=True))
-        return cls(int8, plain, saving, error, len(rounds))
+        best = [min(side) for side in zip(*rounds, strict=True)]
+        return cls(int8, plain, saving, error, best[1] - best[0], len(rounds))
 
     @property
     def wanted_ms(self) -> float:
@@ -62,14 +66,20 @@ class Timing:
         return MARGIN * self.float_ms
 
     @property
-    def clear(self) -> bool:
-        """Whether more rounds would hardly change the verdict."""
-        return abs(self.saving_ms - self.wanted_ms) > CERTAINTY * self.error_ms
+    def lost(self) -> bool:
+        """Whether int8 surely does not save what it must."""
+        certain = self.wanted_ms - self.saving_ms > CERTAINTY * self.error_ms
+        return certain and self.rounds >= PATIENCE and self.best_saving_ms < self.wanted_ms
+
+    @property
+    def won(self) -> bool:
+        """Whether int8 surely saves what it must."""
+        return self.saving_ms - self.wanted_ms > CERTAINTY * self.error_ms
 
     @property
     def pays(self) -> bool:
         """Whether the group stays in int8."""
-        return not self.clear or self.saving_ms > self.wanted_ms
+        return not self.lost
 
     @property
     def reason(self) -> str:
@@ -82,7 +92,8 @@ def timed(rounds: Iterable[tuple[float, float]]) -> Timing:
     seen: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
         seen.append(pair)
-        if len(seen) >= FEWEST and Timing.of(seen).clear:
+        found = Timing.of(seen)
+        if found.lost or (found.won and len(seen) >= FEWEST):
             break
     return Timing.of(seen)
 
