@@ -4,8 +4,8 @@
     python benchmarks/bench_minilm.py [TensorRT] [CPU]        # five minutes of CPU time for each
 
 Quality is that of the embeddings of held-out sentences (golden.npz), unoptimized and in fp32 arithmetic between the
-Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of 16
-on the CPU backend's own engines, one thread, taking turns, beside onnxruntime's default fp32 session.
+Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of
+16 on the CPU backend's own engines, one thread, taking turns, beside onnxruntime's default fp32 session.
 
 Two things the figures do not say by themselves. golden.npz was the yardstick while the method was designed, so they
 lean to the good side (examples/minilm/README.md). And onnxruntime runs here with its symmetric defaults, which is not

@@ -1,10 +1,10 @@
 """Large integer convolutions in parts that fit a core's L2 cache.
 
 ONNX Runtime's integer convolution goes over all weights for every few rows of its result. Weights larger than the L2
-cache come from the next level each time, which then is what limits it: on ResNet-18 the last three convolutions (512 by
-512 channels, 3x3, 2.4 MB) took 0.96 ms each, at 58 % of the rate of those before them. Cut by output channels, each part's
-weights stay in L2 over all rows, and the parts' results are put together as bytes: the whole net gains 7 % with one image
-and 6 % with eight. The numbers are the same to the bit.
+cache come from the next level each time, which then is what limits it: on ResNet-18 the last three convolutions (512
+by 512 channels, 3x3, 2.4 MB) took 0.96 ms each, at 58 % of the rate of those before them. Cut by output channels, each
+part's weights stay in L2 over all rows, and the results are put together as bytes: the whole net gains 7 % with one
+image and 6 % with eight. The numbers are the same to the bit.
 """
 
 import math

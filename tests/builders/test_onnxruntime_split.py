@@ -32,7 +32,7 @@ def convolution(
     side = shape[2] // 2
     node = helper.make_node("QLinearConv", ["x", *values], ["y"], name="conv", pads=[side] * 4, group=group)
     given = [helper.make_tensor_value_info("x", TensorProto.UINT8, [1, shape[1] * group, 5, 5])]
-    result = [helper.make_tensor_value_info("y", TensorProto.UINT8, None)]
+    result = [helper.make_tensor_value_info("y", TensorProto.UINT8, [1, shape[0], 5, 5])]
     weights = [numpy_helper.from_array(array, name) for name, array in values.items()]
     graph = helper.make_graph([node], "net", given, result, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)

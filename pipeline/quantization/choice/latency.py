@@ -7,8 +7,8 @@ machine hits both sides of a round, so what counts is the difference within roun
 
 A group pays when it saves at least `MARGIN` of the model's time. Rounds go on until the median is `CERTAINTY` standard
 errors away from that, or until `ROUNDS`. A loss counts only after `PATIENCE` rounds, and when the fastest run of either
-side says so too: on a busy machine one side can be unlucky for many rounds, but hardly in its best one. What is not clear
-by then stays in int8: noise drops nothing.
+side says so too: on a busy machine one side can be unlucky for many rounds, but hardly in its best one. What is not
+clear by then stays in int8: noise drops nothing.
 """
 
 import itertools
