@@ -57,7 +57,7 @@ class OnnxRuntime:
     """
 
     name: ClassVar[str] = "onnxruntime"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
@@ -102,6 +102,7 @@ class OnnxRuntime:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.onnxruntime_fusion import fuse_bias
+        from builders.onnxruntime_split import split_convolutions
 
         path = workdir / "engine.onnx"
         options = _options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
@@ -110,6 +111,7 @@ class OnnxRuntime:
         notes = _settle(path, model.parent)
         if self.graph_optimization != "none":
             fuse_bias(path)
+            split_convolutions(path)
         self._session(path)
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
 

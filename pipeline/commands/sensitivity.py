@@ -86,12 +86,20 @@ def _groups(choice: dict[str, Any]) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("nodes", "MACs", "alone", "strength", "clip", "int8", title_justify="left")
+    measured = any(row["int8_ms"] is not None for row in choice["groups"])
+    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
+    table = Table(*heads, title_justify="left")
     table.title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
     for row in choice["groups"]:
         alone = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f} dB"
         strength = "" if row["strength"] is None else f"{row['strength']:.2f}{' folded' if row['folded'] else ''}"
         state = "yes" if row["kept"] else "left in float"
         nodes = escape(", ".join(row["nodes"]))
-        table.add_row(nodes, f"{row['share']:.1%}", alone, strength, f"{row['clip']:.2f}", state)
+        times = [_times(row)] if measured else []
+        table.add_row(nodes, f"{row['share']:.1%}", alone, strength, f"{row['clip']:.2f}", *times, state)
     return table
+
+
+def _times(row: dict[str, Any]) -> str:
+    """The whole model's milliseconds without and with this group in int8."""
+    return "" if row["int8_ms"] is None else f"{row['float_ms']:.3g} -> {row['int8_ms']:.3g} ms"

@@ -1,5 +1,6 @@
 """Calibration: observing the samples, and searching with them what to quantize."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,10 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Activation, Json
 
 if TYPE_CHECKING:
+    from builders.types import Tensors
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.ranges import Ranges
+    from pipeline.quantization.choice.engine_race import EngineRace
 
 
 def observe_part(
@@ -75,6 +78,7 @@ def choose(
     observations: str,
     calibration: Json,
     search: Json,
+    race: Json | None,
     root: str,
     data: str,
     digest: str,
@@ -85,14 +89,15 @@ def choose(
     """Search what to quantize and how: digests of model, ranges, choice and of what the smoothed activations hold, and
     the nodes left in float with reasons.
 
-    search: the spec's smoothing, floor and overrides.  root, data, digest: as in `calibrate`.
+    search: the spec's smoothing, floor and overrides.  race: of `steps.race.engine_to_race`.  root, data, digest: as in
+    `observe_part`.
     """
     import onnx as onnx_package
 
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.sources import open_source
+    from pipeline.quantization.choice.chosen import Floor
     from pipeline.quantization.choice.runs import grouped
-    from pipeline.quantization.choice.search import Floor
     from pipeline.quantization.choice.search import choose as search_for
     from pipeline.quantization.graphs.sites import prepared
     from pipeline.quantization.schemes.overrides import Override, resolve
@@ -111,8 +116,10 @@ def choose(
     floor = Floor(**search["floor"]) if search["floor"] else None
     shapes = tensors_from(inputs), dims_from(dims)
     with open_source(Path(root), data, digest, *shapes) as samples:
-        runs = grouped(samples.runs(), *shapes)
-        found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides)
+        first = next(grouped(samples.runs(), *shapes))[1] if race else {}
+        with _race(race, first, workdir) as timer:
+            runs = grouped(samples.runs(), *shapes)
+            found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides, timer)
     save_onnx(found.model, workdir / "chosen.onnx")
     return {
         "model": place.put_file(workdir / "chosen.onnx"),
@@ -120,8 +127,24 @@ def choose(
         "choice": place.put_bytes(text_of({**found.to_json(), "floor": search["floor"]})),
         "smoothed": place.put_bytes(Observations(onnx, digest, (), found.smoothed).to_bytes()),
         "left": dict(found.left),
-        "summary": found.summary,
+        "summary": "; ".join(filter(None, [found.summary, _not_measured(race)])),
     }
+
+
+def _race(wanted: Json | None, inputs: "Tensors", workdir: Path) -> "AbstractContextManager[EngineRace | None]":
+    """The engines that measure what int8 saves, on the first run of the samples; none where there is nothing to run."""
+    from builders import backends
+    from builders.types import BuildRequest
+    from pipeline.quantization.choice.engine_race import EngineRace
+
+    if wanted is None or "cannot" in wanted:
+        return nullcontext()
+    request = BuildRequest.from_json(wanted["request"])
+    return EngineRace(backends.configure(request.backend, dict(request.options)), request, inputs, workdir)
+
+
+def _not_measured(race: Json | None) -> str:
+    return f"latency was not measured: {race['cannot']}" if race and "cannot" in race else ""
 
 
 def chosen_ranges(place: Store, flavour: Json, observations: str | None, calibration: Json | None) -> "Ranges | None":

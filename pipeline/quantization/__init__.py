@@ -25,7 +25,8 @@ scales made at run time, int4 weights in blocks.
       groups.py        nodes that int8 takes together         statistics.py   one pass: moments, reach, work
       smooth.py        outliers into weights                  rounding.py     weights whose errors cancel
       fit.py           strength and clipping of one group     sensitivity.py  what one group costs at the outputs
-      search.py        the most compute in int8 under a floor
+      folding.py       where smoothing factors cost nothing   search.py        the most compute in int8 under a floor
+      latency.py       what int8 does not make faster         engine_race.py   measured with a backend's engines
     record/        what quantizing did, tensor by tensor, read from the graph that was written
       pairs.py         the graph's Q/DQ pairs                levels.py       SQNR and clipping out of a histogram
       work.py          multiplications by node               record.py       all of it as JSON

@@ -116,7 +116,7 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
     if spec.quantization.searches and spec.calibration is None:
-        out.append("quantization.smoothing and floor are searched on real samples; add calibration.data")
+        out.append("quantization.smoothing, floor and latency are searched on real samples; add calibration.data")
     out += [
         f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
         for pattern in spec.build.required

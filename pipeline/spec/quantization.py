@@ -85,8 +85,13 @@ class Quantization(Part):
     floor: QualityFloor | None = Field(
         None, description="int8 leaves what costs most in float until this holds, and no more than that"
     )
+    latency: Literal["ignore", "measure"] = Field(
+        "ignore",
+        description="measure: what int8 does not make faster on an engine of this machine is left in float; the graph "
+        "then depends on the machine that chose it first",
+    )
 
     @property
     def searches(self) -> bool:
         """Whether int8 is chosen by trial (`pipeline.quantization.choice`)."""
-        return self.smoothing != "none" or self.floor is not None
+        return self.smoothing != "none" or self.floor is not None or self.latency == "measure"

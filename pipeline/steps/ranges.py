@@ -8,6 +8,7 @@ from builders.types import Job
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, STEP_LIMITS, shapes_of
+from pipeline.steps.race import engine_to_race
 from pipeline.values import Activation, Exported, Flavour, Json
 from pipeline.workshop import Workshop, code_of, versions
 
@@ -72,13 +73,14 @@ def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: 
         "data": _calibration_digest(spec),
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "search": wanted.model_dump(include={"smoothing", "floor", "overrides"}, mode="json"),
+        "race": engine_to_race(activation, spec, exported),
         "shapes": shapes_of(spec),
         "versions": versions(*MEASURING),
         "code": code_of(*OBSERVATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search")}
+        arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search", "race")}
         shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
         data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
         arguments |= {"store": shop.store.uri, "observations": ranges["observations"], **data, **shapes}

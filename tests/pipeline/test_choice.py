@@ -60,6 +60,20 @@ def test_people_see_a_table(small: Project) -> None:
     assert "in int8: predicted" in shown.out
 
 
+def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project) -> None:
+    small.change_spec(quantization={"latency": "measure"})
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json")
+    assert shown.code == 0, shown.err
+    assert all(row["int8_ms"] > 0 and row["float_ms"] > 0 for row in shown.json["groups"])
+    table = small.run("sensitivity", small.spec, "--activation", "uint8")
+    assert "choose int8 (uint8 activations): cached" in table.err
+    assert "without -> with" in table.out
+    # No target of this spec takes the other kind of int8, so there is nothing to measure, and it says so.
+    other = small.run("sensitivity", small.spec, "--activation", "int8", "--json").json
+    assert all(row["int8_ms"] is None for row in other["groups"])
+    assert "latency was not measured: no target of this spec takes int8 with int8 activations" in other["summary"]
+
+
 @pytest.mark.parametrize("floor", [{}, {"sqnr_db": -1}, {"cosine": 1.5}])
 def test_a_floor_says_something_possible(project: Project, floor: dict[str, float]) -> None:
     project.change_spec(quantization={"floor": floor})

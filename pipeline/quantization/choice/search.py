@@ -7,16 +7,17 @@ holds. Damages of single groups add up closely enough to say where to look; what
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from onnx import ModelProto
 
 from builders.types import QuantizationScheme, Tensors
-from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
+from pipeline.quantization.choice.latency import Race, Timing, without_unpaid
 from pipeline.quantization.choice.runs import Run, divided
 from pipeline.quantization.choice.sensitivity import Cost, Quality, quality, sweep
 from pipeline.quantization.choice.sessions import Runner
@@ -27,92 +28,6 @@ from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
 
 
-@dataclass(frozen=True)
-class Floor:
-    """The least quality that is good enough; None asks for nothing."""
-
-    sqnr_db: float | None = None
-    cosine: float | None = None
-
-    def holds(self, found: Quality) -> bool:
-        """Whether a measured quality is good enough. NaN and infinities never are."""
-        return (
-            found.finite
-            and (self.sqnr_db is None or found.sqnr_db >= self.sqnr_db)
-            and (self.cosine is None or found.cosine >= self.cosine)
-        )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized."""
-
-    activation: str
-    nodes: tuple[str, ...]
-    op_type: str
-    macs: float
-    share: float
-    weight_bytes: int
-    sqnr_db: float
-    strength: float | None
-    clip: float
-    folded: bool
-    kept: bool
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of the frontier: the share of the weighted multiplications in int8, and the quality that gives.
-
-    predicted_db: from the damages of single groups.  sqnr_db, cosine: of the whole model, where it was run.
-    """
-
-    share: float
-    left: tuple[str, ...]
-    predicted_db: float
-    sqnr_db: float | None = None
-    cosine: float | None = None
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What to quantize and how.
-
-    model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
-    float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
-    point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
-    have in `model`.  weight_db: node -> SQNR of its rounded weight.
-    """
-
-    model: ModelProto
-    ranges: Ranges
-    left: Mapping[str, str]
-    rows: tuple[Row, ...]
-    frontier: tuple[Point, ...]
-    point: Point
-    cost: Cost
-    smoothed: Mapping[str, Seen] = field(default_factory=dict)
-    weight_db: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def summary(self) -> str:
-        """One line for people."""
-        point = self.point
-        quality = f"{point.sqnr_db:.1f} dB, cosine {point.cosine:.4f}" if point.sqnr_db is not None else "not run"
-        return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but model and ranges, as a JSON object; an infinite SQNR is null."""
-        return {
-            "left": dict(self.left),
-            "groups": [_finite(asdict(row)) for row in self.rows],
-            "frontier": [_finite(asdict(point)) for point in self.frontier],
-            "chosen": _finite(asdict(self.point)),
-            "weight_db": _finite(dict(self.weight_db)),
-            "cost": {**asdict(self.cost), "inferences_per_group": self.cost.per_group},
-        }
-
-
 def choose(
     model: ModelProto,
     ranges: Ranges,
@@ -121,11 +36,13 @@ def choose(
     floor: Floor | None = None,
     smoothing: Literal["none", "auto"] = "auto",
     overrides: Mapping[str, OverridePrecision] | None = None,
+    race: Race | None = None,
 ) -> Chosen:
     """Search strengths, clipping, rounding and exclusions for a model, on calibration samples.
 
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
-    overrides: nodes that a person decided on. Raises ModelError when the model does not run on the samples.
+    overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
+    for nodes that a person wants in int8. Raises ModelError when the model does not run on the samples.
     """
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {})
     tried: dict[int, Point] = {}
@@ -133,6 +50,8 @@ def choose(
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
         point = _refilled(trial, floor, point)
+    if race is not None:
+        point = _paying(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
     return trial.chosen(point, tuple(frontier))
 
@@ -168,6 +87,16 @@ def _refilled(trial: "_Trial", floor: Floor, point: Point) -> Point:
     return point
 
 
+def _paying(trial: "_Trial", scheme: QuantizationScheme, point: Point, race: Race) -> Point:
+    """The point without the groups that int8 does not make faster; those with the least compute are tried first."""
+    forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
+    tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
+    tried.sort(key=lambda name: trial.macs[name])
+    left, timings = without_unpaid(tried, point.left, lambda names: trial.written(names, scheme), race)
+    trial.timings.update(timings)
+    return trial.point(left)
+
+
 @dataclass
 class _Trial:
     """Everything that is known about the model while points are tried."""
@@ -184,6 +113,7 @@ class _Trial:
     runs: Sequence[Tensors]
     expected: Sequence[Tensors]
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -239,9 +169,7 @@ class _Trial:
         """A point as the whole model, quantized so, gives it."""
         left = tuple(left)
         if left not in self.qualities:
-            changed, ranges = self.changed(left)
-            written, _ = quantize_int8(changed, ranges, self.scheme, {**self.overrides, **self.nodes(left)})
-            runner = Runner(written, optimized=False)
+            runner = Runner(self.written(left, self.scheme), optimized=False)
             self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs))
         found = self.qualities[left]
         return replace(self.predicted(left), sqnr_db=found.sqnr_db, cosine=found.cosine)
@@ -249,6 +177,11 @@ class _Trial:
     def changed(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out."""
         return applied(self.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges)
+
+    def written(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+        """The graph with these groups in float and all others in int8."""
+        changed, ranges = self.changed(left)
+        return quantize_int8(changed, ranges, scheme, {**self.overrides, **self.nodes(left)})[0]
 
     def nodes(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
         """The nodes of groups, as overrides that leave them in float."""
@@ -266,10 +199,13 @@ class _Trial:
         return Chosen(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
 
     def _reason(self, name: str) -> str:
+        if name in self.timings:
+            return self.timings[name].reason
         return f"the floor: quantized alone it leaves {self.alone[name].sqnr_db:.1f} dB"
 
     def _row(self, name: str, point: Point) -> Row:
         group, plan = self.groups[name], self.plans.get(name)
+        timing = self.timings.get(name)
         works = [self.work[node] for node in group.nodes]
         macs, total = sum(work.macs for work in works), sum(self.macs.values())
         return Row(
@@ -284,14 +220,10 @@ class _Trial:
             plan.clip if plan else 1.0,
             bool(plan and plan.factors is not None and folds(self.model, group)),
             name not in point.left,
+            timing.int8_ms if timing else None,
+            timing.float_ms if timing else None,
         )
 
 
 def _noise(found: Quality) -> float:
     return found.noise if found.finite else math.inf
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }

@@ -1,10 +1,10 @@
 """Moving outliers from activations into weights: x W = (x / s)(s W), with a factor for each channel of x.
 
 SmoothQuant (Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
-2022): s = reach(x)^a / reach(W)^(1-a), with the strength a chosen per group. The division is folded into the scale and
-bias of the LayerNormalization that makes x, where only the group reads x. Elsewhere (a residual connection reads x
-too; a Gelu makes it) it is a Mul by a constant vector in front of QuantizeLinear: element-wise, beside a product that
-does a hundred times the work, and open to being fused into the kernel that quantizes.
+2022): s = reach(x)^a / reach(W)^(1-a), with the strength a chosen per group. The division is folded into constants of
+what makes x where `folding` finds some. Elsewhere (a residual connection reads x too; a Gelu makes it) it is a Mul by a
+constant vector in front of QuantizeLinear: element-wise, beside a product that does a hundred times the work, and open
+to being fused into the kernel that quantizes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,9 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.choice.folding import find_fold
 from pipeline.quantization.choice.groups import Floats, Group, laid_out
-from pipeline.quantization.graphs.graph import constants, consumers, sort_nodes
+from pipeline.quantization.graphs.graph import constants, sort_nodes
 
 # Channels and weights that are (nearly) zero would give factors without bound.
 LEAST = 1e-5
@@ -67,25 +68,22 @@ def applied(model: ModelProto, plans: Sequence[Plan], ranges: Ranges) -> tuple[M
             read = _divided(copy, plan, by_name)
         tensors[read] = (plan.low, plan.high)
         _set_weights(copy.graph, plan, by_name)
+    for plan in plans:
+        _fold(copy, plan, by_name, tensors)
     sort_nodes(copy.graph)
     return copy, replace(ranges, tensors=tensors)
 
 
 def folds(model: ModelProto, group: Group) -> bool:
     """Whether factors for this group's activation can be folded into what makes it."""
-    return _foldable(model, group) is not None
+    return find_fold(model, group) is not None
 
 
 def _divided(model: ModelProto, plan: Plan, by_name: Mapping[str, NodeProto]) -> str:
     """Divide the group's activation by the factors; the name of the tensor that the group reads from now on."""
     group, factors = plan.group, plan.factors
     assert factors is not None  # noqa: S101 - the caller's condition
-    maker = _foldable(model, group)
-    if maker is not None:
-        given = constants(model.graph)
-        for index in range(1, len(maker.input)):
-            values = numpy_helper.to_array(given[maker.input[index]]) / factors
-            maker.input[index] = _constant(model.graph, f"{maker.input[index]}_smoothed", values)
+    if folds(model, group):
         return group.activation
     inverse = _constant(model.graph, f"{group.activation}_factors", 1 / factors)
     result = _fresh(model.graph, f"{group.activation}_smoothed")
@@ -95,18 +93,25 @@ def _divided(model: ModelProto, plan: Plan, by_name: Mapping[str, NodeProto]) ->
     return result
 
 
-def _foldable(model: ModelProto, group: Group) -> NodeProto | None:
-    """The node whose constants can take the factors: the group alone reads what it makes."""
-    maker = next((node for node in model.graph.node if group.activation in node.output), None)
-    outputs = {value.name for value in model.graph.output}
-    readers = {node.name for node in consumers(model.graph).get(group.activation, ())}
-    if maker is None or group.activation in outputs or not readers <= set(group.nodes):
-        return None
+def _fold(
+    model: ModelProto, plan: Plan, by_name: Mapping[str, NodeProto], tensors: dict[str, tuple[float, float]]
+) -> None:
+    """Divide the constants that take the plan's factors, after every plan has set its weights."""
+    fold = None if plan.factors is None else find_fold(model, plan.group)
+    if fold is None or plan.factors is None:
+        return
     given = constants(model.graph)
-    axis = next((item.i for item in maker.attribute if item.name == "axis"), -1)
-    vectors = [given.get(name) for name in maker.input[1:]]
-    fits = axis == -1 and all(item is not None and len(item.dims) == 1 for item in vectors)
-    return maker if fits and maker.op_type == "LayerNormalization" else None
+    for name, index, axis in fold.constants:
+        node = by_name[name]
+        values = numpy_helper.to_array(given[node.input[index]])
+        shape = [-1 if i == axis else 1 for i in range(values.ndim)]
+        node.input[index] = _constant(
+            model.graph, f"{node.input[index]}_smoothed", values / plan.factors.reshape(shape)
+        )
+    most = float((1 / plan.factors).max())
+    for tensor in fold.tensors:
+        if tensor in tensors:
+            tensors[tensor] = (tensors[tensor][0] * most, tensors[tensor][1] * most)
 
 
 def _set_weights(graph: GraphProto, plan: Plan, by_name: Mapping[str, NodeProto]) -> None:

@@ -127,6 +127,14 @@ def element_types(model: ModelProto) -> dict[str, int]:
     return types | {item.name: item.data_type for item in model.graph.initializer}
 
 
+def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of the main graph whose rank can be inferred; 0 where a size is open."""
+    graph = onnx.shape_inference.infer_shapes(_weightless(model)).graph
+    values = [*graph.value_info, *graph.input, *graph.output]
+    known = [(v.name, v.type.tensor_type.shape) for v in values if v.type.tensor_type.HasField("shape")]
+    return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in known}
+
+
 def _weightless(model: ModelProto) -> ModelProto:
     """The model with its large constants as inputs: inference copies its argument several times, weights included."""
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)

@@ -24,7 +24,7 @@ from pipeline.quantization.graphs.graph import finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.placement import joints, residuals
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
-from pipeline.quantization.graphs.stems import fold_stems
+from pipeline.quantization.graphs.stems import fold_stems, quantize_before_blocks
 from pipeline.quantization.notes import Kept, QuantizationNotes
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import (
@@ -92,6 +92,7 @@ def _quantize(
     if grid == "uint8":
         sites, ranges = fold_stems(graph, sites, ranges)
         kept_joints = _insert_for_cpu(graph, sites, ranges, overrides)
+        quantize_before_blocks(graph)
     else:
         kept_joints = _insert_for_gpu(graph, sites, ranges, grid, overrides)
     notes = replace(notes, kept=(*notes.kept, *kept_joints))

@@ -111,6 +111,15 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
     np.testing.assert_allclose(run(model, photos()), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_blocks_are_made_of_bytes_and_not_of_floats() -> None:
+    model, data = residual_net(), photos()
+    written = quantized(model, data, CPU)
+    (blocks,) = of_type(written, "SpaceToDepth")
+    quantizer = maker(written, blocks.input[0])
+    assert quantizer.op_type == "QuantizeLinear" and quantizer.input[0] == "photo"
+    assert sqnr_db(run(model, data), run(written, data)) > 25
+
+
 @pytest.mark.parametrize(
     "text",
     [

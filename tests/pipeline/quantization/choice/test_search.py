@@ -7,9 +7,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from pipeline.quantization.choice.chosen import Chosen, Floor, Point
 from pipeline.quantization.choice.picture import frontier_svg
 from pipeline.quantization.choice.runs import divided, grouped
-from pipeline.quantization.choice.search import Chosen, Floor, Point, _refilled, choose
+from pipeline.quantization.choice.search import _refilled, choose
 from pipeline.quantization.choice.sensitivity import Quality, quality
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.choice.outlier_nets import all_ranges, noise, outlier_net, runs

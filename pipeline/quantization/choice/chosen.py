@@ -1,0 +1,109 @@
+"""What the search gives: the floor it kept, the ranked groups, the frontier, and what was chosen."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from onnx import ModelProto
+
+from pipeline.quantization.calibration.observations import Seen
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.choice.sensitivity import Cost, Quality
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least quality that is good enough; None asks for nothing."""
+
+    sqnr_db: float | None = None
+    cosine: float | None = None
+
+    def holds(self, found: Quality) -> bool:
+        """Whether a measured quality is good enough. NaN and infinities never are."""
+        return (
+            found.finite
+            and (self.sqnr_db is None or found.sqnr_db >= self.sqnr_db)
+            and (self.cosine is None or found.cosine >= self.cosine)
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized.
+
+    int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
+    """
+
+    activation: str
+    nodes: tuple[str, ...]
+    op_type: str
+    macs: float
+    share: float
+    weight_bytes: int
+    sqnr_db: float
+    strength: float | None
+    clip: float
+    folded: bool
+    kept: bool
+    int8_ms: float | None = None
+    float_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the frontier: the share of the weighted multiplications in int8, and the quality that gives.
+
+    predicted_db: from the damages of single groups.  sqnr_db, cosine: of the whole model, where it was run.
+    """
+
+    share: float
+    left: tuple[str, ...]
+    predicted_db: float
+    sqnr_db: float | None = None
+    cosine: float | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What to quantize and how.
+
+    model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
+    float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
+    point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
+    have in `model`.  weight_db: node -> SQNR of its rounded weight.
+    """
+
+    model: ModelProto
+    ranges: Ranges
+    left: Mapping[str, str]
+    rows: tuple[Row, ...]
+    frontier: tuple[Point, ...]
+    point: Point
+    cost: Cost
+    smoothed: Mapping[str, Seen] = field(default_factory=dict)
+    weight_db: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        point = self.point
+        quality = f"{point.sqnr_db:.1f} dB, cosine {point.cosine:.4f}" if point.sqnr_db is not None else "not run"
+        return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but model and ranges, as a JSON object; an infinite SQNR is null."""
+        return {
+            "left": dict(self.left),
+            "groups": [_finite(asdict(row)) for row in self.rows],
+            "frontier": [_finite(asdict(point)) for point in self.frontier],
+            "chosen": _finite(asdict(self.point)),
+            "weight_db": _finite(dict(self.weight_db)),
+            "cost": {**asdict(self.cost), "inferences_per_group": self.cost.per_group},
+        }
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

@@ -1,0 +1,42 @@
+"""Which engine of this machine measures what int8 saves."""
+
+import os
+
+from builders import backends
+from builders.onnxruntime import cpu_kind
+from builders.types import Backend, BuildRequest, Target
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Activation, Exported, Json
+
+
+def engine_to_race(activation: Activation, spec: ModelSpec, exported: Exported) -> Json | None:
+    """What to build and where, for one kind of int8; None when the spec does not ask for measuring.
+
+    With 'cannot', the reason, when no engine of that kind runs here. `machine` says what the times hold for: on another
+    kind of CPU, or with another number of cores, they are measured anew.
+    """
+    if spec.quantization.latency == "ignore":
+        return None
+    tools = [backends.configure(name, options) for name, options in spec.backends.items()]
+    pairs = [(tool, target) for tool in tools for target in spec.target_list() if tool.serves(target)]
+    reasons = []
+    for tool, target in pairs:
+        if tool.scheme().activation != activation:
+            continue
+        request = _request(tool, target, spec, exported)
+        reason = tool.refuses(request) or tool.runs(target)
+        if reason is None:
+            return {"request": request.to_json(), "machine": {"cpu": cpu_kind(), "cores": os.cpu_count()}}
+        reasons.append(reason)
+    return {"cannot": reasons[0] if reasons else f"no target of this spec takes int8 with {activation} activations"}
+
+
+def _request(tool: Backend, target: Target, spec: ModelSpec, exported: Exported) -> BuildRequest:
+    from pipeline.plan import profiles  # imports the steps itself
+
+    model = exported.model
+    shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
+    options, toolchain = backends.options_of(tool), backends.toolchain_of(tool)
+    return BuildRequest(
+        model.digest, "int8", target, tool.name, model.inputs, model.outputs, shapes, options, toolchain
+    )
