@@ -8,7 +8,7 @@ does a hundred times the work, and open to being fused into the kernel that quan
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ class Plan:
     """How one group is to be quantized.
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
-    activation is divided by.  weights: node -> rounded matrix (in, out), factors included.
-    low, high: range of the smoothed activation.
+    activation is divided by.  weights: node -> rounded matrix (in, out), factors included; of a convolution, in its own
+    shape.  low, high: range of the smoothed activation.  biases: node -> bias, where it changes.
     """
 
     group: Group
@@ -39,6 +39,7 @@ class Plan:
     weights: Mapping[str, Floats]
     low: float
     high: float
+    biases: Mapping[str, Floats] = field(default_factory=dict)
 
 
 def factors_of(reach: Floats, weights: Sequence[Floats], strength: float) -> Floats:
@@ -110,6 +111,10 @@ def _set_weights(graph: GraphProto, plan: Plan, by_name: Mapping[str, NodeProto]
         if site.node in plan.weights:
             values = laid_out(plan.weights[site.node], site)
             by_name[site.node].input[1] = _constant(graph, f"{site.weight}_{site.node}", values)
+        if site.node in plan.biases:
+            node = by_name[site.node]
+            del node.input[2:]
+            node.input.append(_constant(graph, f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
 
 
 def _constant(graph: GraphProto, name: str, values: NDArray[np.floating[Any]]) -> str:
