@@ -2,8 +2,8 @@
 
 Bias correction: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, in its
 empirical form: the mean that quantizing activation and weight adds to each output channel is subtracted from the bias.
-What is left to compensate by rounding is then the error about the mean, so the covariance of the patches takes the place
-of their second moments; behind a Relu, whose results all have large means, the two differ a lot.
+What is left to compensate by rounding is then the error about the mean, so the covariance of the patches takes the
+place of their second moments; behind a Relu, whose results all have large means, the two differ a lot.
 """
 
 from collections.abc import Sequence
