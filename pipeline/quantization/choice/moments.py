@@ -24,9 +24,9 @@ from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.sites import Site
 
 MOST_BYTES = 128 << 20
-# Patches drawn for each value in one, and at least: measured on ResNet-50 (docs/choice.md).
+# Patches drawn for each value in one, and at least. On ResNet-50, `docs/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
-LEAST_PATCHES = 4096
+LEAST_PATCHES = 8192
 # Values of patches that are held before they are multiplied; and drawn at once.
 HELD_VALUES = 1 << 21
 

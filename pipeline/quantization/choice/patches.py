@@ -81,7 +81,7 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
         steps = np.arange(window.kernel[axis]) * window.dilations[axis]
         steps = steps.reshape(*[-1 if other == axis + 2 else 1 for other in range(rank + 2)])
         index.append(position[axis].reshape(-1, *[1] * (rank + 1)) * window.strides[axis] + steps)
-    return padded[tuple(index)].reshape(len(places), window.groups, -1)
+    return np.asarray(padded[tuple(index)].reshape(len(places), window.groups, -1))
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:

@@ -9,10 +9,14 @@ triangular factor of the moments, so that one Cholesky decomposition does and no
 Matrices are (..., in, out) and moments (..., in, in): a grouped convolution is one matrix for each group.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.quantization.choice.groups import Floats
+
+Real = NDArray[np.floating[Any]]
 
 DAMPING = 0.01
 BLOCK = 64
@@ -47,14 +51,14 @@ def compensated(matrix: Floats, moments: Floats) -> Floats:
     factor = _factor(np.stack([part[np.ix_(at, at)] for part, at in zip(moments, order, strict=True)]).astype(kind))
     if factor is None:
         return nearest(matrix)
-    sorted_rows = np.take_along_axis(rows, order[..., None], 1).astype(kind)
+    sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
     rounded = np.empty_like(rows)
     found = _round_rows(sorted_rows, factor, steps_of(rows)[:, None].astype(kind))
     np.put_along_axis(rounded, order[..., None], found.astype(np.float32), 1)
     return _with_last_level(rounded, rows).reshape(matrix.shape)
 
 
-def _factor(moments: NDArray[np.floating]) -> NDArray[np.floating] | None:
+def _factor(moments: Real) -> Real | None:
     """L, unit lower triangular, with L D L' the damped moments."""
     size = moments.shape[-1]
     loudness = np.trace(moments, axis1=1, axis2=2) / size
@@ -68,12 +72,12 @@ def _factor(moments: NDArray[np.floating]) -> NDArray[np.floating] | None:
     except np.linalg.LinAlgError:
         return None
     factor /= np.diagonal(factor, axis1=1, axis2=2)[:, None].copy()
-    return factor
+    return np.asarray(factor)
 
 
 def _round_rows(
-    rows: NDArray[np.floating], factor: NDArray[np.floating], steps: NDArray[np.floating]
-) -> NDArray[np.floating]:
+    rows: Real, factor: Real, steps: Real
+) -> Real:
     """Each row with what the rows behind it lost made up for, from the last to the first."""
     rounded, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):

@@ -107,7 +107,7 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors]) -> Quality:
 
 
 def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array]]:
-    kept, held = [], 0
+    kept, held = list[dict[str, Array]](), 0
     for values in runs:
         held += sum(array.nbytes for array in values.values())
         if kept and held > most:
