@@ -24,7 +24,9 @@ scales made at run time, int4 weights in blocks.
     choice/        what to quantize and how, found by trial
       groups.py        nodes that int8 takes together         statistics.py   one pass: moments, reach, work
       smooth.py        outliers into weights                  rounding.py     weights whose errors cancel
-      fit.py           strength and clipping of one group     sensitivity.py  what one group costs at the outputs
+      patches.py       convolutions as products              moments.py      covariance of what they read
+      convolutions.py  their weights and biases               fit.py          strength and clipping of one group
+      sensitivity.py   what one group costs at the outputs
       search.py        the most compute in int8 under a floor
     notes.py       what was done, what was left in float, and why
 

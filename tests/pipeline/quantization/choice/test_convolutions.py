@@ -12,6 +12,7 @@ from pipeline.quantization.choice.moments import Moments, batches, layers, momen
 from pipeline.quantization.choice.patches import Window, as_matrices, as_weight, patches
 from pipeline.quantization.choice.rounding import compensated, nearest, steps_of
 from pipeline.quantization.choice.search import choose
+from pipeline.quantization.choice.sensitivity import _within
 from pipeline.quantization.choice.smooth import applied
 from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -192,3 +193,22 @@ def test_the_written_graph_holds_the_very_levels():
     plain = as_matrices(constant(model, "w"), 2)
     assert stored.dtype == np.int8 and np.array_equal(stored, levels)
     assert not np.array_equal(levels, as_weight(np.rint(plain / steps_of(plain)[:, None]), KINDS["grouped"][1]))
+
+
+def test_the_sweep_keeps_a_bounded_amount_of_activations():
+    kept = _within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 35)
+    assert len(kept) == 3
+    assert len(_within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 1)) == 1
+
+
+def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
+    model, given = net("padded"), {"x": data("padded", 64)["x"] + 30}
+    graph = prepared(model)
+    ranges, groups = all_ranges(model, given), find_groups(graph, find_sites(graph)[0])
+    plan = fit_convolutions(graph, groups, ranges, "int8", runs(given))["x"]
+    window, weight = window_of(model)
+    moments = moments_of(graph, layers(graph, groups[0].sites, ranges), runs(given), "int8")[groups[0].nodes[0]]
+    matrix = as_matrices(weight, window.groups)
+    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensated(matrix, moments.about_zero)
+    error, of_other = (float(np.sum(d * (moments.covariance @ d))) for d in (found - matrix, other - matrix))
+    assert error < 0.8 * of_other
