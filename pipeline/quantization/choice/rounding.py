@@ -75,9 +75,7 @@ def _factor(moments: Real) -> Real | None:
     return np.asarray(factor)
 
 
-def _round_rows(
-    rows: Real, factor: Real, steps: Real
-) -> Real:
+def _round_rows(rows: Real, factor: Real, steps: Real) -> Real:
     """Each row with what the rows behind it lost made up for, from the last to the first."""
     rounded, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):
