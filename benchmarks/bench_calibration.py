@@ -4,24 +4,28 @@ Every measurement runs in a fresh process on one core, onnxruntime's quantizer b
 samples: timm's ResNet-50 with random weights, whose BN statistics come from crops of scikit-learn's two photographs.
 "x fp32" is the CPU time of the whole call divided by (samples x one fp32 inference in the same process).
 
-Usage: python benchmarks/bench_calibration.py FOLDER [--only cost|quality] [--samples 32 128]
-FOLDER keeps the model and the samples between runs. Needs the packages that benchmarks/README.md names.
+Usage: python benchmarks/bench_calibration.py FOLDER [--only cost|quality] [--samples 32 128] [--model resnet18]
+FOLDER, one for each model, keeps the model and the samples between runs. Needs the packages that
+benchmarks/README.md names.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from calibration_sides import SIZE, modelopt_quantize, ort_quantize, our_quantize, our_samples, our_search, reader
 
-SIZE, HELD_OUT = 224, 32
+HELD_OUT = 32
+MODELS = ("resnet50", "resnet50-zero", "resnet18", "resnet18-zero")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COSTS = ("enginery minmax", "enginery mse", "enginery entropy", "enginery percentile", "ort MinMax", "ort Percentile")
 WHOLE = ("enginery minmax", "ort MinMax")
@@ -44,8 +48,8 @@ def crops(count: int, seed: int) -> np.ndarray:
     return out
 
 
-def make_model(path: Path) -> None:
-    """Export the model. torchvision's C library does not load beside CPU-only torch, so its operators are declared."""
+def make_model(path: Path, name: str) -> None:
+    """Export a model. torchvision's C library does not load beside CPU-only torch, so its operators are declared."""
     import torch
 
     library = torch.library.Library("torchvision", "DEF")
@@ -54,8 +58,8 @@ def make_model(path: Path) -> None:
     import timm
 
     torch.manual_seed(0)
-    # zero_init_last would make every residual branch zero, and with it half of the network.
-    net = timm.create_model("resnet50", pretrained=False, zero_init_last=False)
+    # timm's own start, zero_init_last, makes every residual branch zero, and with it half of the network.
+    net = timm.create_model(name.removesuffix("-zero"), pretrained=False, zero_init_last=name.endswith("-zero"))
     norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # a plain average over all batches
@@ -72,11 +76,11 @@ def make_model(path: Path) -> None:
     program.save(path)
 
 
-def prepare(folder: Path, counts: list[int]) -> None:
+def prepare(folder: Path, counts: list[int], model: str) -> None:
     """The model and one .npy per number of samples, where they are not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model.onnx").exists():
-        make_model(folder / "model.onnx")
+        make_model(folder / "model.onnx", model)
     missing = [count for count in counts if not (folder / f"{count}.npy").exists()]
     for count in missing:
         np.save(folder / f"{count}.npy", crops(count, 1))
@@ -111,67 +115,12 @@ def call(side: str, folder: Path, count: int, activation: str = "uint8", reuse: 
     data, out = folder / f"{count}.npy", folder / f"{'-'.join(side.split())}-{activation}.onnx"
     if owner == "ort":
         return lambda: ort_quantize(folder / "model.onnx", data, out, method, activation)
+    if owner == "modelopt":
+        return lambda: modelopt_quantize(folder / "model.onnx", data, out, method)
+    if method == "searched":
+        return lambda: our_search(folder / "model.onnx", data, out, activation)
     percentile = float(parameter[0]) if parameter else None
     return lambda: our_quantize(folder / "model.onnx", data, out, method, activation, percentile, reuse)
-
-
-def our_quantize(
-    model: Path, data: Path, out: Path, name: str, activation: Any, percentile: float | None = None, reuse: bool = False
-) -> Path:
-    """reuse: keep what was seen beside the data; another method then costs no inference."""
-    import onnx
-
-    from builders.types import QuantizationScheme
-    from pipeline.quantization.calibration.methods import method, ranges
-    from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.observe import observe
-    from pipeline.quantization.schemes.qdq import quantize_int8
-
-    chosen, kept = method(name, percentile), data.with_suffix(".observations")
-    if reuse and kept.exists():
-        seen = Observations.load(kept)
-    else:
-        seen = observe(model, our_samples(data), histograms=reuse or chosen.needs_histogram, threads=1)
-    if reuse:
-        seen.save(kept)
-    scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
-    onnx.save(quantize_int8(onnx.load(model), ranges(seen, chosen, activation), scheme)[0], out)
-    return out
-
-
-def our_samples(data: Path) -> Any:
-    from builders.types import Dim, TensorSpec
-    from validation.samples import Samples
-
-    spec = TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE))
-    return Samples.open(data, (spec,), (Dim("batch", 1, 1, 64),))
-
-
-def reader(data: Path) -> Any:
-    """The samples one by one, as onnxruntime's calibrators take them."""
-    from onnxruntime.quantization import CalibrationDataReader
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.samples: Iterator[np.ndarray] = iter(np.load(data, mmap_mode="r"))
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            sample = next(self.samples, None)
-            return None if sample is None else {"x": np.ascontiguousarray(sample[None])}
-
-    return Reader()
-
-
-def ort_quantize(model: Path, data: Path, out: Path, name: str, activation: str) -> Path:
-    from onnxruntime.quantization import CalibrationMethod, QuantType, quantize_static
-
-    quantize_static(
-        str(model), str(out), reader(data), per_channel=True, weight_type=QuantType.QInt8,
-        activation_type=QuantType.QInt8 if activation == "int8" else QuantType.QUInt8,
-        calibrate_method=CalibrationMethod[name],
-        extra_options={"ActivationSymmetric": activation == "int8"},
-    )  # fmt: skip
-    return out
 
 
 def calibrate_only(side: str, folder: Path, count: int) -> Callable[[], object]:
@@ -254,12 +203,16 @@ def costs(folder: Path, counts: list[int]) -> dict[str, Any]:
 
 
 def qualities(folder: Path, count: int) -> dict[str, Any]:
-    ours = ["minmax", "mse", "entropy", "percentile 99.99", "percentile 99.999", "moving-average"]
+    ours = ["searched", "minmax", "mse", "entropy", "percentile 99.99", "percentile 99.999", "moving-average"]
     sides = [(f"enginery {name}", count) for name in ours] + [("ort MinMax", count)]
     sides += [("ort Percentile", min(count, MOST_SAMPLES_KEPT)), ("ort Entropy", min(count, MOST_SAMPLES_KEPT))]
+    if importlib.util.find_spec("modelopt"):
+        sides += [("modelopt max", count), ("modelopt entropy", min(count, MOST_SAMPLES_KEPT))]
+    else:
+        print("nvidia-modelopt is not installed: no rows for it", file=sys.stderr)
     found: dict[str, Any] = {}
     for side, samples in sides:
-        for activation in ("int8", "uint8"):
+        for activation in ("int8",) if side.startswith("modelopt") else ("int8", "uint8"):
             name = f"{side}, {activation}, n={samples}"
             found[name] = apart("quality", side, folder, samples, activation)
             print(name, found[name], file=sys.stderr)
@@ -277,9 +230,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", choices=("cost", "quality"))
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--samples", type=int, nargs="+", default=[32, 128])
     given = parser.parse_args()
-    prepare(given.folder, [*given.samples, MOST_SAMPLES_KEPT])
+    prepare(given.folder, [*given.samples, MOST_SAMPLES_KEPT], given.model)
     figures: dict[str, Any] = {}
     if given.only != "quality":
         figures["cost"] = costs(given.folder, given.samples)

@@ -24,9 +24,11 @@ scales made at run time, int4 weights in blocks.
     choice/        what to quantize and how, found by trial
       groups.py        nodes that int8 takes together         statistics.py   one pass: moments, reach, work
       smooth.py        outliers into weights                  rounding.py     weights whose errors cancel
-      fit.py           strength and clipping of one group     sensitivity.py  what one group costs at the outputs
-      folding.py       where smoothing factors cost nothing   search.py        the most compute in int8 under a floor
-      latency.py       what int8 does not make faster         engine_race.py   measured with a backend's engines
+      patches.py       convolutions as products               moments.py      covariance of what they read
+      convolutions.py  their weights and biases               fit.py          strength and clipping of one group
+      folding.py       where smoothing factors cost nothing   sensitivity.py  what one group costs at the outputs
+      latency.py       what int8 does not make faster         engine_race.py  measured with a backend's engines
+      search.py        the most compute in int8 under a floor
     record/        what quantizing did, tensor by tensor, read from the graph that was written
       pairs.py         the graph's Q/DQ pairs                levels.py       SQNR and clipping out of a histogram
       work.py          multiplications by node               record.py       all of it as JSON

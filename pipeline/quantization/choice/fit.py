@@ -59,7 +59,7 @@ def fit(
     if best.strength is None:
         return Plan(group, None, best.clip, None, rounded, best.low, best.high, weight_db=lost)
     seen = _seen(statistics, best.factors)
-    return Plan(group, best.strength, best.clip, best.factors, rounded, best.low, best.high, seen, lost)
+    return Plan(group, best.strength, best.clip, best.factors, rounded, best.low, best.high, seen=seen, weight_db=lost)
 
 
 def _seen(statistics: Statistics, factors: Floats) -> Seen:

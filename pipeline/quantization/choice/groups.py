@@ -60,7 +60,9 @@ def matrices(model: ModelProto, groups: Sequence[Group]) -> Mapping[str, Floats]
 
 
 def laid_out(matrix: Floats, site: Site) -> Floats:
-    """A matrix of `matrices` as the node stores it."""
+    """A matrix of `matrices` as the node stores it; what a convolution reads is in its own shape already."""
+    if site.op_type == "Conv":
+        return matrix
     return np.ascontiguousarray(_upright(matrix, site))
 
 

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row
+from pipeline.quantization.choice.convolutions import fit_convolutions
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
 from pipeline.quantization.choice.latency import Race, Timing, without_unpaid
@@ -137,6 +138,7 @@ class _Trial:
             for group in groups
             if group.mixes
         }
+        plans |= fit_convolutions(graph, groups, ranges, scheme.activation, fitted)
         alone, cost = sweep(graph, groups, plans, ranges, scheme, judged)
         plain = Runner(graph)
         expected = [plain.run(inputs) for inputs in judged]

@@ -15,13 +15,17 @@ from onnx import ModelProto
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import Group
-from pipeline.quantization.choice.sessions import Runner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.choice.sessions import Array, Runner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.choice.smooth import Plan, applied
 from pipeline.quantization.graphs.graph import constants, element_types
 from pipeline.quantization.graphs.sites import find_sites
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
 from validation.drift import Drift, is_exact, measure
+
+# Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
+# what is chosen is run on all of them.
+MOST_KEPT = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,29 @@ def sweep(
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
 ) -> tuple[dict[str, Quality], Cost]:
-    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, where made."""
-    tails = {group.activation: _tail_of(model, group) for group in groups}
-    known = {value.name: value.type.tensor_type.elem_type for part in tails.values() for value in part.graph.input}
+    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, where made.
+
+    As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
+    """
+    types = element_types(model)
+    # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
+    inputs = (value for group in groups for value in _tail_of(model, group, types).graph.input)
+    known = {value.name: value.type.tensor_type.elem_type for value in inputs}
     outputs = [value.name for value in model.graph.output]
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
     plain, inner = Runner(model), Runner(with_outputs(model, everything))
-    inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs])
     start = time.process_time()
-    kept = [{**inputs, **inner.run(inputs)} for inputs in runs]
+    kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
+    inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
+    start += inference_s
     expected = [{name: values[name] for name in outputs} for values in kept]
     found = {}
     for group in groups:
-        set_ranks(tails[group.activation], kept[0])
-        written = _alone(tails[group.activation], group, plans, ranges, scheme)
+        part = _tail_of(model, group, types)
+        set_ranks(part, kept[0])
+        written = _alone(part, group, plans, ranges, scheme)
         runner = Runner(written, optimized=False)
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
     return found, Cost(len(groups), time.process_time() - start, inference_s)
@@ -95,11 +106,20 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors]) -> Quality:
     return Quality(noise, cosine, all(part.nonfinite == 0 for part in total.values()))
 
 
-def _tail_of(model: ModelProto, group: Group) -> ModelProto:
+def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array]]:
+    kept, held = list[dict[str, Array]](), 0
+    for values in runs:
+        held += sum(array.nbytes for array in values.values())
+        if kept and held > most:
+            break
+        kept.append(values)
+    return kept
+
+
+def _tail_of(model: ModelProto, group: Group, types: Mapping[str, int]) -> ModelProto:
     given = constants(model.graph)
     after = downstream(model, group.nodes)
-    types = {name: kind for name, kind in element_types(model).items() if name not in given and name not in after}
-    return tail(model, types)
+    return tail(model, {name: kind for name, kind in types.items() if name not in given and name not in after})
 
 
 def _alone(

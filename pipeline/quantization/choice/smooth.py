@@ -30,9 +30,10 @@ class Plan:
     """How one group is to be quantized.
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
-    activation is divided by.  weights: node -> rounded matrix (in, out), factors included.
-    low, high: range of the smoothed activation.  seen: what the smoothed activation held, its histogram being of some
-    rows; None without smoothing.  weight_db: node -> SQNR of its rounded weight, against the one before rounding.
+    activation is divided by.  weights: node -> rounded matrix (in, out), factors included; of a convolution, in its own
+    shape.  low, high: range of the smoothed activation.  biases: node -> bias, where it changes.
+    seen: what the smoothed activation held, its histogram being of some rows; None without smoothing.
+    weight_db: node -> SQNR of its rounded weight, against the one before rounding.
     """
 
     group: Group
@@ -42,6 +43,7 @@ class Plan:
     weights: Mapping[str, Floats]
     low: float
     high: float
+    biases: Mapping[str, Floats] = field(default_factory=dict)
     seen: Seen | None = None
     weight_db: Mapping[str, float] = field(default_factory=dict)
 
@@ -119,6 +121,10 @@ def _set_weights(graph: GraphProto, plan: Plan, by_name: Mapping[str, NodeProto]
         if site.node in plan.weights:
             values = laid_out(plan.weights[site.node], site)
             by_name[site.node].input[1] = _constant(graph, f"{site.weight}_{site.node}", values)
+        if site.node in plan.biases:
+            node = by_name[site.node]
+            del node.input[2:]
+            node.input.append(_constant(graph, f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
 
 
 def _constant(graph: GraphProto, name: str, values: NDArray[np.floating[Any]]) -> str:
