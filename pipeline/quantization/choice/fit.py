@@ -3,6 +3,9 @@
 A setting is judged at the outputs of the group's own nodes, from statistics: the activation's error on some rows, the
 weight's error from the second moments. Each node's error counts relative to its own output, so that a query with large
 values does not drown its value. No inference is run.
+
+Factors and range are made from one half of the rows and judged on the other, both ways: what fits a few rows only, and
+clips what comes next, does not win.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.choice.rounding import compensated, nearest
 from pipeline.quantization.choice.smooth import Plan, factors_of
-from pipeline.quantization.choice.statistics import Statistics
+from pipeline.quantization.choice.statistics import Half, Statistics
 from pipeline.quantization.record.levels import decibels
 
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -76,30 +79,44 @@ def _sqnr_db(exact: Floats, rounded: Floats) -> float:
 def _judged(
     statistics: Statistics, weights: Sequence[Floats], activation: str, strengths: Sequence[float | None]
 ) -> Iterator[tuple[float, _Setting]]:
-    rows = statistics.rows
-    rows = rows[:: max(1, len(rows) // TRIED_ROWS)]
-    energies = [float(np.mean((rows @ weight) ** 2)) or 1.0 for weight in weights]
+    tried = [(seen, _thinned(judge.rows)) for seen, judge in statistics.folds]
+    energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in tried) or 1.0 for weight in weights]
     for strength in strengths:
         factors = _factors(statistics, weights, strength)
-        scaled = [weight * factors[:, None] for weight in weights]
-        of_weights = [_weight_error(weight, statistics.moments, factors) for weight in scaled]
+        of_weights = [_weight_error(weight * factors[:, None], statistics.moments, factors) for weight in weights]
         for clip in CLIPS:
+            of_rows = np.zeros(len(weights))
+            for seen, rows in tried:
+                lost = _lost(
+                    rows, _setting(seen, strength, _factors(seen, weights, strength), clip, activation), activation
+                )
+                of_rows += [float(np.mean((lost @ weight) ** 2)) for weight in weights]
+            errors = zip(of_rows.tolist(), of_weights, energies, strict=True)
             setting = _setting(statistics, strength, factors, clip, activation)
-            lost = rounded_activation(rows / factors, setting.low, setting.high, activation) - rows / factors
-            of_rows = [float(np.mean((lost @ weight) ** 2)) for weight in scaled]
-            errors = zip(of_rows, of_weights, energies, strict=True)
-            yield sum((a + COMPENSATION * w) / energy for a, w, energy in errors), setting
+            yield sum((a + len(tried) * COMPENSATION * w) / energy for a, w, energy in errors), setting
 
 
-def _factors(statistics: Statistics, weights: Sequence[Floats], strength: float | None) -> Floats:
+def _thinned(rows: Floats) -> Floats:
+    return rows[:: max(1, 2 * len(rows) // TRIED_ROWS)]
+
+
+def _lost(rows: Floats, setting: _Setting, activation: str) -> Floats:
+    """What quantizing adds to each row, in its own channels."""
+    smoothed = rows / setting.factors
+    return (rounded_activation(smoothed, setting.low, setting.high, activation) - smoothed) * setting.factors
+
+
+def _factors(seen: Half | Statistics, weights: Sequence[Floats], strength: float | None) -> Floats:
     if strength is None:
-        return np.ones(len(statistics.low), np.float32)
-    return factors_of(np.maximum(np.abs(statistics.low), np.abs(statistics.high)), weights, strength)
+        return np.ones(len(seen.low), np.float32)
+    return factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), weights, strength)
 
 
-def _setting(statistics: Statistics, strength: float | None, factors: Floats, clip: float, activation: str) -> _Setting:
-    low = clip * float((statistics.low / factors).min())
-    high = clip * float((statistics.high / factors).max())
+def _setting(
+    seen: Half | Statistics, strength: float | None, factors: Floats, clip: float, activation: str
+) -> _Setting:
+    low = clip * float((seen.low / factors).min())
+    high = clip * float((seen.high / factors).max())
     if activation == "int8":
         low, high = -max(-low, high), max(-low, high)
     return _Setting(strength, clip, factors, low, high)

@@ -1,8 +1,8 @@
 """What the search for a group's settings needs to know of its activation, gathered in one streaming pass.
 
 Kept per group: each channel's reach, the matrix of second moments E[x x'] (it gives the error that any change of a
-weight makes at the node's output, without running anything again), and a thousand rows to try activations on. Memory is
-that of one inference and these; values leave the session once per group of samples and are dropped.
+weight makes at the node's output, without running anything again), and a thousand rows to try activations on; reach and
+rows by halves. Memory is that of one inference and these; values leave the session once per group of samples.
 """
 
 import math
@@ -18,38 +18,31 @@ from builders.types import Tensors
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.graphs.graph import constants
 
-# Rows kept in all: beyond twice as many, every second one goes, and later runs give half.
-ROWS = 1024
-FIRST_QUOTA = 64
+# Rows kept of each half: beyond twice as many, every second one goes, and later runs give half.
+ROWS = 512
+FIRST_QUOTA = 32
 # Second moments of wider activations would take gigabytes; their weights are rounded to the nearest.
 WIDEST = 8192
 
 
 @dataclass
-class Statistics:
-    """Of one group's activation. low, high: per channel.  quota: rows to keep of the next run."""
+class Half:
+    """Half of the rows of one activation. low, high: per channel.  quota: rows to keep of the next run."""
 
-    count: int = 0
     low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     high: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    sums: Floats | None = None
     kept: list[Floats] = field(default_factory=list)
     quota: int = FIRST_QUOTA
 
-    def add(self, values: Floats) -> None:
-        """Take in one run's values, (..., channels)."""
-        rows = values.reshape(-1, values.shape[-1])
+    def add(self, rows: Floats) -> None:
+        """Take in some rows."""
         if not len(rows):
             return
         low, high = rows.min(axis=0), rows.max(axis=0)
-        self.low = np.minimum(self.low, low) if self.count else low
-        self.high = np.maximum(self.high, high) if self.count else high
-        if rows.shape[1] <= WIDEST:
-            sums = rows.T @ rows
-            self.sums = sums if self.sums is None else self.sums + sums
+        self.low = np.minimum(self.low, low) if self.kept else low
+        self.high = np.maximum(self.high, high) if self.kept else high
         # An odd step: sequence lengths are mostly even, and no position shall be missed in every sequence.
         self.kept.append(rows[:: (len(rows) // self.quota) | 1][: self.quota].copy())
-        self.count += len(rows)
         if sum(map(len, self.kept)) > 2 * ROWS:
             self.kept, self.quota = [self.rows[::2]], max(1, self.quota // 2)
 
@@ -57,6 +50,51 @@ class Statistics:
     def rows(self) -> Floats:
         """Rows of every run."""
         return np.concatenate(self.kept)
+
+
+@dataclass
+class Statistics:
+    """Of one group's activation. halves: of its rows, so that settings made for one can be judged on the other."""
+
+    count: int = 0
+    runs: int = 0
+    sums: Floats | None = None
+    halves: tuple[Half, Half] = field(default_factory=lambda: (Half(), Half()))
+
+    def add(self, values: Floats) -> None:
+        """Take in one run's values, (..., channels). The halves take turns in what comes first: it may be special."""
+        rows = values.reshape(-1, values.shape[-1])
+        if not len(rows):
+            return
+        middle, turn = len(rows) // 2, self.runs % 2
+        self.halves[turn].add(rows[:middle])
+        self.halves[1 - turn].add(rows[middle:])
+        if rows.shape[1] <= WIDEST:
+            sums = rows.T @ rows
+            self.sums = sums if self.sums is None else self.sums + sums
+        self.count += len(rows)
+        self.runs += 1
+
+    @property
+    def folds(self) -> tuple[tuple[Half, Half], ...]:
+        """(to set by, to judge on), both ways; a single row in all is its own judge."""
+        filled = [half for half in self.halves if half.kept]
+        return ((filled[0], filled[-1]), (filled[-1], filled[0]))
+
+    @property
+    def low(self) -> Floats:
+        """Least value of each channel."""
+        return np.asarray(np.min([half.low for half in self.halves if half.kept], axis=0))
+
+    @property
+    def high(self) -> Floats:
+        """Greatest value of each channel."""
+        return np.asarray(np.max([half.high for half in self.halves if half.kept], axis=0))
+
+    @property
+    def rows(self) -> Floats:
+        """Rows of every run."""
+        return np.concatenate([rows for half in self.halves for rows in half.kept])
 
     @property
     def moments(self) -> Floats | None:

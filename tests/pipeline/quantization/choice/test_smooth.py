@@ -1,11 +1,14 @@
 """Smoothing and rounding: the same function in float, folded where that is free, weights on int8's own levels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
+from pipeline.quantization.choice.fit import STRENGTHS, fit, rounded_activation
 from pipeline.quantization.choice.groups import find_groups, matrices
 from pipeline.quantization.choice.rounding import compensated, nearest, steps_of
 from pipeline.quantization.choice.smooth import Plan, applied, factors_of, folds
@@ -94,6 +97,31 @@ def test_kept_rows_stay_few_however_many_runs_there_are():
     assert 512 <= len(found.rows) <= 2048
     assert found.rows[:, 0].max() >= 590 and found.rows[:, 0].min() <= 10
     assert found.count == 600 * 200
+
+
+def sparse(rows: int, seed: int) -> np.ndarray:
+    """As pooled features are: mostly small, each channel large now and then."""
+    return np.random.default_rng(seed).gamma(0.3, size=(rows, 512)).astype(np.float32)
+
+
+@pytest.mark.parametrize("activation", ["int8", "uint8"])
+def test_settings_that_fit_a_few_rows_only_do_not_win(activation):
+    weight = np.random.default_rng(0).normal(size=(512, 40)).astype(np.float32)
+    statistics = Statistics()
+    for start in range(0, 32, 8):
+        statistics.add(sparse(32, 1)[start : start + 8])
+    graph = prepared(outlier_net())
+    group = replace(find_groups(graph, find_sites(graph)[0])[0], sites=find_sites(graph)[0][:1])
+    plans = [fit(group, statistics, {group.nodes[0]: weight}, activation, wanted) for wanted in (STRENGTHS, (None,))]
+    fresh = sparse(2000, 2)
+    searched, plain = (error_of(plan, fresh, weight, activation) for plan in plans)
+    assert searched < 1.1 * plain
+
+
+def error_of(plan: Plan, rows: np.ndarray, weight: np.ndarray, activation: str) -> float:
+    smooth = rows if plan.factors is None else rows / plan.factors
+    found = rounded_activation(smooth, plan.low, plan.high, activation) @ next(iter(plan.weights.values()))
+    return float(np.mean((found - rows @ weight) ** 2))
 
 
 def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
