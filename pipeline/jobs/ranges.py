@@ -15,29 +15,25 @@ if TYPE_CHECKING:
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.choice.engine_race import EngineRace
+    from validation.samples import SampleSource
 
 
 def observe_part(
     store: str,
     onnx: str,
     part: list[int],
-    root: str,
-    data: str,
-    digest: str,
-    inputs: list[Json],
-    dims: list[Json],
+    samples: Json,
     workdir: Path,
 ) -> Json:
     """One streaming pass over a part of the calibration samples: observations (blob), digest of what was seen, samples.
 
-    part: its index, and of how many.
-    root, data: the spec's folder, and what the spec names there.  digest: of it when the step was keyed. Raises
-    DataError when it has changed since.
+    part: its index, and of how many.  samples: root and data (the spec's folder, and what the spec names there), digest
+    (of it when the step was keyed), labels (an array that no input takes), inputs and dims. Raises DataError when the
+    data has changed since.
     """
     import onnx as onnx_package
 
     from pipeline.quantization.calibration.observe import observe
-    from pipeline.quantization.calibration.sources import open_source
     from pipeline.quantization.graphs.placement import tensors_to_measure
     from pipeline.quantization.graphs.sites import activations, prepared
     from validation.samples import Samples
@@ -47,13 +43,20 @@ def observe_part(
     graph = prepared(onnx_package.load(model))
     everything, needed = activations(graph), tensors_to_measure(graph)
     del graph
-    with open_source(Path(root), data, digest, tensors_from(inputs), dims_from(dims)) as samples:
+    with _opened(samples) as source:
         index, count = part
-        span = samples.part(index, count) if isinstance(samples, Samples) and count > 1 else (0, None)
-        seen = observe(model, samples, everything, histograms=needed, span=span)
-    if seen.dataset != digest:
-        raise DataError(f"{data} changed while it was read; nothing was kept: run again")
+        span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
+        seen = observe(model, source, everything, histograms=needed, span=span)
+    if seen.dataset != samples["digest"]:
+        raise DataError(f"{samples['data']} changed while it was read; nothing was kept: run again")
     return _observations_value(place, seen)
+
+
+def _opened(samples: Json) -> "AbstractContextManager[SampleSource]":
+    from pipeline.quantization.calibration.sources import open_source
+
+    shapes = tensors_from(samples["inputs"]), dims_from(samples["dims"])
+    return open_source(Path(samples["root"]), samples["data"], samples["digest"], *shapes, samples["labels"])
 
 
 def merge_parts(store: str, parts: list[str]) -> Json:
@@ -79,29 +82,26 @@ def choose(
     calibration: Json,
     search: Json,
     race: Json | None,
-    root: str,
-    data: str,
-    digest: str,
-    inputs: list[Json],
-    dims: list[Json],
+    answer: str | None,
+    samples: Json,
     workdir: Path,
 ) -> Json:
     """Search what to quantize and how: digests of model, ranges, choice and of what the smoothed activations hold, and
     the nodes left in float with reasons.
 
-    search: the spec's smoothing, floor and overrides.  race: of `steps.race.engine_to_race`.  root, data, digest: as in
-    `observe_part`.
+    search: the spec's smoothing, floor and overrides.  race: of `steps.race.engine_to_race`.  answer: the output that
+    is judged by labels.  samples: as in `observe_part`.
     """
     import onnx as onnx_package
 
     from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.sources import open_source
     from pipeline.quantization.choice.chosen import Floor
-    from pipeline.quantization.choice.runs import grouped
+    from pipeline.quantization.choice.runs import Labels, grouped
     from pipeline.quantization.choice.search import choose as search_for
     from pipeline.quantization.graphs.sites import prepared
     from pipeline.quantization.schemes.overrides import Override, resolve
     from pipeline.sources.onnx_model import save_onnx
+    from validation.samples import Samples
 
     place = open_store(store)
     model = onnx_package.load(fetch(place, onnx, workdir / "model.onnx"))
@@ -114,18 +114,19 @@ def choose(
     rules = [Override.from_json(item) for item in search["overrides"]]
     overrides = resolve(prepared(model), rules) if rules else {}
     floor = Floor(**search["floor"]) if search["floor"] else None
-    shapes = tensors_from(inputs), dims_from(dims)
-    with open_source(Path(root), data, digest, *shapes) as samples:
-        first = next(grouped(samples.runs(), *shapes))[1] if race else {}
+    shapes = tensors_from(samples["inputs"]), dims_from(samples["dims"])
+    with _opened(samples) as source:
+        first = next(grouped(source.runs(), *shapes))[1] if race else {}
+        labels = Labels(answer, source.column(samples["labels"])) if answer and isinstance(source, Samples) else None
         with _race(race, first, workdir) as timer:
-            runs = grouped(samples.runs(), *shapes)
-            found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides, timer)
+            runs = grouped(source.runs(), *shapes)
+            found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides, timer, labels)
     save_onnx(found.model, workdir / "chosen.onnx")
     return {
         "model": place.put_file(workdir / "chosen.onnx"),
         "ranges": place.put_bytes(text_of(found.ranges.to_json())),
         "choice": place.put_bytes(text_of({**found.to_json(), "floor": search["floor"]})),
-        "smoothed": place.put_bytes(Observations(onnx, digest, (), found.smoothed).to_bytes()),
+        "smoothed": place.put_bytes(Observations(onnx, samples["digest"], (), found.smoothed).to_bytes()),
         "left": dict(found.left),
         "summary": "; ".join(filter(None, [found.summary, _not_measured(race)])),
     }

@@ -117,6 +117,9 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
         out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
     if spec.quantization.searches and spec.calibration is None:
         out.append("quantization.smoothing, floor and latency are searched on real samples; add calibration.data")
+    floor = spec.quantization.floor
+    if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
+        out.append("quantization.floor.accuracy needs the right answers; name their array in calibration.labels")
     out += [
         f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
         for pattern in spec.build.required

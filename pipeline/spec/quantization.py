@@ -23,6 +23,10 @@ class Calibration(Part):
         1, ge=1, le=256, description="observe stored samples in so many parts, side by side, each kept once it is done"
     )
 
+    labels: str | None = Field(
+        None, description="name of the array of class indices in stored data, for a floor of accuracy"
+    )
+
     @field_validator("data")
     @classmethod
     def _file_or_generator(cls, text: str) -> str:
@@ -37,6 +41,8 @@ class Calibration(Part):
             raise ValueError(f"method {self.method} has no percentile; remove it, or use method percentile")
         if self.parts > 1 and self.function:
             raise ValueError("a generator cannot be divided into parts; remove parts, or store the samples")
+        if self.labels and self.function:
+            raise ValueError("a generator gives no labels; remove labels, or store the samples")
         return self
 
     @property
@@ -64,11 +70,18 @@ class QualityFloor(Part):
 
     sqnr_db: float | None = Field(None, gt=0, lt=140, description="signal-to-quantization-noise ratio, in decibels")
     cosine: float | None = Field(None, gt=0, lt=1, description="cosine similarity of the outputs")
+    argmax_agreement: float | None = Field(
+        None, gt=0, le=1, description="share of decisions, along the last axis, that stay those of the float model"
+    )
+    accuracy: float | None = Field(
+        None, gt=0, le=1, description="share of right answers, of golden.metric.output or of the first output, by "
+        "calibration.labels"
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.sqnr_db is None and self.cosine is None:
-            raise ValueError("needs sqnr_db or cosine")
+        if not any(self.model_dump().values()):
+            raise ValueError(f"needs one of {', '.join(type(self).model_fields)}")
         return self
 
 

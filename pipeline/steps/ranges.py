@@ -32,7 +32,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     """
     key: Json = {
         "onnx": exported.model.digest,
-        "data": _calibration_digest(spec),
+        "data": _samples(spec),
         "part": list(part),
         "shapes": shapes_of(spec),
         "versions": versions(*MEASURING),
@@ -40,9 +40,8 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     }
 
     def job() -> Job:
-        shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
-        data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
-        arguments = {"store": shop.store.uri, "onnx": exported.model.digest, "part": key["part"], **data, **shapes}
+        samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
+        arguments = {"store": shop.store.uri, "onnx": key["onnx"], "part": key["part"], "samples": samples}
         return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, STEP_LIMITS)
 
     index, count = part
@@ -70,7 +69,8 @@ def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: 
         "onnx": exported.model.digest,
         "activation": activation,
         "seen": ranges["seen"],
-        "data": _calibration_digest(spec),
+        "data": _samples(spec),
+        "answer": _answer(spec, exported),
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "search": wanted.model_dump(include={"smoothing", "floor", "overrides"}, mode="json"),
         "race": engine_to_race(activation, spec, exported),
@@ -80,10 +80,9 @@ def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: 
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search", "race")}
-        shapes = {name: key["shapes"][name] for name in ("inputs", "dims")}
-        data = {"root": str(spec.folder), "data": spec.calibration and spec.calibration.data, "digest": key["data"]}
-        arguments |= {"store": shop.store.uri, "observations": ranges["observations"], **data, **shapes}
+        arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search", "race", "answer")}
+        samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
+        arguments |= {"store": shop.store.uri, "observations": ranges["observations"], "samples": samples}
         return Job("choose", "pipeline.jobs.ranges:choose", arguments, STEP_LIMITS)
 
     blobs = ("model", "ranges", "choice", "smoothed")
@@ -96,6 +95,28 @@ def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -
         return ()
     found = [flavour.scheme.activation for flavour in flavours if flavour.scheme and flavour.precision == "int8"]
     return tuple(dict.fromkeys(found))
+
+
+def _samples(spec: ModelSpec) -> Json:
+    """What the calibration samples are, and the digest that says so."""
+    wanted = spec.calibration
+    return {
+        "data": wanted and wanted.data,
+        "digest": _calibration_digest(spec),
+        "labels": wanted and wanted.labels,
+    }
+
+
+def _inputs(shapes: Json) -> Json:
+    return {name: shapes[name] for name in ("inputs", "dims")}
+
+
+def _answer(spec: ModelSpec, exported: Exported) -> str | None:
+    """The output whose argmax is judged by labels; None where there are none."""
+    if spec.calibration is None or spec.calibration.labels is None:
+        return None
+    metric = spec.golden.metric if spec.golden else None
+    return metric.output if metric else exported.model.outputs[0].name
 
 
 def _calibration_digest(spec: ModelSpec) -> str:

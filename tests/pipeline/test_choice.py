@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -52,6 +53,20 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     assert 'class="frontier"' in page and "where at least 130 dB were asked for" in page
     assert "the floor: quantized alone it leaves" in page
     assert "left in float: " in small.run("show", "tiny", "--quantization").out
+
+
+def test_a_floor_of_accuracy_reads_the_labels_that_lie_with_the_samples(small: Project) -> None:
+    with np.load(small.folder / "calibration.npz") as stored:
+        arrays = dict(stored)
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.zeros(len(arrays["x"]), np.int64))
+    calibration = {"data": "calibration.npz", "labels": "y"}
+    small.change_spec(calibration=calibration, quantization={"floor": {"accuracy": 0.001}})
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json")
+    assert shown.code == 0, shown.err
+    assert 0 <= shown.json["chosen"]["accuracy"] <= 1 and "accuracy" in shown.json["summary"]
+    small.change_spec(calibration=calibration | {"labels": "z"})
+    wrong = small.run("sensitivity", small.spec)
+    assert wrong.code == 2 and "no array 'z'" in wrong.err
 
 
 def test_people_see_a_table(small: Project) -> None:

@@ -18,14 +18,15 @@ class Floor:
 
     sqnr_db: float | None = None
     cosine: float | None = None
+    argmax_agreement: float | None = None
+    accuracy: float | None = None
 
     def holds(self, found: Quality) -> bool:
         """Whether a measured quality is good enough. NaN and infinities never are."""
-        return (
-            found.finite
-            and (self.sqnr_db is None or found.sqnr_db >= self.sqnr_db)
-            and (self.cosine is None or found.cosine >= self.cosine)
-        )
+        if self.accuracy is not None and found.accuracy is None:
+            return False  # it was not measured
+        limits = asdict(self).items()
+        return found.finite and all(limit is None or getattr(found, name) >= limit for name, limit in limits)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Row:
 class Point:
     """One point of the frontier: the share of the weighted multiplications in int8, and the quality that gives.
 
-    predicted_db: from the damages of single groups.  sqnr_db, cosine: of the whole model, where it was run.
+    predicted_db: from the damages of single groups.  The others: of the whole model, where it was run; accuracy where
+    there are labels.
     """
 
     share: float
@@ -62,6 +64,8 @@ class Point:
     predicted_db: float
     sqnr_db: float | None = None
     cosine: float | None = None
+    argmax_agreement: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Chosen:
         """One line for people."""
         point = self.point
         quality = f"{point.sqnr_db:.1f} dB, cosine {point.cosine:.4f}" if point.sqnr_db is not None else "not run"
+        quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
 
     def to_json(self) -> dict[str, Any]:

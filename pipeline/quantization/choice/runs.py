@@ -1,8 +1,11 @@
 """Calibration samples as the search wants them: many in a run, most of them to fit settings on, others to judge on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from builders.types import Dim, Tensors, TensorSpec
 
@@ -31,24 +34,45 @@ def grouped(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec], d
         yield count, _joined(held)
 
 
-def divided(runs: Iterable[Run]) -> tuple[list[Run], list[Tensors]]:
+@dataclass(frozen=True)
+class Judged:
+    """A run to judge the model on. start, stop: its samples in the data set."""
+
+    inputs: Tensors
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The right answers of all samples, in order. output: whose argmax over the last axis is the answer."""
+
+    output: str
+    values: NDArray[Any]
+
+    def of(self, run: Judged) -> NDArray[Any]:
+        """Those of one run, flat."""
+        return self.values[run.start : run.stop].reshape(-1)
+
+
+def divided(runs: Iterable[Run]) -> tuple[list[Run], list[Judged]]:
     """Runs to fit settings on, and others to judge the model on: every fourth, until there are enough.
 
     With fewer than four runs, they are the same.
     """
-    fitted: list[Run] = []
-    judged: list[Tensors] = []
-    counts = [0, 0]
+    fitted, judged = list[Judged](), list[Judged]()
+    counts, start = [0, 0], 0
     for index, (count, inputs) in enumerate(runs):
+        run = Judged(inputs, start, start := start + count)
         if index % 4 == 3 and counts[1] < JUDGED:
-            judged.append(inputs)
+            judged.append(run)
             counts[1] += count
         elif counts[0] < FITTED:
-            fitted.append((count, inputs))
+            fitted.append(run)
             counts[0] += count
         if counts[0] >= FITTED and counts[1] >= JUDGED:
             break
-    return fitted, judged or [inputs for _, inputs in fitted]
+    return [(run.stop - run.start, run.inputs) for run in fitted], judged or fitted
 
 
 def _joinable(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> int:

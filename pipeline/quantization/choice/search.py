@@ -19,8 +19,8 @@ from pipeline.quantization.choice.convolutions import fit_convolutions
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
 from pipeline.quantization.choice.latency import Race, Timing, without_unpaid
-from pipeline.quantization.choice.runs import Run, divided
-from pipeline.quantization.choice.sensitivity import Cost, Quality, quality, sweep
+from pipeline.quantization.choice.runs import Labels, Run, divided
+from pipeline.quantization.choice.sensitivity import Answers, Cost, Quality, quality, sweep
 from pipeline.quantization.choice.sessions import Runner
 from pipeline.quantization.choice.smooth import Plan, applied, folds
 from pipeline.quantization.choice.statistics import Work, gather
@@ -38,14 +38,16 @@ def choose(
     smoothing: Literal["none", "auto"] = "auto",
     overrides: Mapping[str, OverridePrecision] | None = None,
     race: Race | None = None,
+    labels: Labels | None = None,
 ) -> Chosen:
     """Search strengths, clipping, rounding and exclusions for a model, on calibration samples.
 
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
     overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
-    for nodes that a person wants in int8. Raises ModelError when the model does not run on the samples.
+    for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model does not
+    run on the samples, DataError when the labels do not fit them.
     """
-    trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {})
+    trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
     tried: dict[int, Point] = {}
     depth = 0 if floor is None else _shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
@@ -113,6 +115,7 @@ class _Trial:
     cost: Cost
     runs: Sequence[Tensors]
     expected: Sequence[Tensors]
+    answers: Answers | None = None
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
 
@@ -125,11 +128,14 @@ class _Trial:
         runs: Iterable[Run],
         smoothing: str,
         overrides: Mapping[str, OverridePrecision],
+        labels: Labels | None,
     ) -> "_Trial":
         graph = prepared(model)
         sites = () if carries_qdq(model) else usable_sites(graph, ranges, scheme.activation, overrides)[0]
         groups = find_groups(graph, sites)
-        fitted, judged = divided(runs)
+        fitted, judging = divided(runs)
+        judged = [run.inputs for run in judging]
+        answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         statistics, work = gather(graph, groups, fitted)
         weights = matrices(graph, groups)
         strengths = STRENGTHS if smoothing == "auto" else (None,)
@@ -143,7 +149,7 @@ class _Trial:
         plain = Runner(graph)
         expected = [plain.run(inputs) for inputs in judged]
         by_name = {group.activation: group for group in groups}
-        return cls(graph, ranges, scheme, overrides, by_name, plans, work, alone, cost, judged, expected)
+        return cls(graph, ranges, scheme, overrides, by_name, plans, work, alone, cost, judged, expected, answers)
 
     @property
     def macs(self) -> dict[str, float]:
@@ -172,9 +178,15 @@ class _Trial:
         left = tuple(left)
         if left not in self.qualities:
             runner = Runner(self.written(left, self.scheme), optimized=False)
-            self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs))
+            self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs), self.answers)
         found = self.qualities[left]
-        return replace(self.predicted(left), sqnr_db=found.sqnr_db, cosine=found.cosine)
+        return replace(
+            self.predicted(left),
+            sqnr_db=found.sqnr_db,
+            cosine=found.cosine,
+            argmax_agreement=found.argmax_agreement,
+            accuracy=found.accuracy,
+        )
 
     def changed(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out."""

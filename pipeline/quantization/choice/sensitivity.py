@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import ModelProto
 
+from builders.errors import DataError
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import Group
@@ -30,11 +32,17 @@ MOST_KEPT = 256 << 20
 
 @dataclass(frozen=True)
 class Quality:
-    """How close a quantized model's outputs come to the float model's; of several outputs, the worst."""
+    """How close a quantized model's outputs come to the float model's; of several outputs, the worst.
+
+    argmax_agreement: share of the rows along the last axis whose decision stays.  accuracy: share of right answers,
+    where there are labels.
+    """
 
     noise: float
     cosine: float
     finite: bool = True
+    argmax_agreement: float = 1.0
+    accuracy: float | None = None
 
     @property
     def sqnr_db(self) -> float:
@@ -94,16 +102,44 @@ def sweep(
     return found, Cost(len(groups), time.process_time() - start, inference_s)
 
 
-def quality(expected: Sequence[Tensors], actual: Iterable[Tensors]) -> Quality:
-    """Quality over all runs; integer outputs are decisions, and no measure of noise."""
+@dataclass(frozen=True)
+class Answers:
+    """What the right answers are. output: whose argmax over the last axis is the answer.  right: class indices of each
+    run, flat."""
+
+    output: str
+    right: Sequence[Array]
+
+
+def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Answers | None = None) -> Quality:
+    """Quality over all runs; integer outputs are decisions, and no measure of noise.
+
+    Raises DataError when there is not one label for each answer.
+    """
     total: dict[str, Drift] = {}
-    for wanted, found in zip(expected, actual, strict=True):
+    right = []
+    for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
         for name, values in wanted.items():
-            if not is_exact(values):
-                total[name] = total.get(name, Drift()).merge(measure(values, found[name]))
-    noise = max((10 ** (-part.sqnr_db / 10) for part in total.values()), default=0.0)
-    cosine = min((part.cosine for part in total.values()), default=1.0)
-    return Quality(noise, cosine, all(part.nonfinite == 0 for part in total.values()))
+            total[name] = total.get(name, Drift()).merge(measure(values, found[name]))
+        if answers:
+            right.append(_right(found[answers.output], answers.right[index], answers.output))
+    floats = [part for part in total.values() if part.mismatches is None]
+    return Quality(
+        max((10 ** (-part.sqnr_db / 10) for part in floats), default=0.0),
+        min((part.cosine for part in floats), default=1.0),
+        all(part.nonfinite == 0 for part in floats),
+        min((part.argmax_agreement for part in total.values()), default=1.0),
+        float(np.mean(np.concatenate(right))) if answers else None,
+    )
+
+
+def _right(output: Array, labels: Array, name: str) -> Array:
+    """Which answers are right; a row with NaN has none."""
+    answers = output if is_exact(output) else np.argmax(output, axis=-1)
+    if answers.size != labels.size:
+        raise DataError(f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one each")
+    valid = np.ones(answers.shape, bool) if is_exact(output) else ~np.isnan(output).any(axis=-1)
+    return np.asarray((answers.reshape(-1) == labels.reshape(-1)) & valid.reshape(-1))
 
 
 def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array]]:

@@ -59,8 +59,9 @@ class _Reading:
         scales = self._constant(node, 1)
         if kind not in NAMES or scales is None:
             return None
-        maker = self.makers.get(node.input[0])
-        rounded = maker.input[0] if maker is not None else node.input[0]
+        *_, stored = self._before(node.input[0])  # bytes may be moved between the two
+        maker = self.makers.get(stored)
+        rounded = maker.input[0] if maker is not None else stored
         axis = next((item.i for item in node.attribute if item.name == "axis"), 1)
         zero = self._constant(node, 2)
         return Pair(

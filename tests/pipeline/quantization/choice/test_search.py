@@ -7,11 +7,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from builders.errors import DataError
 from pipeline.quantization.choice.chosen import Chosen, Floor, Point
 from pipeline.quantization.choice.picture import frontier_svg
-from pipeline.quantization.choice.runs import divided, grouped
+from pipeline.quantization.choice.runs import Labels, divided, grouped
 from pipeline.quantization.choice.search import _refilled, choose
-from pipeline.quantization.choice.sensitivity import Quality, quality
+from pipeline.quantization.choice.sensitivity import Answers, Quality, quality
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.choice.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
@@ -134,7 +135,9 @@ def test_nan_is_never_good_enough():
 
 
 def test_settings_are_not_judged_on_what_they_were_fitted_on():
-    fitted, judged = divided((16, {"x": np.full(16, i)}) for i in range(20))
+    fitted, judging = divided((16, {"x": np.full(16, i)}) for i in range(20))
+    judged = [run.inputs for run in judging]
+    assert all(run.inputs["x"][0] * 16 == run.start == run.stop - 16 for run in judging)
     assert {int(r["x"][0]) for _, r in fitted}.isdisjoint({int(r["x"][0]) for r in judged})
     assert len(judged) == 5
 
@@ -174,3 +177,38 @@ def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
     trial = Additive()
     found = _refilled(trial, Floor(sqnr_db=30), trial.point(("small", "large")))
     assert found.left == ("large",)
+
+
+def rows(*values: float) -> dict[str, np.ndarray]:
+    return {"y": np.array(values, np.float32).reshape(-1, 2)}
+
+
+def test_decisions_and_right_answers_are_counted():
+    expected, actual = [rows(0, 1, 1, 0), rows(2, 1)], [rows(0, 2, 0, 1), rows(2, 0)]
+    right = [np.array([1, 0]), np.array([1])]
+    found = quality(expected, actual, Answers("y", right))
+    assert (found.argmax_agreement, found.accuracy) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert quality(expected, actual).accuracy is None
+    assert quality([rows(0, 1)], [rows(np.nan, 1)], Answers("y", [np.array([1])])).accuracy == 0
+    with pytest.raises(DataError, match="'y' gives 1 answers for 2 labels"):
+        quality([rows(0, 1)], [rows(0, 1)], Answers("y", [np.array([1, 0])]))
+
+
+@pytest.mark.parametrize(("floor", "holds"), [
+    (Floor(argmax_agreement=0.9), True), (Floor(argmax_agreement=0.96), False), (Floor(accuracy=0.8), True),
+    (Floor(accuracy=0.81), False), (Floor(sqnr_db=20, accuracy=0.5), True), (Floor(sqnr_db=21, accuracy=0.5), False),
+])  # fmt: skip
+def test_every_part_of_a_floor_must_hold(floor, holds):
+    assert floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95, accuracy=0.8)) is holds
+    assert floor.accuracy is None or not floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95))
+
+
+def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
+    model, samples = conv_net(), images(128, 1)
+    labels = Labels("logits", run(model, samples).argmax(axis=-1))
+    ranges = all_ranges(model, samples)
+    found = choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=labels)
+    assert found.point.accuracy == 1 and "accuracy 1.0000" in found.summary
+    wrong = Labels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
+    found = choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=wrong)
+    assert found.point.accuracy == 0.5 and found.point.share == pytest.approx(0), "out of reach: all stays in float"
