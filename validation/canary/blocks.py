@@ -44,7 +44,7 @@ def politis_white(series: np.ndarray) -> float:
     power = variance + 2.0 * float(np.sum(window * covariance[lags]))
     if power <= 0.0:
         return 1.0
-    return max(1.0, (1.5 * (gradient / power) ** 2 * count) ** (1.0 / 3.0))
+    return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
 
 
 def _first_quiet(quiet: np.ndarray, run: int) -> int:
@@ -66,7 +66,8 @@ def drawn(blocks: int, replicates: int, rng: np.random.Generator) -> np.ndarray:
 def quantile_replicates(
     values: np.ndarray, probabilities: Sequence[float], block: int, drawn_blocks: np.ndarray
 ) -> np.ndarray:
-    """Bootstrap replicates of quantiles: shape (replicates, probabilities). Requests behind the last whole block are left out.
+    """Bootstrap replicates of quantiles: shape (replicates, probabilities). Requests behind the last whole block do not
+    count.
 
     No replicate is sorted. A block's count of values up to each of some 200 order statistics, dense around the
     quantile, is taken once; a replicate's distribution function there is one row of a matrix product.

@@ -27,7 +27,7 @@ _Z_POWER = NORMAL.inv_cdf(rates.POWER)
 
 @dataclass(frozen=True)
 class Levels:
-    """One-sided levels of the bounds that decide: PASS by the upper bound at `passing`, FAIL by the lower at `failing`."""
+    """One-sided levels of the bounds that decide: PASS by the upper one at `passing`, FAIL by the lower at `failing`."""
 
     passing: float
     failing: float
@@ -76,7 +76,9 @@ def latency_criteria(
     The same blocks are drawn on both sides when they saw the same requests, so what both suffered cancels.
     """
     sides = answered(evidence)
-    effects = quantile_effects(sides, [probability(name) for name in thresholds.latency], evidence.paired, rng, replicates)
+    effects = quantile_effects(
+        sides, [probability(name) for name in thresholds.latency], evidence.paired, rng, replicates
+    )
     return [
         _latency(name, margin, effect, levels)
         for (name, margin), effect in zip(thresholds.latency.items(), effects, strict=True)
@@ -120,10 +122,11 @@ def quantile_effects(
     ]
     spread = (found[0] - found[1]).std(0, ddof=1)
     blocks = min(draw.shape[1] for draw in draws)
+    beyond = [_beyond(values, probabilities, length) for values, length in zip(sides, lengths, strict=True)]
     points = [np.log(np.quantile(values, probabilities, method="inverted_cdf")) for values in sides]
     return [
-        Effect(float(a - b), float(error), blocks, count, count * min(p, 1 - p))
-        for a, b, error, p in zip(*points, spread, probabilities, strict=True)
+        Effect(float(a - b), float(error), blocks, count, float(far))
+        for a, b, error, far in zip(*points, spread, np.min(beyond, 0), strict=True)
     ]
 
 
@@ -133,25 +136,37 @@ def _memory(values: Array, probabilities: list[float]) -> int:
     return block_length(np.log(values), *marks)
 
 
+def _beyond(values: Array, probabilities: list[float], length: int) -> list[float]:
+    """How many requests lie beyond each quantile, on its thinner side; those that come in one burst count as fewer."""
+    found = []
+    for p in probabilities:
+        marks = (values > np.quantile(values, p)) if p >= 0.5 else (values < np.quantile(values, p))
+        found.append(len(values) * min(p, 1 - p) / rates.design_effect(marks.astype(float), length))
+    return found
+
+
 def _latency(name: str, margin: float, effect: Effect, levels: Levels) -> Criterion:
     if effect.blocks < LEAST_BLOCKS or effect.beyond < LEAST_BEYOND:
         share = min(probability(name), 1 - probability(name))
         least = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
-        note = f"{effect.requests} answered requests say nothing about {name}; {least} are the least"
+        note = (
+            f"{effect.requests} answered requests say nothing about {name}; it takes {least}, "
+            "and more where slow requests come in bursts"
+        )
         return Criterion(f"latency {name}", "latency", margin, "INSUFFICIENT", requests=effect.requests, note=note)
     limit, freedom = math.log1p(margin), float(effect.blocks - 1)
     z_pass, z_fail = (t_quantile(1.0 - level, freedom) for level in (levels.passing, levels.failing))
     error = effect.error * math.sqrt(effect.blocks / freedom)
-    low, high = effect.log_ratio - z_fail * error, effect.log_ratio + z_pass * error
+    low, high = math.expm1(effect.log_ratio - z_fail * error), math.expm1(effect.log_ratio + z_pass * error)
     provable = (z_pass + _Z_POWER) * error
     return Criterion(
         f"latency {name}",
         "latency",
         margin,
-        verdict_of(low, high, limit),
+        verdict_of(low, high, margin),
         math.expm1(effect.log_ratio),
-        math.expm1(low),
-        math.expm1(high),
+        low,
+        high,
         math.expm1(limit + (z_fail + _Z_POWER) * error),
         math.expm1(provable),
         math.ceil(effect.requests * (provable / limit) ** 2),
@@ -205,7 +220,7 @@ def share_criterion(name: str, flags: Array, margin: float, levels: Levels) -> C
 
 def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criterion | None:
     """How much the mean score drops; None where scores were not observed."""
-    scored = [_scored(evidence, side) for side in (evidence.candidate, evidence.baseline)]
+    scored = [_scored(side) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:
         both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
         scored = [values[both] for values in scored]
@@ -240,7 +255,7 @@ def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criter
     )
 
 
-def _scored(evidence: Evidence, side: Side) -> Array:
+def _scored(side: Side) -> Array:
     return np.where(side.ok, side.score, np.nan)
 
 

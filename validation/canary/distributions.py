@@ -7,7 +7,7 @@ NORMAL = NormalDist()
 
 
 def t_quantile(p: float, df: float) -> float:
-    """The quantile of Student's t. Abramowitz & Stegun 26.7.5; off by under 0.3 % for df >= 10 and p in 0.001..0.999."""
+    """The quantile of Student's t. Abramowitz & Stegun 26.7.5; within 0.3 % for df >= 10, p in 0.001..0.999."""
     z = NORMAL.inv_cdf(p)
     terms = (
         z**3 + z,

@@ -1,7 +1,7 @@
 """The verdict: PASS when every criterion passes, FAIL when one fails, INSUFFICIENT otherwise.
 
-A PASS needs all criteria, so each is tested at the full level (intersection-union test; Berger, Technometrics 24, 1982).
-Any criterion alone can FAIL the candidate, so for that each has its share of the level (Bonferroni).
+A PASS needs all criteria, so each is tested at the full level (intersection-union test; Berger, Technometrics 24,
+1982). Any criterion alone can FAIL the candidate, so for that each has its share of the level (Bonferroni).
 """
 
 from collections.abc import Sequence
@@ -133,22 +133,20 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
 
 
 def describe(item: Criterion) -> str:
-    """One line for people: 'latency p50: 3.1 % slower (2.4 % to 3.7 %), margin 2 %'."""
+    """One line for people: 'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
     if item.note:
         return f"{item.name}: {item.note}"
-    found = ", ".join(
-        [
-            f"{item.name}: {_text(item.estimate, item)} ({_text(item.low, item)} to {_text(item.high, item)})",
-            f"margin {_text(item.margin, item)}",
-        ]
-    )
+    names = ("estimate", "low", "high", "margin", "detectable", "provable")
+    text = {name: describe_value(getattr(item, name), item.kind) for name in names}
+    found = f"{item.name}: {text['estimate']} ({text['low']} to {text['high']}), margin {text['margin']}"
     if item.verdict == "INSUFFICIENT":
-        found += f"; {item.requests} requests would have shown {_text(item.detectable, item)} or more"
-        found += f", and an equal candidate to be within {_text(item.provable, item)}"
+        found += f"; {item.requests} requests would have shown {text['detectable']} or more"
+        found += f", and an equal candidate to be within {text['provable']}"
     return found
 
 
-def _text(value: float | None, item: Criterion) -> str:
+def describe_value(value: float | None, kind: str) -> str:
+    """A criterion's number with its unit: points of score, or percent."""
     if value is None:
         return "unknown"
-    return f"{value:+.3g}" if item.kind == "score" else f"{100 * value:+.3g} %"
+    return f"{value:+.3g}" if kind == "score" else f"{100 * value:+.3g} %"

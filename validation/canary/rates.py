@@ -6,9 +6,9 @@ bounded by their bounds at half the level each (Bonferroni), which is exact as w
 each other, and loses little where failures are rare; the unconditional tests after Barnard (1945) are sharper
 and cost O(n^2) sums. Where requests went to both sides, only those count that one side answered and the other failed.
 
-Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests over
-what independent requests would give is the design effect; the bounds are taken at the count and the number of requests
-divided by it (Korn & Graubard, Survey Methodology 24, 1998).
+Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests,
+over what independent requests would give, is the design effect; the bounds are taken at the count and the number of
+requests divided by it (Korn & Graubard, Survey Methodology 24, 1998).
 """
 
 import math

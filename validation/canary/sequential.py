@@ -9,6 +9,7 @@ integration of Armitage, McPherson & Rowe (JRSS A 132, 1969); Jennison & Turnbul
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def _level(fractions: tuple[float, ...], alpha: float) -> float:
     bound = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
     grid = np.linspace(-_REACH * math.sqrt(start), bound, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
-    for before, fraction in zip(fractions, fractions[1:], strict=False):
+    for before, fraction in pairwise(fractions):
         wide, after = _diffused(grid, density, fraction, fraction - before)
         bound = _crossing(wide, after, max(spent(fraction, alpha) - spent(before, alpha), LEAST_LEVEL))
         level = 1.0 - NORMAL.cdf(bound / math.sqrt(fraction))
@@ -63,7 +64,9 @@ def _diffused(grid: np.ndarray, density: np.ndarray, fraction: float, step: floa
     """The density one look later, before its boundary is drawn."""
     wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
     kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
-    return wide, np.trapezoid(kernel * density, grid, axis=1)
+    weights = np.full(len(grid), grid[1] - grid[0])
+    weights[[0, -1]] /= 2
+    return wide, kernel @ (density * weights)
 
 
 def _crossing(wide: np.ndarray, density: np.ndarray, share: float) -> float:
