@@ -27,7 +27,7 @@ _Z_POWER = NORMAL.inv_cdf(rates.POWER)
 
 @dataclass(frozen=True)
 class Levels:
-    """One-sided levels of the bounds that decide: PASS by the upper one at `passing`, FAIL by the lower at `failing`."""
+    """One-sided levels of the bounds that decide: PASS by the upper at `passing`, FAIL by the lower at `failing`."""
 
     passing: float
     failing: float
@@ -122,11 +122,11 @@ def quantile_effects(
     ]
     spread = (found[0] - found[1]).std(0, ddof=1)
     blocks = min(draw.shape[1] for draw in draws)
-    beyond = [_beyond(values, probabilities, length) for values, length in zip(sides, lengths, strict=True)]
+    beyond = _beyond(sides, probabilities, lengths, paired)
     points = [np.log(np.quantile(values, probabilities, method="inverted_cdf")) for values in sides]
     return [
         Effect(float(a - b), float(error), blocks, count, float(far))
-        for a, b, error, far in zip(*points, spread, np.min(beyond, 0), strict=True)
+        for a, b, error, far in zip(*points, spread, beyond, strict=True)
     ]
 
 
@@ -136,13 +136,25 @@ def _memory(values: Array, probabilities: list[float]) -> int:
     return block_length(np.log(values), *marks)
 
 
-def _beyond(values: Array, probabilities: list[float], length: int) -> list[float]:
-    """How many requests lie beyond each quantile, on its thinner side; those that come in one burst count as fewer."""
+def _beyond(sides: tuple[Array, Array], probabilities: list[float], lengths: list[int], paired: bool) -> list[float]:
+    """How many requests lie beyond each quantile, on its thinner side; those that come in one burst count as fewer.
+
+    In pairs only those count that are beyond on one side alone: a burst that hits both says nothing about either.
+    """
     found = []
     for p in probabilities:
-        marks = (values > np.quantile(values, p)) if p >= 0.5 else (values < np.quantile(values, p))
-        found.append(len(values) * min(p, 1 - p) / rates.design_effect(marks.astype(float), length))
+        marks = [_marks(values, p) for values in sides]
+        if paired:
+            effect = rates.clustering(marks[0] - marks[1], lengths[0])
+        else:
+            effect = max(rates.clustering(mark, length) for mark, length in zip(marks, lengths, strict=True))
+        found.append(min(map(len, sides)) * min(p, 1 - p) / effect)
     return found
+
+
+def _marks(values: Array, p: float) -> Array:
+    edge = np.quantile(values, p)
+    return (values > edge if p >= 0.5 else values < edge).astype(float)
 
 
 def _latency(name: str, margin: float, effect: Effect, levels: Levels) -> Criterion:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from builders.errors import DataError
 
@@ -23,15 +23,19 @@ class JsonLines:
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         try:
             with self.path.open("rb") as stream:
-                number = 0
-                while line := stream.readline(self._most + 1):
-                    number += 1
-                    if len(line) > self._most:
-                        raise self.error(number, f"is longer than {self._most} bytes")
-                    if line.strip() and (found := self._read(line, number)) is not None:
-                        yield number, found
+                yield from self.of(stream)
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
+
+    def of(self, stream: BinaryIO) -> Iterator[tuple[int, Record]]:
+        """The same, of an open file."""
+        number = 0
+        while line := stream.readline(self._most + 1):
+            number += 1
+            if len(line) > self._most:
+                raise self.error(number, f"is longer than {self._most} bytes")
+            if line.strip() and (found := self._read(line, number)) is not None:
+                yield number, found
 
     def error(self, number: int, what: str) -> DataError:
         """The error about a line."""

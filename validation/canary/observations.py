@@ -31,12 +31,14 @@ class Observations:
     """The columns of one file, in its order. sqnr_db, score: NaN where there is none; flipped: None likewise.
 
     identity: which engine they are of.  digest: of the file.  cut: whether a half line at the end was left out.
+    planned: how many requests a replay is to have in the end.
     """
 
     path: Path
     identity: dict[str, str] = field(default_factory=dict)
     digest: str = ""
     cut: bool = False
+    planned: int | None = None
     time: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
     ok: list[bool] = field(default_factory=list)
@@ -67,7 +69,7 @@ def read_observations(path: Path) -> Observations:
             if "kind" in record:
                 found.identity = _identity(record, found)
             else:
-                _add(record, found)
+                add_to(found, record)
         except (ValueError, OverflowError) as error:
             raise lines.error(number, str(error)) from None
         if len(found) > MOST_OBSERVATIONS:
@@ -82,10 +84,25 @@ def read_observations(path: Path) -> Observations:
     return found
 
 
+def read_head(path: Path) -> dict[str, str]:
+    """Which engine a file of observations is of, without reading the rest; empty when it does not say. DataError."""
+    lines = JsonLines(path, MOST_LINE_BYTES)
+    for number, record in lines:
+        try:
+            return _identity(record, Observations(path)) if "kind" in record else {}
+        except ValueError as error:
+            raise lines.error(number, str(error)) from None
+    return {}
+
+
 def _identity(record: Record, found: Observations) -> dict[str, str]:
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
+    planned = record.get("planned")
+    if planned is not None and (type(planned) is not int or planned < 1):
+        raise ValueError(f"planned is {str(planned)[:60]!r}; a number of requests is needed")
+    found.planned = planned
     identity = {name: text_in(record, name, 200) for name in IDENTITY if name in record}
     for name in DIGESTS:
         if name in identity and not is_digest(identity[name]):
@@ -95,7 +112,8 @@ def _identity(record: Record, found: Observations) -> dict[str, str]:
     return identity
 
 
-def _add(record: Record, found: Observations) -> None:
+def add_to(found: Observations, record: Record) -> None:
+    """Add one observation. Raises ValueError that names the field."""
     ok = truth_in(record, "ok")
     values = {
         "time": number_in(record, "time"),

@@ -14,7 +14,7 @@ EQUAL_DB, UNLIKE_DB = 999.0, -999.0
 
 @dataclass(frozen=True)
 class Difference:
-    """sqnr_db: of the output that differs most; EQUAL_DB when equal.  flipped: whether an argmax (last axis) differs."""
+    """sqnr_db: of the output that differs most; EQUAL_DB if equal.  flipped: whether an argmax (last axis) differs."""
 
     sqnr_db: float
     flipped: bool

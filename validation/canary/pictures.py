@@ -99,7 +99,7 @@ def differences_svg(rows: Sequence[Json], margins: Mapping[float, float]) -> str
     if not rows:
         return ""
     ends = [value for row in rows for value in (row["low"], row["high"])] + [0.0, *margins.values()]
-    low, high = max(min(ends), -0.9), min(max(ends), 3.0)
+    low, high = max(float(min(ends)), -0.9), min(float(max(ends)), 3.0)
     pad = 0.08 * (high - low or 0.1)
     low, high = low - pad, high + pad
 

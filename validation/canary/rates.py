@@ -37,19 +37,21 @@ def lower(count: float, total: float, level: float) -> float:
     return level ** (1.0 / total) if count >= total else beta_quantile(level, count, total - count + 1.0)
 
 
-def design_effect(flags: np.ndarray, block: int) -> float:
-    """Variance of a share between blocks of consecutive requests, over that of independent ones; at least 1."""
-    blocks = len(flags) // block
-    share = float(flags.mean()) if len(flags) else 0.0
-    if blocks < 2 or share in (0.0, 1.0):
+def clustering(values: np.ndarray, block: int) -> float:
+    """The design effect: variance of a mean between blocks of consecutive requests, over that of independent ones.
+
+    At least 1, so that no luck makes more of the data than there is.
+    """
+    blocks, variance = len(values) // block, float(values.var()) if len(values) else 0.0
+    if blocks < 2 or variance == 0.0:
         return 1.0
-    means = flags[: blocks * block].reshape(blocks, block).mean(1)
-    return max(1.0, float(means.var(ddof=1)) * block / (share * (1.0 - share)))
+    means = values[: blocks * block].reshape(blocks, block).mean(1)
+    return max(1.0, float(means.var(ddof=1)) * block / variance)
 
 
 def effective(flags: np.ndarray, block: int) -> tuple[float, float]:
     """Count and total, each divided by the design effect."""
-    effect = design_effect(flags, block)
+    effect = clustering(flags, block)
     return float(flags.sum()) / effect, len(flags) / effect
 
 

@@ -13,7 +13,7 @@ and told by `failure`. Recorded inputs are your users' data; the files are reada
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,7 +40,7 @@ class _Log:
         self.kept, self.lost, self.full = 0, 0, False
         self.failure: str | None = None
 
-    def _append(self, make: Any) -> bool:
+    def _append(self, make: Callable[[], dict[str, Any]]) -> bool:
         try:
             kept = self._file.append(make())
         except (EngineryError, ValueError, TypeError, AttributeError, OSError) as error:
@@ -65,24 +65,39 @@ class Recorder(_Log):
     """Appends a share of the requests, each with its time of arrival, to a file that `enginery canary run` replays.
 
     sampling: the share that is kept, by chance; a sample of traffic is thinner than the traffic, and the file says so.
-    max_bytes: the file never grows beyond that.  kept, lost, full, failure: how it went; `append` never raises.
+    max_bytes: the file never grows beyond that.  made: a word on where the traffic is from, if it is not real.
+    kept, lost, full, failure: how it went; `append` never raises.
     Raises InputError for a share or size that is none, UnavailableError for a file that cannot be opened.
     """
 
     def __init__(
-        self, path: Path | str, *, sampling: float = 1.0, max_bytes: int = MOST_BYTES, seed: int | None = None
+        self,
+        path: Path | str,
+        *,
+        sampling: float = 1.0,
+        max_bytes: int = MOST_BYTES,
+        seed: int | None = None,
+        made: str = "",
     ) -> None:
         if not 0.0 < sampling <= 1.0:
             raise InputError(f"sampling is {sampling}; give a share above 0 and at most 1")
-        super().__init__(path, {"format": FORMAT, "kind": TRAFFIC, "sampling": sampling}, max_bytes)
+        header = {"format": FORMAT, "kind": TRAFFIC, "sampling": sampling, **({"made": made} if made else {})}
+        super().__init__(path, header, max_bytes)
         self._sampling, self._random = sampling, random.Random(seed)  # noqa: S311 - a sample, not a secret
 
     def append(self, inputs: Tensors, at: float | None = None) -> bool:
         """Record a request. at: seconds since the epoch when it arrived; default: now. Returns whether it was kept."""
+        return self._sampled(at, lambda: encoded(inputs))
+
+    def append_json(self, inputs: Mapping[str, Any], at: float | None = None) -> bool:
+        """Record a request whose inputs are JSON already, as a traffic file has them. Returns whether it was kept."""
+        return self._sampled(at, lambda: dict(inputs))
+
+    def _sampled(self, at: float | None, make: Callable[[], dict[str, Any]]) -> bool:
         if self._sampling < 1.0 and self._random.random() >= self._sampling:
             return False
         when = time.time() if at is None else at
-        return self._append(lambda: {"at": float(when), "inputs": encoded(inputs)})
+        return self._append(lambda: {"at": float(when), "inputs": make()})
 
 
 class ObservationLog(_Log):
@@ -122,10 +137,10 @@ class ObservationLog(_Log):
         return self._append(line)
 
 
-def header_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The first line of a file of observations."""
+def header_of(identity: Mapping[str, Any], planned: int | None = None) -> dict[str, Any]:
+    """The first line of a file of observations. planned: how many requests there are to be, where that is known."""
     known = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
-    return {"format": FORMAT, "kind": OBSERVATIONS, **known}
+    return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
 
 
 def _described(path: Path | str | None) -> dict[str, Any]:

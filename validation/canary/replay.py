@@ -45,7 +45,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Answer:
-    """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' if all is well."""
+    """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' for none."""
 
     latency: float
     service: float

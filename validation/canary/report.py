@@ -80,7 +80,7 @@ def make_report(
 
 
 def read_report(data: bytes) -> CanaryReport:
-    """Read a report's bytes. Raises IntegrityError for one that was edited, contradicts itself or has another format."""
+    """Read a report. Raises IntegrityError for bytes that were edited, contradict themselves or have another format."""
     document = _parsed(data)
     stated = document.pop("digest", None)
     if document.get("kind") != KIND or document.get("format") != FORMAT:

@@ -2,8 +2,8 @@
 
 None of it decides. Mann & Whitney's U (Annals of Mathematical Statistics 18, 1947) takes requests for independent, and
 a canary with enough data finds any difference, however small; so its p is shown and not judged. The common language
-effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the chance that
-a request is slower on the candidate than another on the baseline.
+effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the chance
+that a request is slower on the candidate than another on the baseline.
 """
 
 import math

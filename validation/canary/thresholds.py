@@ -28,8 +28,8 @@ class Quality:
 @dataclass(frozen=True)
 class Thresholds:
     """latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed
-    requests.  quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong verdict,
-    each way.
+    requests.  quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong
+    verdict, each way.
     """
 
     latency: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LATENCY))

@@ -10,7 +10,6 @@ import binascii
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from builders.digest import digest_of_file
 from builders.errors import DataError, EngineryError
 from builders.tensors import check_inputs
 from builders.types import TensorSpec
-from validation.canary.lines import JsonLines, Record, number_in
+from validation.canary.lines import JsonLines, Record, number_in, text_in
 from validation.npz import Array, stored_arrays
 
 TRAFFIC = "enginery-traffic"
@@ -42,13 +41,14 @@ class Request:
 @dataclass(frozen=True)
 class Traffic:
     """Requests in the order of their arrival. digest: of the file.  sampling: the share of the real traffic it is.
-    cut: whether a last line was half written and left out.
+    cut: whether a last line was half written and left out.  made: how it was made up; '' for recorded traffic.
     """
 
     requests: tuple[Request, ...]
     digest: str
     sampling: float = 1.0
     cut: bool = False
+    made: str = ""
 
     @property
     def seconds(self) -> float:
@@ -89,7 +89,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
 
     Raises DataError naming the line for anything that does not fit, and for more than `most_bytes` of inputs.
     """
-    sampling, cut = 1.0, False
+    sampling, made, cut = 1.0, "", False
     if path.suffix == ".npz":
         found = list(_in_npz(path, inputs))
     else:
@@ -97,7 +97,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         found, size = [], 0
         for number, record in lines:
             if "kind" in record:
-                sampling = _sampling(record, lines, number)
+                sampling, made = _head(record, lines, number)
                 continue
             found.append(_request(record, inputs, lines, number))
             size += sum(array.nbytes for array in found[-1].inputs.values())
@@ -108,21 +108,19 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         raise DataError(f"{path} holds no requests; `enginery record` records them")
     found.sort(key=lambda request: request.at)
     start = found[0].at
-    return Traffic(tuple(Request(one.at - start, one.inputs) for one in found), digest_of_file(path), sampling, cut)
+    return Traffic(
+        tuple(Request(one.at - start, one.inputs) for one in found), digest_of_file(path), sampling, cut, made
+    )
 
 
-def gaps(traffic: Traffic) -> list[float]:
-    """Seconds between arrivals."""
-    return [after.at - before.at for before, after in pairwise(traffic.requests)]
-
-
-def _sampling(record: Record, lines: JsonLines, number: int) -> float:
+def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
         raise lines.error(
             number, f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed"
         )
     try:
-        return number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
+        sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
+        return sampling, text_in(record, "made", 200)
     except ValueError as error:
         raise lines.error(number, str(error)) from None
 
