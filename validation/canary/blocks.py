@@ -59,7 +59,8 @@ def _first_quiet(quiet: np.ndarray, run: int) -> int:
 
 def drawn(blocks: int, replicates: int, rng: np.random.Generator) -> np.ndarray:
     """How often each block comes up in each bootstrap replicate: shape (replicates, blocks)."""
-    picks = rng.integers(blocks, size=(replicates, blocks)) + np.arange(replicates)[:, None] * blocks
+    picks = rng.integers(blocks, size=(replicates, blocks), dtype=np.int32)
+    picks += np.arange(replicates, dtype=np.int32)[:, None] * np.int32(blocks)
     return np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
 
 

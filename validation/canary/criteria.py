@@ -114,8 +114,8 @@ def quantile_effects(
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     lengths = [_memory(values, probabilities) for values in sides]
     lengths = [max(lengths)] * 2 if paired else lengths
-    draws = [drawn(len(values) // length, replicates, rng) for values, length in zip(sides, lengths, strict=True)]
-    draws = [draws[0]] * 2 if paired else draws
+    draws = [drawn(len(sides[0]) // lengths[0], replicates, rng)]
+    draws.append(draws[0] if paired else drawn(len(sides[1]) // lengths[1], replicates, rng))
     found = [
         np.log(quantile_replicates(values, probabilities, length, draw))
         for values, length, draw in zip(sides, lengths, draws, strict=True)
@@ -153,8 +153,9 @@ def _beyond(sides: tuple[Array, Array], probabilities: list[float], lengths: lis
 
 
 def _marks(values: Array, p: float) -> Array:
-    edge = np.quantile(values, p)
-    return (values > edge if p >= 0.5 else values < edge).astype(float)
+    edge = float(np.quantile(values, p))
+    marks: Array = values >= edge if p >= 0.5 else values <= edge
+    return marks.astype(float)
 
 
 def _latency(name: str, margin: float, effect: Effect, levels: Levels) -> Criterion:

@@ -6,6 +6,7 @@
 they are of (`"kind": "enginery-observations"`). Whatever else a line holds is left alone.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,9 +77,8 @@ def read_observations(path: Path) -> Observations:
             raise lines.error(number, f"more than {MOST_OBSERVATIONS} observations; judge a part of them")
     if not len(found):
         raise DataError(f"{path} holds no observations; `enginery.ObservationLog` writes them")
-    names = [name for name in found.request if name is not None]
-    if len(set(names)) != len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index]) if len(names) < 5000 else "one"
+    names = Counter(name for name in found.request if name is not None)
+    if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
         raise DataError(f"{path}: request {str(twice)[:60]!r} was observed twice; each needs a name of its own")
     found.cut, found.digest = lines.cut, digest_of_file(path)
     return found
