@@ -20,7 +20,9 @@ def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[O
     differs = iter(evidence.differs if evidence.differs is not None else ())
     names = ("candidate", "baseline")
     sides = [
-        Observations(path / f"{name}.jsonl", {**IDENTITY, "version": version, "manifest": digit * 64, "engine": digit * 64})
+        Observations(
+            path / f"{name}.jsonl", {**IDENTITY, "version": version, "manifest": digit * 64, "engine": digit * 64}
+        )
         for name, version, digit in zip(names, "21", "ab", strict=True)
     ]
     for index in range(count):

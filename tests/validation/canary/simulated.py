@@ -103,7 +103,10 @@ class Engine:
     fault: str = ""
     seconds: float = 0.01
     inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "float32", ("batch", 4)),)
-    outputs: tuple[TensorSpec, ...] = (TensorSpec("a", "float32", ("batch", 4)), TensorSpec("b", "float32", ("batch", 4)))
+    outputs: tuple[TensorSpec, ...] = (
+        TensorSpec("a", "float32", ("batch", 4)),
+        TensorSpec("b", "float32", ("batch", 4)),
+    )
     seen: list[float] = field(default_factory=list)
 
     def run(self, inputs: Any) -> dict[str, np.ndarray]:

@@ -67,7 +67,13 @@ def test_numbers_have_units():
 def test_the_page_does_not_overflow_its_window(tmp_path, failed, width):
     page = re.sub(r"<meta http-equiv=[^>]*>", "", render(hostile(failed)))
     (tmp_path / "frame.html").write_text(FRAME.format(width=width, page=html.escape(page)))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path}/profile"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
     command = [CHROMIUM, *options, "--window-size=1600,2000", "--dump-dom", f"file://{tmp_path}/frame.html"]
     env = {**os.environ, "HOME": str(tmp_path)}
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env).stdout

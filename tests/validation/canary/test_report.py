@@ -39,7 +39,7 @@ def test_an_edit_is_found(failed):
         read_report(bytes_of({**failed, "verdict": "PASS"}))
     with pytest.raises(IntegrityError, match="does not follow from its criteria"):
         read_report(signed({**failed, "verdict": "PASS"}))
-    criteria = [{**item, "verdict": "PASS"} for item in failed["criteria"]]
+    criteria = [{**item, "verdict": "PASS"} if item["name"] == "errors" else item for item in failed["criteria"]]
     with pytest.raises(IntegrityError, match="errors says PASS where FAIL follows"):
         read_report(signed({**failed, "verdict": "PASS", "criteria": criteria}))
 
