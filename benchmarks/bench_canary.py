@@ -1,7 +1,8 @@
 """How often the canary's judge is wrong, on simulated canaries: `python -m benchmarks.bench_canary [--simulations N]`.
 
-Three numbers per kind of latency, in percent: verdict PASS with a candidate exactly at the margin of p50, the same at p99
-(both should be at most 5), and FAIL of an equal candidate. All criteria are judged, with the documented defaults.
+Per kind of latency, in percent. A candidate exactly at a margin may PASS in at most 5, judged by that quantile alone;
+with all criteria and the documented defaults it, and an equal one, may FAIL in at most 5. How often an equal one passes
+depends on how much data there is.
 """
 
 import argparse

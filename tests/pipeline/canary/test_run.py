@@ -1,4 +1,4 @@
-"""`enginery record` and `enginery canary run` on a real engine; an interruption leaves observations that can be judged."""
+"""`enginery record` and `enginery canary run` on a real engine; interrupted, it leaves observations to be judged."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a verdict may do to a channel: promote exactly the candidate that passed, roll back exactly the one that failed."""
+"""What a verdict may do to a channel: promote the very candidate that passed, roll back the very one that failed."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def refused(result: Result) -> str:
 
 
 def test_a_pass_promotes_exactly_its_candidate(store, versions, tmp_path):
-    one, two, three = versions
+    one, two, _ = versions
     result = judged(tmp_path / "c", two, one)
     assert result.exit_code == 0 and result.output.startswith("PASS: 4 criteria passed")
     assert (tmp_path / "c" / "report.html").read_text().startswith("<!doctype html>")
@@ -114,7 +114,7 @@ def test_engines_that_no_canary_ran_are_named(store, tmp_path):
 
 
 def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tmp_path):
-    one, two, three = versions
+    one, two, _ = versions
     channels.promote(store, two, "stable")
     watching = judged(tmp_path / "watched", two, one, failing=0.02)
     assert watching.exit_code == 1 and channels.read(store, "digits", "stable").version == "2", "not without --auto"
@@ -129,7 +129,7 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
 
 
 def test_a_rollback_that_lost_a_race_moves_nothing(store, versions):
-    one, two, three = versions
+    _, two, three = versions
     channels.promote(store, three, "stable")
     with pytest.raises(ConflictError, match="serves version 3"):
         channels.rollback(store, "digits", "stable", serving=two.digest)

@@ -1,4 +1,4 @@
-"""Files of observations that somebody else wrote: what is wrong is named with its line, and nothing half read is judged."""
+"""Files of observations that somebody else wrote: what is wrong is named with its line; nothing half read is judged."""
 
 import json
 

@@ -21,7 +21,7 @@ def failed(tmp_path_factory):
 def hostile(document):
     """Everything that somebody may have written, made hostile."""
     changed = {**document, "reason": HOSTILE, "notes": [HOSTILE], "thresholds_from": HOSTILE}
-    changed |= {side: {name: HOSTILE for name in document[side]} for side in ("candidate", "baseline")}
+    changed |= {side: dict.fromkeys(document[side], HOSTILE) for side in ("candidate", "baseline")}
     seen = document["shown"]
     errors = [{**row, "error": HOSTILE} for row in seen["errors"]]
     changed["shown"] = {**seen, "errors": errors, "worst": [{**row, "request": HOSTILE} for row in seen["worst"]]}

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_appending_never_raises(tmp_path):
         assert recorder.append(inputs(), at=float("nan")) is False
         assert recorder.lost == 4 and recorder.failure
     assert recorder.append(inputs()) is False, "closed"
-    if os.path.exists("/dev/full"):
+    if Path("/dev/full").exists():
         full = Recorder("/dev/full")
         assert full.append(inputs()) is False and "No space" in str(full.failure)
     with pytest.raises(UnavailableError):

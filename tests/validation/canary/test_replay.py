@@ -1,4 +1,4 @@
-"""Replay: open loop, interleaved, faults seen through sessions; the clock moves only when an engine works or we sleep."""
+"""Replay: open loop, interleaved, faults seen through sessions; the clock moves when an engine works or we sleep."""
 
 import numpy as np
 import pytest
