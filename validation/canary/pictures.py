@@ -86,7 +86,7 @@ def over_time_svg(windows: Mapping[str, Sequence[Sequence[float]]]) -> str:
         for name in SIDES
         for column, style in ((2, "thin"), (1, ""))
     ]
-    marks = [(most * part, _span_text(most * part)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    marks = [(most * part, _span_text(most * part, most)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return _plot(
         "over-time",
         "Latency over the time of the canary, on both sides",
@@ -176,10 +176,10 @@ def _round_steps(low: float, high: float) -> list[float]:
     return [round(index * step, 12) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _span_text(seconds: float) -> str:
-    if seconds >= 7200:
-        return f"{seconds / 3600:.3g} h"
-    return f"{seconds / 60:.3g} min" if seconds >= 300 else f"{seconds:.3g} s"
+def _span_text(seconds: float, most: float) -> str:
+    """A time on an axis that ends at `most`: one unit for all of it."""
+    unit, size = ("h", 3600.0) if most >= 7200 else ("min", 60.0) if most >= 300 else ("s", 1.0)
+    return f"{seconds / size:.3g} {unit}"
 
 
 def _below(text: str) -> str:

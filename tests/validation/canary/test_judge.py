@@ -143,6 +143,11 @@ def test_scores_that_drop():
     assert judge(Evidence(few, few, True), limits).verdict == "INSUFFICIENT", "60 equal scores prove no 1 %"
 
 
+def test_passing_has_the_whole_level_and_failing_is_shared_out():
+    levels = judge(pair_evidence(np.random.default_rng(0), 100), replicates=QUICK).levels
+    assert (levels.passing, levels.failing) == pytest.approx((0.05, 0.05 / 5)), "p50, p99, errors, answers, score"
+
+
 def test_it_is_the_same_every_time():
     evidence = pair_evidence(np.random.default_rng(5), 1000)
     assert judge(evidence) == judge(evidence)
