@@ -26,7 +26,7 @@ def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulations", type=int, default=400)
-    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--requests", type=int, default=5000)
     chosen = parser.parse_args()
     print(f"{chosen.simulations} canaries of {chosen.requests} requests each, in percent")
     for kind in KINDS:
@@ -34,7 +34,7 @@ def main() -> None:
         for seed in range(chosen.simulations):
             for name, (fault, limits, wanted) in CASES.items():
                 evidence = pair_evidence(np.random.default_rng(seed), chosen.requests, kind, **fault)
-                counts[name] += judge(evidence, limits, seed=seed, replicates=400).verdict == wanted
+                counts[name] += judge(evidence, limits, seed=seed, replicates=1000).verdict == wanted
         shown = ", ".join(f"{name} {100 * count / chosen.simulations:.1f}" for name, count in counts.items())
         print(f"{kind:<12} {shown}", flush=True)
 

@@ -1,8 +1,10 @@
 """Recording: whole lines from many writers, within limits, and never an error for the one who serves."""
 
+import fcntl
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,17 @@ def test_a_file_may_have_many_writers(tmp_path):
     assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
     assert len(read_traffic(path, SPECS).requests) == 360
     assert path.read_text().count("enginery-traffic") == 1
+
+
+def test_a_child_waits_for_its_parents_lock(tmp_path):
+    shared = Recorder(tmp_path / "traffic.jsonl")
+    fcntl.flock(shared._file._fd, fcntl.LOCK_EX)
+    if (pid := os.fork()) == 0:
+        os._exit(0 if shared.append(inputs()) else 1)
+    time.sleep(0.3)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it took the lock that its parent holds"
+    fcntl.flock(shared._file._fd, fcntl.LOCK_UN)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
