@@ -42,6 +42,8 @@ SPAN = 1 << 20
 MOST_THREADS = 4
 
 Extra = Literal["argmax", "rows", "ulp"]
+# Beside the metrics that cost little.
+DECISIONS: tuple[Extra, ...] = ("argmax",)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pipeline.quantization.graphs.graph import constants, element_types
 from pipeline.quantization.graphs.sites import find_sites
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
-from validation.drift import Drift, is_exact, measure
+from validation.drift import DECISIONS, Drift, is_exact, measure
 
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
 # what is chosen is run on all of them.
@@ -120,7 +120,7 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Ans
     right = []
     for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
         for name, values in wanted.items():
-            total[name] = total.get(name, Drift()).merge(measure(values, found[name]))
+            total[name] = total.get(name, Drift()).merge(measure(values, found[name], also=DECISIONS))
         if answers:
             right.append(_right(found[answers.output], answers.right[index], answers.output))
     floats = [part for part in total.values() if part.mismatches is None]
