@@ -12,9 +12,10 @@ from typing import Literal
 
 from onnx import ModelProto
 
+from builders.errors import DataError
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row
+from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
@@ -27,6 +28,7 @@ from pipeline.quantization.choice.statistics import Work, gather
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
+from validation.pictures import decibels_text
 
 
 def choose(
@@ -45,7 +47,7 @@ def choose(
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
     overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
     for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model does not
-    run on the samples, DataError when the labels do not fit them.
+    run on the samples, DataError when the labels do not fit them, or when not even the float model holds the floor.
     """
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
     tried: dict[int, Point] = {}
@@ -53,6 +55,7 @@ def choose(
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
         point = _refilled(trial, floor, point)
+        _check_reached(floor, trial.qualities[point.left])
     if race is not None:
         point = _paying(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
@@ -88,6 +91,21 @@ def _refilled(trial: "_Trial", floor: Floor, point: Point) -> Point:
         if floor.holds(trial.qualities[other.left]):
             point = other
     return point
+
+
+def _check_reached(floor: Floor, found: Quality) -> None:
+    """Stop where not even the float model is good enough. What compares with it is as good as it can be."""
+    if not found.finite:
+        raise DataError(
+            "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
+            "samples; correct the samples or the model"
+        )
+    if floor.accuracy is not None and (found.accuracy is None or found.accuracy < floor.accuracy):
+        own = "was not measured" if found.accuracy is None else f"has {found.accuracy:.4f} on the calibration samples"
+        raise DataError(
+            f"quantization.floor.accuracy {floor.accuracy:g} is out of reach: the float model itself {own}; "
+            "ask for less, or correct calibration.labels"
+        )
 
 
 def _paying(trial: "_Trial", scheme: QuantizationScheme, point: Point, race: Race) -> Point:
@@ -215,7 +233,7 @@ class _Trial:
     def _reason(self, name: str) -> str:
         if name in self.timings:
             return self.timings[name].reason
-        return f"the floor: quantized alone it leaves {self.alone[name].sqnr_db:.1f} dB"
+        return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
 
     def _row(self, name: str, point: Point) -> Row:
         group, plan = self.groups[name], self.plans.get(name)

@@ -112,7 +112,7 @@ class Answers:
 
 
 def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Answers | None = None) -> Quality:
-    """Quality over all runs; integer outputs are decisions, and no measure of noise.
+    """Quality over all runs. Integer outputs are decisions; where there are no others, those that change are the noise.
 
     Raises DataError when there is not one label for each answer.
     """
@@ -124,11 +124,12 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Ans
         if answers:
             right.append(_right(found[answers.output], answers.right[index], answers.output))
     floats = [part for part in total.values() if part.mismatches is None]
+    agreement = min((part.argmax_agreement for part in total.values()), default=1.0)
     return Quality(
-        max((10 ** (-part.sqnr_db / 10) for part in floats), default=0.0),
-        min((part.cosine for part in floats), default=1.0),
+        max((10 ** (-part.sqnr_db / 10) for part in floats), default=1 - agreement),
+        min((part.cosine for part in floats), default=agreement),
         all(part.nonfinite == 0 for part in floats),
-        min((part.argmax_agreement for part in total.values()), default=1.0),
+        agreement,
         float(np.mean(np.concatenate(right))) if answers else None,
     )
 
