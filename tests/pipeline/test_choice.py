@@ -58,9 +58,12 @@ def test_another_floor_is_another_choice(small: Project) -> None:
 def test_a_floor_of_accuracy_reads_the_labels_that_lie_with_the_samples(small: Project) -> None:
     with np.load(small.folder / "calibration.npz") as stored:
         arrays = dict(stored)
-    np.savez(small.folder / "calibration.npz", **arrays, y=np.zeros(len(arrays["x"]), np.int64))
     calibration = {"data": "calibration.npz", "labels": "y"}
     small.change_spec(calibration=calibration, quantization={"floor": {"accuracy": 0.001}})
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.full(len(arrays["x"]), 99))
+    beyond = small.run("sensitivity", small.spec)
+    assert beyond.code == 2 and "out of reach: the float model itself has 0.0000" in beyond.err
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.arange(len(arrays["x"])) % 2)
     shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json")
     assert shown.code == 0, shown.err
     assert 0 <= shown.json["chosen"]["accuracy"] <= 1 and "accuracy" in shown.json["summary"]

@@ -82,7 +82,6 @@ def sweep(
     # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
     inputs = (value for group in groups for value in _tail_of(model, group, types).graph.input)
     known = {value.name: value.type.tensor_type.elem_type for value in inputs}
-    outputs = [value.name for value in model.graph.output]
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
@@ -91,13 +90,17 @@ def sweep(
     kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
     inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
     start += inference_s
-    expected = [{name: values[name] for name in outputs} for values in kept]
     found = {}
     for group in groups:
         part = _tail_of(model, group, types)
+        if not part.graph.output:  # a dead end: nothing depends on it
+            found[group.activation] = Quality(0.0, 1.0)
+            continue
         set_ranks(part, kept[0])
         written = _alone(part, group, plans, ranges, scheme)
         runner = Runner(written, optimized=False)
+        # What lies before the group, an output of the model among it, stays as it is.
+        expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
     return found, Cost(len(groups), time.process_time() - start, inference_s)
 

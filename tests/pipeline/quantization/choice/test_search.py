@@ -260,3 +260,16 @@ def test_where_all_outputs_are_decisions_those_that_change_are_the_noise():
     assert changed.sqnr_db == pytest.approx(10 * math.log10(4)) and changed.cosine == 0.75
     floats = {"z": np.ones(4, np.float32)}
     assert quality([{"y": np.array([1, 2]), **floats}], [{"y": np.array([1, 3]), **floats}]).sqnr_db == math.inf
+
+
+def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_search():
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(16, 16)) for name in ("a", "b", "c", "dead")}
+    text = "early = MatMul(x, a)\n r = Relu(early)\n m = MatMul(r, b)\n unread = MatMul(m, dead)\n"
+    text += "s = Tanh(m)\n y = MatMul(s, c)"
+    model = build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
+    samples = positive(64, 1)
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples), Floor(sqnr_db=25))
+    damage = {row.nodes: row.sqnr_db for row in found.rows}
+    assert len(damage) == 4 and found.point.sqnr_db >= 25
+    assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
