@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="int8: as TensorRT quantizes; uint8: as onnxruntime on a CPU does.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for frontier.json and frontier.svg.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for frontier.json and frontier.svg."
+)
 @click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
