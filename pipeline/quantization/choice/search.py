@@ -12,9 +12,9 @@ from typing import Literal
 
 from onnx import ModelProto
 
-from builders.errors import DataError
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.choice.attainable import check_decisions, check_reached
 from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions
 from pipeline.quantization.choice.fit import STRENGTHS, fit
@@ -50,12 +50,14 @@ def choose(
     run on the samples, DataError when the labels do not fit them, or when not even the float model holds the floor.
     """
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
+    if floor is not None and floor.argmax_agreement is not None:
+        check_decisions(trial.expected[0])
     tried: dict[int, Point] = {}
     depth = 0 if floor is None else _shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
         point = _refilled(trial, floor, point)
-        _check_reached(floor, trial.qualities[point.left])
+        check_reached(floor, trial.qualities[point.left])
     if race is not None:
         point = _paying(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
@@ -91,21 +93,6 @@ def _refilled(trial: "_Trial", floor: Floor, point: Point) -> Point:
         if floor.holds(trial.qualities[other.left]):
             point = other
     return point
-
-
-def _check_reached(floor: Floor, found: Quality) -> None:
-    """Stop where not even the float model is good enough. What compares with it is as good as it can be."""
-    if not found.finite:
-        raise DataError(
-            "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
-            "samples; correct the samples or the model"
-        )
-    if floor.accuracy is not None and (found.accuracy is None or found.accuracy < floor.accuracy):
-        own = "was not measured" if found.accuracy is None else f"has {found.accuracy:.4f} on the calibration samples"
-        raise DataError(
-            f"quantization.floor.accuracy {floor.accuracy:g} is out of reach: the float model itself {own}; "
-            "ask for less, or correct calibration.labels"
-        )
 
 
 def _paying(trial: "_Trial", scheme: QuantizationScheme, point: Point, race: Race) -> Point:

@@ -137,8 +137,18 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Ans
     )
 
 
+def decides(output: Array) -> bool:
+    """Whether an output holds decisions: integers, or rows of several values, whose greatest is the answer."""
+    return is_exact(output) or (output.ndim > 0 and output.shape[-1] > 1)
+
+
 def _right(output: Array, labels: Array, name: str) -> Array:
     """Which answers are right; a row with NaN has none."""
+    if not decides(output):
+        raise DataError(
+            f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and tells no accuracy; "
+            "ask for sqnr_db or cosine, or give the model an output with a value for each class"
+        )
     answers = output if is_exact(output) else np.argmax(output, axis=-1)
     if answers.size != labels.size:
         raise DataError(f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one each")

@@ -273,3 +273,14 @@ def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_
     damage = {row.nodes: row.sqnr_db for row in found.rows}
     assert len(damage) == 4 and found.point.sqnr_db >= 25
     assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
+
+
+def test_an_output_of_one_value_decides_nothing():
+    model = build("float[batch,16] x", "float[batch,1] y", "y = MatMul(x, w)", {"w": np.ones((16, 1))})
+    samples = positive(16, 1)
+    ranges = all_ranges(model, samples)
+    with pytest.raises(DataError, match="argmax cannot change"):
+        choose(model, ranges, CPU, runs(samples), Floor(argmax_agreement=0.9))
+    with pytest.raises(DataError, match="tells no accuracy"):
+        choose(model, ranges, CPU, runs(samples), Floor(accuracy=0.5), labels=Labels("y", np.zeros(16, np.int64)))
+    assert choose(model, ranges, CPU, runs(samples), Floor(cosine=0.9)).point.share == 1
