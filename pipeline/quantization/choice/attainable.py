@@ -1,4 +1,4 @@
-"""Floors that cannot do what they are there for end in an error: those that nothing can miss, and that nothing reaches."""
+"""Floors that cannot do their work end in an error: those that nothing can miss, and those that nothing reaches."""
 
 from builders.errors import DataError
 from builders.types import Tensors
