@@ -184,7 +184,8 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     for name, record in records.items():
         click.echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
         rows = [row(tensor) for tensor in record["tensors"]]
-        _print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+        if rows:
+            _print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
         for line in left_lines(record):
             click.echo(line)
         click.echo()
