@@ -71,6 +71,10 @@ def test_a_floor_of_accuracy_reads_the_labels_that_lie_with_the_samples(small: P
     small.change_spec(calibration=calibration | {"labels": "z"})
     wrong = small.run("sensitivity", small.spec)
     assert wrong.code == 2 and "no array 'z'" in wrong.err
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.zeros(len(arrays["x"]), np.float32))
+    small.change_spec(calibration=calibration)
+    wrong = small.run("sensitivity", small.spec)
+    assert wrong.code == 2 and "'y' of calibration.npz is float32; class indices are integers" in wrong.err
 
 
 def test_what_cannot_be_searched_or_written_is_said_before_the_work(small: Project) -> None:
