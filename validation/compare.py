@@ -14,10 +14,13 @@ import numpy as np
 from builders.errors import DataError, EngineryError, InputError
 from builders.types import Session, Tensors
 from validation.budget import Budget, at_most, within
-from validation.drift import Drift, is_exact, measure
+from validation.drift import Drift, Extra, is_exact, measure
 from validation.golden import Case, GoldenSet
 from validation.npz import Array
 from validation.report import Check
+
+# Beside the metrics that cost little.
+_ALSO: tuple[Extra, ...] = ("argmax",)
 
 
 def drift_checks(
@@ -96,7 +99,7 @@ def _compare(joint: str, case: Case, output: str, expected: Array, actual: Array
         drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, "this output is missing"))
         return
     try:
-        drifts.add(case, output, measure(expected, actual))
+        drifts.add(case, output, measure(expected, actual, also=_ALSO))
     except ValueError as error:
         drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, str(error)))
 

@@ -1,6 +1,7 @@
 """Drift: the metrics against plain numpy, merging, and the rules about NaN, infinities and integers."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -22,9 +23,11 @@ def test_metrics_are_those_of_the_definitions(pair):
     assert drift.count == expected.size
     assert drift.max_abs == np.abs(error).max()
     assert drift.rmse == pytest.approx(np.sqrt(np.mean(error**2)))
+    assert drift.mean_abs == pytest.approx(np.abs(error).mean())
     assume(np.linalg.norm(error) > 1e-100 and np.linalg.norm(expected) > 1e-100 and np.linalg.norm(actual) > 1e-100)
     assert drift.max_rel == pytest.approx(np.abs(error).max() / np.abs(expected).max())
     assert drift.sqnr_db == pytest.approx(20 * np.log10(np.linalg.norm(expected) / np.linalg.norm(error)))
+    assert drift.psnr_db == pytest.approx(20 * np.log10(np.abs(expected).max() / drift.rmse))
     cosine = expected @ actual / np.linalg.norm(expected) / np.linalg.norm(actual)
     assert drift.cosine == pytest.approx(cosine, abs=1e-9)
 
@@ -41,7 +44,7 @@ def test_merging_parts_gives_the_whole(pair, at):
 
 @given(FLOATS)
 def test_an_array_does_not_drift_from_itself(x):
-    drift = measure(x, x.copy())
+    drift = measure(x, x.copy(), also=("rows", "ulp"))
     assert (drift.max_abs, drift.rmse, drift.max_rel, drift.nonfinite) == (0, 0, 0, 0)
     assert drift.sqnr_db == math.inf
     assert drift.cosine == pytest.approx(1)
@@ -84,11 +87,11 @@ def test_equal_infinities_are_a_mask_and_leave_the_sums():
 def test_nan_is_wrong_even_where_expected():
     assert measure(np.array([np.nan]), np.array([np.nan])).nonfinite == 1
     assert measure(np.array([np.nan]), np.array([1.0])).nonfinite == 1
-    assert measure(np.array([[np.nan, 1.0]]), np.array([[np.nan, 1.0]])).argmax_agreement == 0
+    assert measure(np.array([[np.nan, 1.0]]), np.array([[np.nan, 1.0]]), also=("rows",)).argmax_agreement == 0
 
 
 def test_a_row_with_nan_agrees_with_nothing():
-    assert measure(np.array([[1.0, 5.0]]), np.array([[1.0, np.nan]])).argmax_agreement == 0
+    assert measure(np.array([[1.0, 5.0]]), np.array([[1.0, np.nan]]), also=("rows",)).argmax_agreement == 0
 
 
 def test_sums_that_overflow_do_not_look_good():
@@ -113,7 +116,7 @@ def test_integers_are_compared_for_equality_beyond_float64():
 def test_argmax_agreement_counts_rows_and_forgives_ties():
     expected = np.array([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [5.0, 1.0, 1.0]])
     actual = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.1], [4.0, 1.0, 1.0]])
-    assert measure(expected, actual).argmax_agreement == pytest.approx(2 / 3)
+    assert measure(expected, actual, also=("rows",)).argmax_agreement == pytest.approx(2 / 3)
 
 
 def test_empty_and_scalar_arrays():
@@ -128,3 +131,48 @@ def test_shapes_and_kinds_must_match():
     with pytest.raises(ValueError, match="expected float64, got int64"):
         measure(np.ones(2), np.ones(2, np.int64))
     assert measure(np.ones(2, np.float32), np.ones(2, np.float16)).max_abs == 0
+
+
+@given(st.integers(0, 99), st.sampled_from(["swapped", "stepped", "reversed"]))
+def test_layout_does_not_matter(seed, layout):
+    rng = np.random.default_rng(seed)
+    expected, noise = rng.normal(size=(2, 40, 30)).astype(np.float32)
+    actual = expected + noise
+    views = {"swapped": lambda x: x.T, "stepped": lambda x: x[::3, 1::2], "reversed": lambda x: x[::-1]}
+    left, right = views[layout](expected), views[layout](actual)
+    one, other = measure(left, right), measure(left.copy(), right.copy())
+    assert (one.count, one.max_abs, one.worst_index) == (other.count, other.max_abs, other.worst_index)
+    assert one.sqnr_db == pytest.approx(other.sqnr_db) and one.mean_abs == pytest.approx(other.mean_abs)
+
+
+def test_the_result_does_not_depend_on_the_threads(monkeypatch):
+    monkeypatch.setattr("validation.drift.SPAN", 3 * CHUNK)
+    expected, actual = np.random.default_rng(0).normal(size=(2, 20 * CHUNK + 5)).astype(np.float32)
+    assert measure(expected, actual, threads=1) == measure(expected, actual, threads=3)
+
+
+@pytest.mark.parametrize("layout", ["flat", "strided"])
+def test_large_files_are_read_and_never_held(tmp_path, layout):
+    shape = (1 << 12, 1 << 10)
+    for name in ("expected", "actual"):
+        np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, shape).flush()
+    expected, actual = (np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("expected", "actual"))
+    if layout == "strided":
+        expected, actual = expected.T, actual.T
+    tracemalloc.start()
+    assert measure(expected, actual, also=("rows", "ulp")).count == 1 << 22
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20  # of two files of 16 MiB
+    tracemalloc.stop()
+
+
+def test_denormals_count():
+    drift = measure(np.full(3, 1e-45, np.float32), np.full(3, 3e-45, np.float32))
+    assert drift.max_abs > 0 and drift.max_rel == pytest.approx(1)
+
+
+@given(st.floats(-8, 8), st.integers(0, 99))
+def test_the_norm_of_what_came_survives_cancellation(power, seed):
+    expected = np.random.default_rng(seed).normal(size=50)
+    actual = expected * 10.0**power
+    assert measure(expected, actual).actual_sq == pytest.approx(actual @ actual, rel=1e-9)
+    assert measure(expected, actual).cosine == pytest.approx(1, abs=1e-9)
