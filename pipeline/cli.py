@@ -25,6 +25,7 @@ COMMANDS = {
     "pull": ("registry", "Fetch the engine that fits a target."),
     "verify": ("registry", "Re-hash the registry and report damage."),
     "validate": ("validate", "Run a version's engines here and attach the proof."),
+    "attribute": ("attribute", "Say which node of a graph or an engine drifted."),
     "promote": ("registry", "Point a channel to a version."),
     "rollback": ("registry", "Point a channel back to where it was before."),
     "backends": ("doctor", "List compilers: installed, targets, precisions."),

@@ -52,3 +52,6 @@ class Validation(Part):
     """What counts as the same function."""
 
     limits: dict[Precision, JointLimits] = Field({})
+    attribution: Literal["automatic", "off"] = Field(
+        "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
+    )

@@ -48,7 +48,7 @@ class OnnxGraph:
         constant = {item.name for item in graph.initializer}
         constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
         self.steps: Sequence[Step] = [
-            Step(node.name, node.op_type, tuple(n for n in reads(node) if n not in constant), _makes(node), zero)
+            Step(_name(node), node.op_type, tuple(n for n in reads(node) if n not in constant), _makes(node), zero)
             for node, zero in ((node, _zero(node, scalars)) for node in graph.node)
             if node.op_type != "Constant"
         ]
@@ -109,6 +109,11 @@ def _captured(node: "NodeProto") -> Iterator[str]:
             bound = {item.name for item in (*body.input, *body.initializer)}
             bound |= {name for inner in body.node for name in inner.output}
             yield from (name for inner in body.node for name in reads(inner) if name not in bound)
+
+
+def _name(node: "NodeProto") -> str:
+    """Its name, or what a rewrite would call it (`pipeline.quantization.graphs.graph.tidy`)."""
+    return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 
 def _makes(node: "NodeProto") -> tuple[str, ...]:

@@ -7,6 +7,7 @@ Engineering 28(2), 2002): try each of n subsets, then each complement, then twic
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -29,7 +30,8 @@ class _Spent(Exception):  # noqa: N818 - no error: it ends the search
 
 
 def reduce(items: Sequence[Item], passes: Callable[[Sequence[Item]], bool], most_runs: int) -> Reduced[Item]:
-    """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once.
+    """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once; none at all is
+    known to fail.
 
     The first 1, 2, 4, ... items are tried before the search, so that a good order saves most of its runs. A test of the
     same subset is run once. `most_runs` bounds the runs; the best set so far is then the answer.
@@ -45,17 +47,17 @@ def reduce(items: Sequence[Item], passes: Callable[[Sequence[Item]], bool], most
         return known[key]
 
     best: list[int] | None = None
-    minimal = False
+    minimal, parts = False, 2
     try:
         best = _first_that_passes(len(items), test)
-        size = 2
-        while best is not None and len(best) > 1:
-            smaller = _smaller(best, min(size, len(best)), test)
-            if smaller is None and size >= len(best):
+        while best and len(best) > 1:
+            parts = min(parts, len(best))
+            if found := _smaller(best, parts, test):
+                best, parts = found
+            elif parts == len(best):
                 break
-            best, size = (smaller[0], smaller[1]) if smaller else (best, 2 * size)
-        minimal = best is not None and (len(best) > 1 or not test([]))
-        best = [] if best is not None and not minimal else best
+            else:
+                parts *= 2
         minimal = best is not None
     except _Spent:
         pass
@@ -71,12 +73,10 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
     return [*range(count)] if count and test(range(count)) else None
 
 
-def _smaller(
-    best: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]
-) -> tuple[list[int], int] | None:
+def _smaller(best: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
     """A subset, or a complement of one, that passes; with the number of parts to go on with."""
     edges = [index * len(best) // parts for index in range(parts + 1)]
-    subsets = [best[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+    subsets = [best[low:high] for low, high in pairwise(edges)]
     for subset in subsets:
         if test(subset):
             return [*subset], 2
