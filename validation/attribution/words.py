@@ -83,19 +83,20 @@ def proposal_lines(proposal: Mapping[str, Any]) -> Iterator[str]:
     yield from proposal["snippet"].splitlines()
 
 
-def section(name: str, units: str, found: Attribution) -> dict[str, Any]:
-    """A section of the page."""
+def section(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of the page. data: an attribution's JSON, with `name` and `units`."""
+    found = Attribution.from_json(data)
     rows = [dict(zip(COLUMNS, cells(index, row), strict=True)) for index, row in enumerate(found.rows[:SHOWN])]
     proposal = found.proposal or {}
     told = list(lines(found))[1:]
     snippet = proposal.get("snippet", "") if proposal.get("leave") is not None else ""
     kept = told[: len(told) - len(snippet.splitlines())] if snippet else told
     return {
-        "name": name,
-        "units": units,
+        "name": data["name"],
+        "units": list(data["units"]),
         "headline": headline(found),
         "lines": kept,
         "snippet": snippet,
         "rows": rows,
-        "more": max(0, len(found.rows) - SHOWN),
+        "more": max(0, data["segments"] - len(rows)),
     }

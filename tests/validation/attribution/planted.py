@@ -14,11 +14,11 @@ from validation.attribution.result import Attribution
 from validation.budget import Budget, default_budget
 from validation.golden import Case, GoldenSet
 
-
 DEFAULT = Size()
 
 
 def graph(model: ModelProto, folder: Path, name: str, optimized: bool = False) -> OnnxGraph:
+    folder.mkdir(exist_ok=True)
     path = folder / f"{name}.onnx"
     onnx.save(model, path)
     return OnnxGraph(path, folder / name, lambda file: OrtSession(file, optimized=optimized), fuses=optimized)
