@@ -29,19 +29,25 @@ class _Spent(Exception):  # noqa: N818 - no error: it ends the search
     """No run is left."""
 
 
-def reduce(items: Sequence[Item], passes: Callable[[Sequence[Item]], bool], most_runs: int) -> Reduced[Item]:
+def reduce(
+    items: Sequence[Item],
+    passes: Callable[[Sequence[Item]], bool],
+    most_runs: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> Reduced[Item]:
     """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once; none at all is
     known to fail.
 
     The first 1, 2, 4, ... items are tried before the search, so that a good order saves most of its runs. A test of the
-    same subset is run once. `most_runs` bounds the runs; the best set so far is then the answer.
+    same subset is run once. `most_runs` bounds the runs, and no run begins once `stop` says so; the best set so far is
+    then the answer.
     """
     known: dict[tuple[int, ...], bool] = {}
 
     def test(chosen: Sequence[int]) -> bool:
         key = tuple(sorted(chosen))
         if key not in known:
-            if len(known) >= most_runs:
+            if len(known) >= most_runs or stop():
                 raise _Spent
             known[key] = passes([items[index] for index in key])
         return known[key]

@@ -4,6 +4,7 @@ Each trial writes the whole graph anew, as the pipeline would with those overrid
 proposed was seen to pass.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from validation.attribution.reduce import Reduced, reduce
 from validation.attribution.result import Attribution
 from validation.report import Check
 
-MOST_RUNS = 60
+MOST_RUNS, MOST_S = 60, 900.0
 
 Nodes = tuple[str, ...]
 Judge = Callable[[ModelProto], Sequence[Check]]
@@ -71,7 +72,8 @@ def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: 
             return False  # this combination cannot be written or read
         return all(check.passed for check in judged[nodes])
 
-    reduced = reduce(groups, passes, MOST_RUNS)
+    end = time.monotonic() + MOST_S
+    reduced = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
     return _told(recipe, reduced, len(groups), before, judged)
 
 
