@@ -26,6 +26,7 @@ from tests.pipeline.quantization.small_nets import (
     maker,
     ranges_of,
     sentences,
+    sqnr_db,
     x_net,
     x_values,
 )
@@ -101,6 +102,18 @@ def test_one_flipped_scale_is_found_in_a_quantized_graph(scheme: object, tmp_pat
     result = found(ATTENTION, faulty, sentences(), tmp_path / "faulty", INT8_LIMITS)
     assert [row.node for row in result.blamed] == ["MatMul_k"]
     assert result.blamed[0].nodes == ("MatMul_k",) and any("wk" in name for name in result.blamed[0].computed_by)
+
+
+def test_a_quantized_tensor_is_measured_from_its_zero(tmp_path: Path) -> None:
+    text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d)"
+    net = with_names(x_net(text, s=np.float32(0.05), z=np.uint8(200), other=np.float32(0.1)))
+    bad = ModelProto()
+    bad.CopyFrom(net)
+    maker(bad, "q").input[1] = "other"
+    result = found(net, bad, x_values(), tmp_path)
+    steps, wrong = (np.rint(x_values()["x"] / np.float32(scale)).clip(-200, 55) for scale in (0.05, 0.1))
+    assert [row.node for row in result.blamed] == ["QuantizeLinear_q"]
+    assert result.blamed[0].local.sqnr_db == pytest.approx(sqnr_db(steps, wrong), abs=0.01)
 
 
 def renamed(model: ModelProto, tensor: str, scale: str) -> ModelProto:
@@ -209,7 +222,7 @@ def test_control_flow_reads_given_activations_and_integers_are_decisions(tmp_pat
             [],
             [helper.make_tensor_value_info(f"{kind}_out", onnx.TensorProto.FLOAT, None)],
         )
-        for kind in ("Mul", "Add")
+        for kind in ("Add", "Mul")
     )
     net = build("float[batch,5] x", "int64[batch] y", "a = Mul(x, w) z = Add(b, b) y = ArgMax<axis=1,keepdims=0>(z)",
                 {"w": np.float32(2), "yes": np.array(True)})  # fmt: skip
