@@ -8,9 +8,10 @@ import onnx
 from onnx import ModelProto, numpy_helper
 
 from builders.onnxruntime import OrtSession
-from validation.attribution.attribute import Size, attribute
+from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
+from validation.attribution.sweep import Size
 from validation.budget import Budget, default_budget
 from validation.golden import Case, GoldenSet
 

@@ -31,8 +31,9 @@ from tests.pipeline.quantization.small_nets import (
     x_values,
 )
 from tests.validation.attribution.planted import found, golden_of, graph, weight, with_names, with_weight
-from validation.attribution.attribute import Size, attribute
+from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
+from validation.attribution.sweep import Size
 from validation.attribution.words import headline, taps_text
 from validation.budget import default_budget
 
