@@ -5,11 +5,9 @@ is its own. Rewrites (Q/DQ, casts, fusions) leave the names of the tensors betwe
 falls inside a segment.
 """
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from builders.types import TensorSpec
 from validation.attribution.tappable import Step
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -17,7 +15,6 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 JOINED = ("Add", "Clip", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
 # What a rewrite adds between the nodes of the model.
 ADDED = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
-_UNKNOWN_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,3 @@ def windows(found: Sequence[Segment], size: Mapping[str, int], most: int) -> Ite
         held = grown
     if window:
         yield window
-
-
-def bytes_of(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
-    """Bytes of a tensor, as float64 at most. A size that nothing tells is guessed as the largest of those known."""
-    unknown = max([*sizes.values()], default=_UNKNOWN_SIZE)
-    return 8 * math.prod(sizes.get(dim, unknown) if isinstance(dim, str) else max(dim, 1) for dim in spec.shape)

@@ -10,15 +10,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders.types import Session, TensorSpec
+from builders.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
+from validation.compare import run
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 EXTERNAL_FROM_BYTES = 1024
-LOCAL = "@local"
+LOCAL, SHAPE = "@local", "@shape"
 
 
 class OnnxGraph:
@@ -68,6 +69,18 @@ class OnnxGraph:
         values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(wanted)]
         _set(model.graph, None if whole else _needed(model.graph, wanted, frozenset()), values)
         return self._open(model)
+
+    def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of these tensors in one run."""
+        from onnx import ValueInfoProto, helper
+
+        model = self._copy()
+        nodes = _needed(model.graph, tensors, frozenset())
+        nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
+        _set(model.graph, nodes, [ValueInfoProto(name=f"{name}{SHAPE}") for name in tensors])
+        with self._open(model) as session:
+            found = run(session, {spec.name: inputs[spec.name] for spec in session.inputs})
+        return {name: tuple(int(size) for size in found[f"{name}{SHAPE}"]) for name in tensors}
 
     def segmented(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
         """The graph cut at `given`; a tensor that is both given and computed is computed under its name + '@local'."""

@@ -1,5 +1,6 @@
 """One sweep over the segments of a candidate: what each gives on the reference's activations, and what it inherits."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
@@ -9,7 +10,7 @@ import numpy as np
 from builders.errors import EngineryError
 from builders.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart
-from validation.attribution.cuts import Segment, bytes_of, segments, shared, spread, unjoined, windows
+from validation.attribution.cuts import Segment, segments, shared, spread, unjoined, windows
 from validation.attribution.result import Error, Row, Taps, ranked
 from validation.attribution.tappable import Tappable
 from validation.budget import Budget, within
@@ -23,6 +24,8 @@ MOST_CASES = 4
 MOST_BYTES = 256 << 20
 # Segments that a further round cuts finer, where none is blamed.
 REFINED = 4
+# Bytes of an element, at most.
+_WIDEST = 8
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
@@ -59,14 +62,13 @@ class Sweep:
     known: "dict[tuple[str, tuple[str, ...]], _Found]" = field(default_factory=dict)
     changed: dict[str, Drift] = field(default_factory=dict)
     compared: int = 0
-    dims: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
     zeros: dict[str, float] = field(default_factory=dict)
 
     def points(self) -> list[str]:
         """Where both can be cut, in order: floating point on both sides, and no fusion between."""
         names = shared(self.reference.steps, self.candidate.steps)
         with self.reference.tapped(names, whole=False) as one, self.candidate.tapped(names, whole=False) as other:
-            self.dims = _sizes(one, self.cases)
             left, right = ({spec.name: spec for spec in session.outputs} for session in (one, other))
         self.kinds = {name: (left[name], right[name]) for name in names if name in left and name in right}
         self.zeros = {name: step.zero for step in self.reference.steps for name in step.makes if step.zero is not None}
@@ -83,8 +85,10 @@ class Sweep:
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         found = list(segments(self.candidate.steps, cuts, order))
         new = [segment for segment in found if (segment.target, segment.boundary) not in self.known]
-        held = {name: bytes_of(right, self.dims) for name, (_, right) in self.kinds.items()}
-        for window in windows(new, held, self.size.held):
+        unknown = [name for name in order if name not in self.held]
+        shapes = self.reference.shapes(unknown, _largest(self.cases)) if unknown else {}
+        self.held |= {name: _WIDEST * math.prod(shape) for name, shape in shapes.items()}
+        for window in windows(new, self.held, self.size.held):
             self._measure(window, cuts)
         origin = {item.target: item for item in segments(self.reference.steps, cuts, order)}
         return [self._row(segment, origin[segment.target]) for segment in found]
@@ -226,14 +230,9 @@ def _alike(left: TensorSpec, right: TensorSpec) -> bool:
     return len(left.shape) == len(right.shape) and sizes_fit
 
 
-def _sizes(session: Session, cases: Sequence[Chosen]) -> dict[str, int]:
-    """The largest size that the cases have of each named dim."""
-    found: dict[str, int] = {}
-    for item in cases:
-        for spec in session.inputs:
-            for dim, size in zip(spec.shape, item.case.inputs[spec.name].shape, strict=True):
-                found |= {dim: max(size, found.get(dim, 0))} if isinstance(dim, str) else {}
-    return found
+def _largest(cases: Sequence[Chosen]) -> Tensors:
+    """The inputs of the case that has most of them."""
+    return max((item.case.inputs for item in cases), key=lambda inputs: sum(array.size for array in inputs.values()))
 
 
 @overload

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from builders.types import Session, TensorSpec
+from builders.types import Session, Tensors, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Tappable(Protocol):
 
     def tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
         """Gives these tensors out. whole: beside all outputs; else what they do not need is left out."""
+        ...
+
+    def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
+        """The shapes that these tensors have in a run on `inputs`, without giving them out."""
         ...
 
     def segmented(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:

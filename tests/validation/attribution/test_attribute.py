@@ -195,7 +195,7 @@ class Shifted:
 
     def __init__(self, inner: OnnxGraph) -> None:
         self.inner, self.steps, self.outputs, self.fuses = inner, inner.steps, inner.outputs, True
-        self.whole, self.segmented = inner.whole, inner.segmented
+        self.whole, self.segmented, self.shapes = inner.whole, inner.segmented, inner.shapes
 
     @contextmanager
     def tapped(self, tensors, whole):
