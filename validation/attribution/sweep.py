@@ -15,7 +15,7 @@ from validation.attribution.result import Error, Row, Taps, ranked
 from validation.attribution.tappable import Tappable
 from validation.budget import Budget, within
 from validation.compare import run
-from validation.drift import Drift, measure
+from validation.drift import Drift, is_exact, measure
 from validation.golden import Case
 from validation.npz import Array
 
@@ -24,6 +24,8 @@ MOST_CASES = 4
 MOST_BYTES = 256 << 20
 # Segments that a further round cuts finer, where none is blamed.
 REFINED = 4
+# Magnitudes that only a mask has, in the reference and, where its type holds less, in the candidate.
+MASK, LEAST_MASK = 1e9, 1e4
 # Bytes of an element, at most.
 _WIDEST = 8
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -171,10 +173,23 @@ class _Found:
 
     def add(self, expected: Array, own: tuple[Array | None, str], inherited: tuple[Array | None, str]) -> None:
         """One case: what the segment gives on the reference's activations, and what the candidate has there."""
-        drift, note = (None, own[1]) if own[1] else _measured(expected, own[0])
+        drift, note = (None, own[1]) if own[1] else _measured(*_masked(expected, own[0]))
         self.local, self.local_note = _merged(self.local, drift), self.local_note or note
-        drift, note = (None, inherited[1]) if inherited[1] else _measured(expected, inherited[0])
+        drift, note = (None, inherited[1]) if inherited[1] else _measured(*_masked(expected, inherited[0]))
         self.inherited, self.inherited_note = _merged(self.inherited, drift), self.inherited_note or note
+
+
+def _masked(expected: Array, actual: Array | None) -> tuple[Array, Array | None]:
+    """Mask values as infinities, which are compared and then left out of the sums: the energy of one would hide
+    everything else. A narrower type may hold a smaller mask."""
+    if actual is None or is_exact(expected) or actual.shape != expected.shape:
+        return expected, actual
+    mask = np.abs(expected) >= MASK
+    if not mask.any():
+        return expected, actual
+    kept = mask & (np.abs(actual) >= LEAST_MASK) & (np.sign(actual) == np.sign(expected))
+    infinite = np.copysign(np.inf, expected)
+    return np.where(mask, infinite, expected), np.where(kept, infinite, actual)
 
 
 def _merged(left: Drift | None, right: Drift | None) -> Drift | None:

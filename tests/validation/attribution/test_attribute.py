@@ -117,6 +117,17 @@ def test_a_quantized_tensor_is_measured_from_its_zero(tmp_path: Path) -> None:
     assert result.blamed[0].local.sqnr_db == pytest.approx(sqnr_db(steps, wrong), abs=0.01)
 
 
+@pytest.mark.parametrize("mask", [float(np.finfo(np.float32).min), -1e9, -np.inf])
+def test_a_mask_does_not_hide_what_is_beside_it(mask: float, tmp_path: Path) -> None:
+    net = with_names(x_net("a = MatMul(x, w) b = Add(a, m) y = Softmax(b)", m=np.float32([0, 0, 0, 0, mask])))
+    clean = found(net, net, x_values(), tmp_path / "clean", optimized=True)
+    assert not clean.blamed
+    result = found(net, swapped(net, "w"), x_values(), tmp_path / "faulty", optimized=True)
+    assert [(row.node, row.tensor) for row in result.blamed] == [("MatMul_a", "b")]
+    wider = found(net, with_weight(net, "m", np.float32([0, 0, 0, 0, -65504])), x_values(), tmp_path / "fp16")
+    assert not wider.blamed
+
+
 def renamed(model: ModelProto, tensor: str, scale: str) -> ModelProto:
     """A copy where the node that dequantizes `tensor` has another scale."""
     copy = ModelProto()
