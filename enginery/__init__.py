@@ -7,6 +7,8 @@
     spec = enginery.load_spec("model.yaml")          # a checked, frozen spec
     outcome = enginery.build("model.yaml", registry="./registry", targets="cpu")
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
+    recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
+    log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from enginery.api import build, pull
     from pipeline.spec.file import load_spec
+    from validation.canary.recorder import ObservationLog, Recorder
 
-__all__ = ["build", "load_spec", "pull"]
+__all__ = ["ObservationLog", "Recorder", "build", "load_spec", "pull"]
 
-_HOMES = {"build": "enginery.api", "pull": "enginery.api", "load_spec": "pipeline.spec.file"}
+_HOMES = {
+    "ObservationLog": "validation.canary.recorder",
+    "Recorder": "validation.canary.recorder",
+    "build": "enginery.api",
+    "pull": "enginery.api",
+    "load_spec": "pipeline.spec.file",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,9 @@ golden inputs and at every edge of the dims' buckets. `export` runs the user's c
 are code too), so the pipeline gives it a process of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +18,14 @@ import numpy as np
 from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
-from builders.types import Dim, Scalar, Tensors, TensorSpec, tensor_from_json
+from builders.types import Dim, Scalar, Session, Tensors, TensorSpec, tensor_from_json
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
-from validation.budget import Budget, default_budget
+from validation.budget import budgets
 from validation.compare import expected_checks
-from validation.golden import freeze
+from validation.golden import Case, GoldenSet, freeze
+from validation.noise import Noise, noise_floor
 from validation.report import Check
-from validation.samples import Samples
+from validation.samples import Samples, resize, sizes_of
 
 if TYPE_CHECKING:
     import onnx
@@ -102,14 +103,14 @@ def export(
     samples: Samples | None,
     labels: "np.ndarray[Any, Any] | None",
     workdir: Path,
-    budget: Budget | None = None,
+    limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
 ) -> Exported:
     """Write `model.onnx` and `golden.safetensors` under `workdir`, and compare the model with its source.
 
     known: the canonical model, when this source was exported before and only the golden set is new.
     samples: golden inputs; None takes seeded random ones.  labels: true answers of the samples, kept with them.
-    budget: limits of the comparison; None takes the documented ones. A check that fails is a value, not an error.
+    limits: of the comparison, where the documented ones are not wanted. A check that fails is a value, not an error.
     Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
@@ -120,11 +121,43 @@ def export(
         else:
             digest = digest_of_file(known.rename(model_file))
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
-    golden_digest = golden.save(golden_file)
     with OrtSession(model_file, optimized=False) as session:
-        checks = expected_checks("export", session, golden, budget or default_budget("export", "fp32"))
-    notes = source.notes if samples else (*source.notes, _random_note())
-    return Exported(model_file, digest, golden_file, golden_digest, checks, notes)
+        golden = replace(golden, noise=_noise(request, model_file, session, golden))
+        golden_digest = golden.save(golden_file)
+        budget = budgets("export", "fp32", golden.noise).override(limits or {})
+        checks = expected_checks("export", session, golden, budget)
+    notes = [*source.notes, *([] if samples else [_random_note()]), *_noise_note(golden)]
+    return Exported(model_file, digest, golden_file, golden_digest, checks, tuple(notes))
+
+
+def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenSet) -> Noise:
+    """What float32 alone does to the model's outputs, on single samples: a batch repeats what they show."""
+    from validation.double import DoubleSession
+
+    try:
+        exact = DoubleSession(model)
+    except ValueError as error:
+        return Noise(reason=str(error))
+    cases = {"golden": _singles(request, golden.of_kind("golden")), "edge": _singles(request, golden.of_kind("edge"))}
+    return noise_floor(exact.run, single.run, cases)
+
+
+def _singles(request: ExportRequest, cases: Iterable[Case]) -> Iterator[Tensors]:
+    """The inputs of cases with the leading dim at its least, each combination of the other sizes once."""
+    leading = {spec.shape[0] if spec.shape else None for spec in request.inputs}
+    batch = next((dim for dim in request.dims if leading == {dim.name}), None)
+    seen = set[tuple[tuple[str, int], ...]]()
+    for case in cases:
+        sizes = sizes_of(case.inputs, request.inputs) | ({batch.name: batch.min} if batch else {})
+        key = tuple(sorted(sizes.items()))
+        if key not in seen or case.kind == "golden":
+            seen.add(key)
+            yield resize(case.inputs, request.inputs, sizes)
+
+
+def _noise_note(golden: GoldenSet) -> list[str]:
+    reason = golden.noise.reason if golden.noise else ""
+    return [f"the noise floor of float32 is not known ({reason}): the documented limits count"] if reason else []
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from builders import backends
 from builders.errors import IntegrityError
-from builders.types import BuildRequest
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.proofs import try_to_prove
 from pipeline.values import Built, Flavour, Graph, Proof, Unit
@@ -69,20 +69,7 @@ def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksh
 
 def as_built(entry: EngineEntry) -> Built:
     """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
-    request = BuildRequest(
-        model=entry.graph or "",
-        precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser
-        target=entry.hardware,
-        backend=entry.backend,
-        inputs=entry.inputs,
-        outputs=entry.outputs,
-        profiles=entry.profiles,
-        options=tuple(sorted(entry.options.items())),
-        toolchain=tuple(sorted(entry.toolchain.items())),
-        scales=entry.scales,
-    )
-    if request.key != entry.build_key:
-        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
+    request = request_of(entry)
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)
     unit = Unit(request, graph, "cached", "published")
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)

@@ -1,5 +1,6 @@
 """`import enginery`: light, typed, and the same verbs as the command line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,18 @@ from tests.pipeline.projects import Project, write_project
 def test_importing_it_loads_nothing_heavy() -> None:
     code = "import sys, enginery; print(sorted({'pydantic', 'numpy', 'torch', 'click', 'pipeline'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
+    code = (
+        "import sys, enginery; enginery.Recorder('traffic.jsonl').append({}); enginery.ObservationLog('log.jsonl')\n"
+        "heavy = {'pipeline', 'pydantic', 'click', 'torch', 'onnx', 'onnxruntime', 'prefect', 'ray', 'jinja2'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
+    assert done.stdout == "[]\n"
 
 
 def test_build_then_pull(tmp_path: Path) -> None:

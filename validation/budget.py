@@ -3,11 +3,12 @@
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal
 
 from builders.errors import InputError
 from builders.types import Precision
+from validation.noise import Noise
 
 Joint = Literal["export", "quantization", "engine", "task"]
 JOINTS: tuple[Joint, ...] = ("export", "quantization", "engine", "task")
@@ -37,6 +38,54 @@ class Budget:
         return list(asdict(self).items())
 
 
+@dataclass(frozen=True)
+class Budgets:
+    """The budget of each output in each kind of case. tight: where the noise floor asks for more than `default` does.
+
+    notes: by output and kind, where a limit comes from.
+    """
+
+    default: Budget
+    tight: Mapping[tuple[str, str], Budget] = field(default_factory=dict)
+    notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def of(self, output: str, kind: str) -> Budget:
+        """The budget of an output in a kind of case."""
+        return self.tight.get((output, kind), self.default)
+
+    @property
+    def tightest(self) -> Budget:
+        """The default with the highest SQNR that any output is held to: what a part of the model is held to."""
+        asked = [budget.sqnr_db for budget in (self.default, *self.tight.values()) if budget.sqnr_db is not None]
+        return replace(self.default, sqnr_db=max(asked, default=None))
+
+    def override(self, limits: Mapping[str, float | None]) -> "Budgets":
+        """Some limits replaced everywhere, by what a spec says. Raises InputError as `Budget.override` does."""
+        tight = {key: budget.override(limits) for key, budget in self.tight.items()}
+        notes = {} if "sqnr_db" in limits else self.notes
+        return Budgets(self.default.override(limits), tight, notes)
+
+
+def budgets(joint: Joint, precision: Precision, noise: Noise | None) -> Budgets:
+    """The limits of a joint for one model: the documented ones, or what its noise floor allows, whichever is tighter.
+
+    A floor never loosens a limit. It says nothing about int8, fp8 and int4, whose error is not one of rounding sums.
+    """
+    default = default_budget(joint, precision)
+    if noise is None or joint == "task" or (precision not in ROUNDING_DB and joint != "export"):
+        return Budgets(default)
+    rounded = "fp32" if joint == "export" else precision
+    below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
+    tight, notes = {}, {}
+    for output, kinds in noise.floors.items():
+        for kind, floor in kinds.items():
+            sqnr_db = min(floor.sqnr_db, MOST_DB) - below
+            if default.sqnr_db is not None and sqnr_db > default.sqnr_db:
+                tight[output, kind] = replace(default, sqnr_db=round(sqnr_db, 1))
+                notes[output, kind] = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
+    return Budgets(default, tight, notes)
+
+
 def at_most(name: str) -> bool:
     """Whether a metric's limit is an upper one (errors); the others are lower ones (likenesses)."""
     return name.startswith("max_") or name == "nonfinite"
@@ -45,6 +94,16 @@ def at_most(name: str) -> bool:
 def within(name: str, value: float, limit: float) -> bool:
     """Whether a metric's value keeps its limit. NaN keeps none."""
     return value <= limit if at_most(name) else value >= limit
+
+
+# Decibels between the rounding unit of a precision and that of float32: 13 and 16 bits less.
+ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13), "bf16": 20 * math.log10(2**16)}
+# What an engine may add to its arithmetic's noise floor by other kernels and other orders of summation. For fp32 a
+# factor of 32: Winograd's convolutions cost up to 20 dB (Barabasz et al., "Error Analysis and Improving the Accuracy of
+# Winograd Convolution for Deep Neural Networks", 2020); TF32 or fp16 in its place cost 60 and more.
+MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
+# Floors above it say that an output holds few roundings or none (a copy, a count), and nothing about what others cost.
+MOST_DB = 140.0
 
 
 def default_budget(joint: Joint, precision: Precision) -> Budget:

@@ -13,24 +13,21 @@ import numpy as np
 
 from builders.errors import DataError, EngineryError, InputError
 from builders.types import Session, Tensors
-from validation.budget import Budget, at_most, within
-from validation.drift import Drift, Extra, is_exact, measure
+from validation.budget import Budget, Budgets, at_most, within
+from validation.drift import DECISIONS, Drift, is_exact, measure
 from validation.golden import Case, GoldenSet
 from validation.npz import Array
 from validation.report import Check
 
-# Beside the metrics that cost little.
-_ALSO: tuple[Extra, ...] = ("argmax",)
-
 
 def drift_checks(
-    joint: str, reference: Session, candidate: Session, golden: GoldenSet, budget: Budget
+    joint: str, reference: Session, candidate: Session, golden: GoldenSet, budget: Budget | Budgets
 ) -> tuple[Check, ...]:
     """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks."""
     return _checks(joint, lambda case: run(reference, case.inputs), candidate, golden, budget)
 
 
-def expected_checks(joint: str, candidate: Session, golden: GoldenSet, budget: Budget) -> tuple[Check, ...]:
+def expected_checks(joint: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets) -> tuple[Check, ...]:
     """Compare a session with the golden set's own expected outputs."""
     return _checks(joint, lambda case: case.expected, candidate, golden, budget)
 
@@ -77,9 +74,10 @@ class _Drifts:
 
 
 def _checks(
-    joint: str, expected_of: Callable[[Case], Tensors], candidate: Session, golden: GoldenSet, budget: Budget
+    joint: str, expected_of: Callable[[Case], Tensors], candidate: Session, golden: GoldenSet, budget: Budget | Budgets
 ) -> tuple[Check, ...]:
     drifts = _Drifts()
+    limits = budget if isinstance(budget, Budgets) else Budgets(budget)
     for case in golden.cases:
         expected = expected_of(case)
         try:
@@ -89,8 +87,8 @@ def _checks(
             continue
         for output, value in expected.items():
             _compare(joint, case, output, value, actual.get(output), drifts)
-    merged = [check for output, drift in drifts.golden.items() for check in _golden(joint, output, drift, budget)]
-    edges = [check for output, cases in drifts.edges.items() for check in _edges(joint, output, cases, budget)]
+    merged = [check for output, drift in drifts.golden.items() for check in _golden(joint, output, drift, limits)]
+    edges = [check for output, cases in drifts.edges.items() for check in _edges(joint, output, cases, limits)]
     return (*drifts.failures, *merged, *edges)
 
 
@@ -99,19 +97,20 @@ def _compare(joint: str, case: Case, output: str, expected: Array, actual: Array
         drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, "this output is missing"))
         return
     try:
-        drifts.add(case, output, measure(expected, actual, also=_ALSO))
+        drifts.add(case, output, measure(expected, actual, also=DECISIONS))
     except ValueError as error:
         drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, str(error)))
 
 
-def _golden(joint: str, output: str, drift: Drift, budget: Budget) -> Iterator[Check]:
-    for name, limit, value in _values(drift, budget):
+def _golden(joint: str, output: str, drift: Drift, limits: Budgets) -> Iterator[Check]:
+    for name, limit, value in _values(drift, limits.of(output, "golden")):
         note = _where(drift) if name in ("nonfinite", "max_abs") else ""
+        note = limits.notes.get((output, "golden"), "") if name == "sqnr_db" else note
         yield Check(joint, name, output, "golden", value, limit, _passes(name, value, limit), note)
 
 
-def _edges(joint: str, output: str, cases: Mapping[str, Drift], budget: Budget) -> Iterator[Check]:
-    columns = {case: _values(drift, budget) for case, drift in cases.items()}
+def _edges(joint: str, output: str, cases: Mapping[str, Drift], limits: Budgets) -> Iterator[Check]:
+    columns = {case: _values(drift, limits.of(output, "edge")) for case, drift in cases.items()}
     for values in zip(*columns.values(), strict=True):
         name, limit, _ = values[0]
         found = {case: value for case, (_, _, value) in zip(columns, values, strict=True)}

@@ -17,6 +17,7 @@ import numpy as np
 from builders.digest import canonical_json, digest_of_bytes, digest_of_file
 from builders.errors import DataError
 from builders.types import Dim, Tensors, TensorSpec, sizes_product
+from validation.noise import Noise
 from validation.npz import Array
 from validation.samples import Samples, resize
 
@@ -41,12 +42,14 @@ class Case:
 class GoldenSet:
     """Frozen cases; `labels` holds the true answers of all golden cases in order, when there are any.
 
-    cases: read one at a time from the file for a set that was loaded.  source: that file.
+    cases: read one at a time from the file for a set that was loaded.  source: that file.  noise: the model's own
+    floor on these cases; None where it was not asked for.
     """
 
     cases: Sequence[Case]
     labels: Array | None = None
     source: Path | None = field(default=None, repr=False)
+    noise: Noise | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -73,12 +76,13 @@ class GoldenSet:
                 header = json.loads((file.metadata() or {})["golden"])
                 names = tuple(file.keys())
                 labels = file.get_tensor("labels") if "labels" in names else None
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            noise = Noise.from_json(header["noise"]) if header.get("noise") else None
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} is not a golden set ({error}); freeze it again") from error
         if header.get("format") != _FORMAT:
             raise DataError(f"{path} is a golden set of format {header.get('format')!r}; this version reads {_FORMAT}")
         kinds = tuple((case["name"], case["kind"]) for case in header["cases"])
-        return cls(_StoredCases(path, kinds, names), labels, path)
+        return cls(_StoredCases(path, kinds, names), labels, path, noise)
 
 
 def freeze(
@@ -167,6 +171,8 @@ def _encode(golden: GoldenSet) -> bytes:
         tensors.update(_prefixed(_prefix(index, "in"), case.inputs))
         tensors.update(_prefixed(_prefix(index, "out"), case.expected))
     header: dict[str, Any] = {"format": _FORMAT, "cases": kinds}
+    if golden.noise is not None:
+        header["noise"] = golden.noise.to_json()
     contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     return save(contiguous, {"golden": canonical_json(header).decode()})
 

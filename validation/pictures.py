@@ -15,6 +15,10 @@ Json = Mapping[str, Any]
 WIDTH, HEIGHT, SIDE, TOP, FLOOR = 340, 150, 10, 22, 122
 # A frontier.
 WIDE, HIGH, LEFT, RIGHT, UPPER, LOWER = 440, 250, 48, 14, 12, 42
+# What is worse than so many decibels is drawn there: noise ten times the signal is as bad as any other.
+LEAST_DB = -10.0
+# SQNR in the JSON of a choice of outputs that hold NaN, infinities, or noise where nothing was expected.
+BROKEN_DB = -100.0
 # Of a picture that stands alone, as a file; a page brings its own.
 STANDALONE = (
     "svg{--ink:#1d2126;--muted:#626a73;--line:#e4e1dc;--accent:#2f5d9e;--card:#fff;--failed:#b3261e;"
@@ -122,10 +126,11 @@ def frontier_svg(points: Sequence[Json], chosen: Json, floor_db: float | None = 
     predicted = [point for point in points if point["predicted_db"] is not None]
     runs = [point for point in [*points, chosen] if point["sqnr_db"] is not None]
     values = [point["predicted_db"] for point in predicted] + [point["sqnr_db"] for point in runs]
-    low, high = _decades([*values, *([floor_db] if floor_db is not None else [])] or [0.0])
+    drawn = [max(value, LEAST_DB) for value in values]
+    low, high = _decades([*drawn, *([floor_db] if floor_db is not None else [])] or [0.0])
 
     def y(value: float) -> float:
-        return UPPER + (high - value) / (high - low) * (HIGH - UPPER - LOWER)
+        return UPPER + (high - max(value, low)) / (high - low) * (HIGH - UPPER - LOWER)
 
     return "".join(
         [
@@ -183,7 +188,15 @@ def _ring(point: Json, y: float) -> str:
 
 
 def _told(point: Json) -> str:
-    return f"{100 * point['share']:.1f} % in int8: {point['sqnr_db']:.1f} dB, {int(point['left'])} groups left in float"
+    share, quality = f"{100 * point['share']:.1f} %", decibels_text(point["sqnr_db"])
+    return f"{share} in int8: {quality}, {int(point['left'])} groups left in float"
+
+
+def decibels_text(sqnr_db: float | None) -> str:
+    """SQNR of a model's outputs for people, as the JSON of a choice has it."""
+    if sqnr_db is None:
+        return "no loss"
+    return "broken" if sqnr_db <= BROKEN_DB else f"{sqnr_db:.1f} dB"
 
 
 def _level(value: float, y: float) -> str:

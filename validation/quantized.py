@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from validation.pictures import frontier_svg, histogram_svg, number_text, share_text
+from validation.pictures import decibels_text, frontier_svg, histogram_svg, number_text, share_text
 
 # Rows shown at once, and in all; nodes named at once behind a reason; histograms.
 SHOWN, MOST, NAMED, DRAWN = 20, 400, 8, 6
@@ -102,7 +102,7 @@ def _frontier(choice: Json | None) -> dict[str, str] | None:
     if choice is None:
         return None
     chosen, floor = choice["chosen"], choice["floor_db"]
-    quality = "no loss" if chosen["sqnr_db"] is None else f"{chosen['sqnr_db']:.1f} dB"
+    quality = decibels_text(chosen["sqnr_db"])
     asked = "" if floor is None else f", where at least {number_text(floor)} dB were asked for"
     return {
         "svg": frontier_svg(choice["frontier"], chosen, floor),

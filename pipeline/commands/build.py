@@ -143,9 +143,19 @@ def show_outcome(outcome: "Outcome") -> None:
             say("\n".join(f"  | {line}" for line in engine["failure"]["log"].splitlines()[-15:]))
         for item in engine.get("attribution", ()):
             say(f"  which node ({item['joint']}): {item['headline']}")
+    _warn_of_idle(outcome)
     for name, metrics in outcome.metrics.items():
         click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
+
+
+def _warn_of_idle(outcome: "Outcome") -> None:
+    """An engine of a precision in which nothing of it computes is right, and not what was asked for."""
+    from pipeline.quantization.notes import idle
+
+    for engine in outcome.engines:
+        if reason := idle(engine["notes"]):
+            say(f"warning: {engine['target']} {engine['precision']} {engine['backend']}: {reason}")
 
 
 def _show_place(outcome: "Outcome") -> None:

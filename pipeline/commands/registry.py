@@ -1,12 +1,11 @@
 """The commands that read and steer a registry: list, show, pull, verify, promote, rollback."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import emit_json, json_option, registry_option, say, user
 
 if TYPE_CHECKING:
     from pipeline.registry.pull import Pulled
@@ -120,9 +119,18 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
 @click.argument("channel", default="stable")
 @click.option("--why", default="", help="A line for the channel's history.")
 @click.option("--proven-only", is_flag=True, help="Accept unproven engines, and never serve them on this channel.")
+@click.option(
+    "--canary",
+    "reports",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A canary's report.json: nothing moves unless it is a PASS of exactly this version. May be given repeatedly.",
+)
 @registry_option
 @json_option
-def promote(reference: str, channel: str, why: str, proven_only: bool, registry: str, as_json: bool) -> None:
+def promote(
+    reference: str, channel: str, why: str, proven_only: bool, reports: tuple[Path, ...], registry: str, as_json: bool
+) -> None:
     """Point CHANNEL (default: stable) to the version that REF stands for."""
     from pipeline.registry import channels
     from pipeline.registry.names import parse_reference
@@ -131,7 +139,11 @@ def promote(reference: str, channel: str, why: str, proven_only: bool, registry:
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    after = channels.promote(store, manifest, channel, by=_user(), why=why, proven_only=proven_only)
+    if reports:
+        from pipeline.canary.promotion import canary_words
+
+        why = " ".join(part for part in (why, canary_words(store, manifest, channel, reports, say)) if part)
+    after = channels.promote(store, manifest, channel, by=user(), why=why, proven_only=proven_only)
     _print_channel(after, as_json)
 
 
@@ -150,7 +162,7 @@ def rollback(reference: str, why: str, registry: str, as_json: bool) -> None:
     where = parse_reference(reference)
     if where.version is not None:
         raise UnknownNameError(f"rollback moves a channel; {reference!r} is a version: give {where.model}:CHANNEL")
-    after = channels.rollback(open_store(registry), where.model, where.channel or "stable", by=_user(), why=why)
+    after = channels.rollback(open_store(registry), where.model, where.channel or "stable", by=user(), why=why)
     _print_channel(after, as_json)
 
 
@@ -172,7 +184,8 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     for name, record in records.items():
         click.echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
         rows = [row(tensor) for tensor in record["tensors"]]
-        _print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+        if rows:
+            _print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
         for line in left_lines(record):
             click.echo(line)
         click.echo()
@@ -271,8 +284,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items() if item)
     return "" if value is None else str(value)
-
-
-def _user() -> str:
-    """Who runs this, for a channel's history; a container may have no name for its user."""
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"

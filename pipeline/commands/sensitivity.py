@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="int8: as TensorRT quantizes; uint8: as onnxruntime on a CPU does.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for frontier.json and frontier.svg.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for frontier.json and frontier.svg."
+)
 @click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
@@ -73,12 +75,13 @@ def _write(folder: Path, choice: dict[str, Any]) -> None:
 def _show(choice: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from validation.pictures import decibels_text
+
     console = Console(width=None if os.isatty(1) else 160)
     console.print(_groups(choice))
     for point in choice["frontier"]:
-        run = "" if point["sqnr_db"] is None else f", run: {point['sqnr_db']:.1f} dB"
-        predicted = "no loss" if point["predicted_db"] is None else f"{point['predicted_db']:.1f} dB"
-        click.echo(f"{point['share']:7.1%} in int8: predicted {predicted}{run}")
+        run = "" if point["sqnr_db"] is None else f", run: {decibels_text(point['sqnr_db'])}"
+        click.echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
     click.echo(f"chosen: {choice['summary']}")
 
 
@@ -86,12 +89,14 @@ def _groups(choice: dict[str, Any]) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
+    from validation.pictures import decibels_text
+
     measured = any(row["int8_ms"] is not None for row in choice["groups"])
     heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
     table = Table(*heads, title_justify="left")
     table.title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
     for row in choice["groups"]:
-        alone = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f} dB"
+        alone = decibels_text(row["sqnr_db"])
         strength = "" if row["strength"] is None else f"{row['strength']:.2f}{' folded' if row['folded'] else ''}"
         state = "yes" if row["kept"] else "left in float"
         nodes = escape(", ".join(row["nodes"]))

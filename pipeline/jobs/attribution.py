@@ -41,12 +41,12 @@ def attribute_graph(
     """
     from builders.onnxruntime import OrtSession
     from validation.attribution.attribute import attribute
-    from validation.budget import default_budget
+    from validation.budget import budgets
     from validation.compare import expected_checks
 
     place = open_store(store)
     frozen = golden_set(place, golden, workdir)
-    budget = default_budget("quantization", precision).override(limits)
+    budget = budgets("quantization", precision, frozen.noise).override(limits)
     original = fetch(place, reference, workdir / "reference.onnx")
 
     with OrtSession(original, optimized=False) as session:
@@ -62,7 +62,7 @@ def attribute_graph(
     source = original if told is None else fetch(place, told["onnx"], workdir / "source.onnx")
     before = judged(candidate, expected)
     pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
-    found = attribute("quantization", precision, *pair, frozen, budget, _failed(before), tell=print)
+    found = attribute("quantization", precision, *pair, frozen, budget.tightest, _failed(before), tell=print)
     if not told or not found.failed:
         return _kept(place, found, None)
     edges = _failing_edges(expected, found, before)
@@ -90,7 +90,7 @@ def attribute_engine(
     from builders.onnxruntime import OrtSession
     from validation.attribution.attribute import attribute
     from validation.attribution.onnx_graph import OnnxGraph
-    from validation.budget import default_budget
+    from validation.budget import budgets
     from validation.compare import drift_checks
 
     place = open_store(store)
@@ -98,13 +98,15 @@ def attribute_engine(
     precision = opened.request.precision
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, opened.request.model, workdir / "graph.onnx"), precision)
-    budget = default_budget("engine", precision).override(limits)
+    budget = budgets("engine", precision, frozen.noise).override(limits)
     with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
         checks = drift_checks("engine", expected, actual, frozen, budget)
         before = _checks(proof_of(checks, actual, frozen, metric, "engine"))
     tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
     pair = _graph(graph, workdir / "expected"), tapped
-    return _kept(place, attribute("engine", precision, *pair, frozen, budget, _failed(before), tell=print), None)
+    return _kept(
+        place, attribute("engine", precision, *pair, frozen, budget.tightest, _failed(before), tell=print), None
+    )
 
 
 def _answered(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":

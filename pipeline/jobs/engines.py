@@ -50,14 +50,14 @@ def check_engine(
 ) -> Json:
     """Run an engine against the graph it was built from (the engine joint) and measure the task metric on it."""
     from builders.onnxruntime import OrtSession
-    from validation.budget import default_budget
+    from validation.budget import budgets
     from validation.compare import drift_checks
 
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-    budget = default_budget("engine", wanted.precision).override(limits)
+    budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
     with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
         return proof_of(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric, "engine")
 

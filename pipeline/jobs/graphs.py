@@ -114,13 +114,13 @@ def check_graph(
 ) -> Json:
     """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization joint)."""
     from builders.onnxruntime import OrtSession
-    from validation.budget import default_budget
+    from validation.budget import budgets
     from validation.compare import drift_checks
 
     place = open_store(store)
     frozen = golden_set(place, golden, workdir)
     candidate = runnable(fetch(place, graph, workdir / "graph.onnx"), precision)
-    budget = default_budget("quantization", precision).override(limits)
+    budget = budgets("quantization", precision, frozen.noise).override(limits)
     with (
         OrtSession(fetch(place, reference, workdir / "reference.onnx"), optimized=False) as expected,
         OrtSession(candidate, optimized=False) as actual,

@@ -32,7 +32,6 @@ def export_model(
     from builders.onnxruntime import OrtSession
     from pipeline.export import ExportRequest, export
     from pipeline.sources.onnx_model import load_onnx
-    from validation.budget import default_budget
     from validation.golden import GoldenSet
 
     place = open_store(store)
@@ -40,7 +39,7 @@ def export_model(
     samples = _samples(data, wanted.inputs, wanted.dims, labels) if data else None
     column = samples.column(labels) if samples and labels else None
     known = fetch(place, onnx, workdir / "known.onnx") if onnx else None
-    exported = export(wanted, samples, column, workdir, default_budget("export", "fp32").override(limits), known)
+    exported = export(wanted, samples, column, workdir, limits, known)
     frozen = GoldenSet.load(exported.golden)
     with OrtSession(exported.onnx, optimized=False) as session:
         proof = proof_of(exported.checks, session, frozen, metric, "exported model")

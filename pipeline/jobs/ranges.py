@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builders.errors import DataError, IntegrityError
 from builders.types import QuantizationScheme
@@ -11,11 +11,13 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Activation, Json
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from builders.types import Tensors
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.choice.engine_race import EngineRace
-    from validation.samples import SampleSource
+    from validation.samples import Samples, SampleSource
 
 
 def observe_part(
@@ -57,6 +59,14 @@ def _opened(samples: Json) -> "AbstractContextManager[SampleSource]":
 
     shapes = tensors_from(samples["inputs"]), dims_from(samples["dims"])
     return open_source(Path(samples["root"]), samples["data"], samples["digest"], *shapes, samples["labels"])
+
+
+def _classes(source: "Samples", samples: Json) -> "NDArray[Any]":
+    found = source.column(samples["labels"])
+    if found.dtype.kind not in "iu":
+        where = f"{samples['labels']!r} of {samples['data']}"
+        raise DataError(f"calibration.labels: {where} is {found.dtype}; class indices are integers")
+    return found
 
 
 def merge_parts(store: str, parts: list[str]) -> Json:
@@ -117,7 +127,7 @@ def choose(
     shapes = tensors_from(samples["inputs"]), dims_from(samples["dims"])
     with _opened(samples) as source:
         first = next(grouped(source.runs(), *shapes))[1] if race else {}
-        labels = Labels(answer, source.column(samples["labels"])) if answer and isinstance(source, Samples) else None
+        labels = Labels(answer, _classes(source, samples)) if answer and isinstance(source, Samples) else None
         with _race(race, first, workdir) as timer:
             runs = grouped(source.runs(), *shapes)
             found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides, timer, labels)

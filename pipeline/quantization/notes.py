@@ -4,6 +4,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+_DONE = "nodes compute in"
+_LEFT = "left in"
+
+
+def idle(notes: Sequence[str]) -> str | None:
+    """Of the notes on a graph, what says that nothing of it is in its precision, with the first reasons; else None."""
+    head = next((note for note in notes if note.startswith(f"0 {_DONE} ")), None)
+    if head is None:
+        return None
+    reasons = [note for note in notes if note.startswith(_LEFT)]
+    return "; ".join([head, *reasons[:2], *(["..."] if reasons[2:] else [])])
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -33,7 +45,7 @@ class CastNotes:
 
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences for people."""
-        head = f"{self.cast} nodes compute in {self.precision}, {len(self.kept)} stay in fp32"
+        head = f"{self.cast} {_DONE} {self.precision}, {len(self.kept)} stay in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
         return (head, *_kept_lines(self.kept, "fp32"), *zeros, *_floored_lines(self.floored_scales))
 
@@ -61,7 +73,7 @@ class QuantizationNotes:
         """The notes as sentences for people."""
         if self.passed_through:
             return ("the model already carries Q/DQ nodes and passed through untouched",)
-        head = f"{len(self.quantized)} nodes compute in {self.precision}, {len(self.kept)} candidates stay in float"
+        head = f"{len(self.quantized)} {_DONE} {self.precision}, {len(self.kept)} candidates stay in float"
         rest = self.cast.lines() if self.cast else ()
         return (head, *_kept_lines(self.kept, "float"), *rest)
 
@@ -71,7 +83,7 @@ class QuantizationNotes:
 
 
 def _kept_lines(kept: Sequence[Kept], where: str) -> list[str]:
-    return [f"left in {where}: {item}" for item in kept]
+    return [f"{_LEFT} {where}: {item}" for item in kept]
 
 
 def _floored_lines(scales: Sequence[str]) -> list[str]:

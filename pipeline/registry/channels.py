@@ -105,10 +105,17 @@ def promote(
     return _append(store, manifest.model, name, next_move)
 
 
-def rollback(store: Store, model: str, name: str, *, by: str = "", why: str = "") -> Channel:
-    """Point a channel at the version it served before. Raises UnknownNameError if there is none."""
+def rollback(
+    store: Store, model: str, name: str, *, by: str = "", why: str = "", serving: str | None = None
+) -> Channel:
+    """Point a channel at the version it served before. Raises UnknownNameError if there is none.
+
+    serving: digest of the manifest it must be serving now; otherwise ConflictError, and it stays where it is.
+    """
 
     def next_move(channel: Channel | None) -> Move:
+        if channel and serving not in (None, channel.manifest):
+            raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
         previous = channel.previous() if channel else None
         if previous is None:
             reason = "has served one version only" if channel else "does not exist"

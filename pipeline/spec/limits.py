@@ -5,7 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from builders.types import Precision
-from pipeline.spec.words import File, Part
+from pipeline.spec.words import File, Part, as_value_error
+from validation.canary.thresholds import Thresholds
 
 
 class Metric(Part):
@@ -48,10 +49,36 @@ class JointLimits(Part):
     engine: LimitValues = LimitValues()
 
 
+class CanaryQuality(Part):
+    """Answers of the candidate against those of the baseline; null lifts a limit."""
+
+    sqnr_db: float = Field(15.0, description="an answer nearer than that to the baseline's counts as the same")
+    disagreement: float | None = Field(0.01, gt=0, lt=1, description="share of requests with another answer")
+    flips: float | None = Field(None, gt=0, lt=1, description="share of requests whose argmax differs")
+    score: float | None = Field(0.01, gt=0, description="drop of the mean score, where scores are observed")
+
+
+class Canary(Part):
+    """What a candidate may be worse by, at most (docs/canary.md). Null lifts a threshold."""
+
+    latency: dict[str, float | None] = Field(
+        {}, description="relative slowdown by quantile, e.g. {p50: 0.02, p99: 0.05}"
+    )
+    error_rate: float | None = Field(0.001, gt=0, lt=1, description="difference of the shares of failed requests")
+    quality: CanaryQuality | None = CanaryQuality()
+    alpha: float = Field(0.05, gt=0, lt=0.5, description="error of a wrong verdict, each way")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        as_value_error(Thresholds.from_json, self.model_dump(mode="json", exclude_unset=True))
+        return self
+
+
 class Validation(Part):
-    """What counts as the same function."""
+    """What counts as the same function, and what a canary tolerates."""
 
     limits: dict[Precision, JointLimits] = Field({})
     attribution: Literal["automatic", "off"] = Field(
         "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
     )
+    canary: Canary = Canary()

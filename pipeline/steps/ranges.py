@@ -63,8 +63,10 @@ def merge(parts: Sequence[Json], shop: Workshop) -> Json:
 def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:
     """Search what to quantize and how, for int8 with one kind of activation: model, ranges and frontier, as blobs."""
     wanted = spec.quantization
-    if ranges is None or exported.model.carries_qdq:
-        raise DataError("there is nothing to choose: the model carries Q/DQ of its own, or calibration.data is missing")
+    if exported.model.carries_qdq:
+        raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
+    if ranges is None:
+        raise DataError("what to quantize is chosen on real samples; add calibration.data")
     key: Json = {
         "onnx": exported.model.digest,
         "activation": activation,

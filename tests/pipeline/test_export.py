@@ -14,7 +14,6 @@ from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
 from pipeline.export import ExportRequest, export
 from pipeline.sources.onnx_model import save_onnx, specs_of
-from validation.budget import Budget
 from validation.golden import GoldenSet
 from validation.samples import Samples
 
@@ -254,7 +253,7 @@ class TestGolden:
         assert "sqnr_db" in failed(second)
 
     def test_drift_beyond_the_budget_is_a_failed_check_not_an_error(self, tmp_path):
-        exported = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), budget=Budget(sqnr_db=1000))
+        exported = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), limits={"sqnr_db": 1000})
         assert set(failed(exported)) == {"sqnr_db"}
         assert json.dumps(exported.to_json())
 

@@ -66,6 +66,18 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
             "metric accuracy needs labels",
         ),
         (
+            {"validation": {"canary": {"latency": {"p100": 0.1}}}},
+            "validation.canary.latency.p100: is no quantile; use p50, p90, p99, p99.9",
+        ),
+        (
+            {"validation": {"canary": {"latency": {"p99": 0}}}},
+            "validation.canary.latency.p99 is '0.0'; give a number above 0",
+        ),
+        (
+            {"validation": {"canary": {"quality": {"scor": 0.1}}}},
+            "validation.canary.quality.scor: unknown key; did you mean 'score'?",
+        ),
+        (
             {"validation": {"limits": {"int8": {"engin": {}}}}},
             "validation.limits.int8.engin: unknown key; did you mean",
         ),

@@ -10,6 +10,7 @@ from onnx import ModelProto
 from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.sensitivity import Cost, Quality
+from validation.pictures import BROKEN_DB, decibels_text
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,16 @@ class Chosen:
     def summary(self) -> str:
         """One line for people."""
         point = self.point
-        quality = f"{point.sqnr_db:.1f} dB, cosine {point.cosine:.4f}" if point.sqnr_db is not None else "not run"
+        quality = (
+            f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
+            if point.sqnr_db is not None
+            else "not run"
+        )
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but model and ranges, as a JSON object; an infinite SQNR is null."""
+        """Everything but model and ranges, as a JSON object, with SQNR `in_json`."""
         return {
             "left": dict(self.left),
             "groups": [_finite(asdict(row)) for row in self.rows],
@@ -108,7 +113,12 @@ class Chosen:
         }
 
 
+def in_json(sqnr_db: float | None) -> float | None:
+    """Decibels as JSON can hold them: null for no loss, `BROKEN_DB` for outputs that are broken."""
+    if sqnr_db is None or sqnr_db == math.inf:
+        return None
+    return sqnr_db if math.isfinite(sqnr_db) else BROKEN_DB
+
+
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
+    return {name: in_json(value) if isinstance(value, float) else value for name, value in values.items()}

@@ -14,7 +14,8 @@ from onnx import ModelProto
 
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row
+from pipeline.quantization.choice.attainable import check_decisions, check_reached
+from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
@@ -27,6 +28,7 @@ from pipeline.quantization.choice.statistics import Work, gather
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
+from validation.pictures import decibels_text
 
 
 def choose(
@@ -45,14 +47,17 @@ def choose(
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
     overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
     for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model does not
-    run on the samples, DataError when the labels do not fit them.
+    run on the samples, DataError when the labels do not fit them, or when not even the float model holds the floor.
     """
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
+    if floor is not None and floor.argmax_agreement is not None:
+        check_decisions(trial.expected[0])
     tried: dict[int, Point] = {}
     depth = 0 if floor is None else _shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
         point = _refilled(trial, floor, point)
+        check_reached(floor, trial.qualities[point.left])
     if race is not None:
         point = _paying(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
@@ -215,7 +220,7 @@ class _Trial:
     def _reason(self, name: str) -> str:
         if name in self.timings:
             return self.timings[name].reason
-        return f"the floor: quantized alone it leaves {self.alone[name].sqnr_db:.1f} dB"
+        return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
 
     def _row(self, name: str, point: Point) -> Row:
         group, plan = self.groups[name], self.plans.get(name)

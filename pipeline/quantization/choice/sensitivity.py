@@ -23,7 +23,7 @@ from pipeline.quantization.graphs.graph import constants, element_types
 from pipeline.quantization.graphs.sites import find_sites
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
-from validation.drift import Drift, is_exact, measure
+from validation.drift import DECISIONS, Drift, is_exact, measure
 
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
 # what is chosen is run on all of them.
@@ -82,7 +82,6 @@ def sweep(
     # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
     inputs = (value for group in groups for value in _tail_of(model, group, types).graph.input)
     known = {value.name: value.type.tensor_type.elem_type for value in inputs}
-    outputs = [value.name for value in model.graph.output]
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
@@ -91,13 +90,17 @@ def sweep(
     kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
     inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
     start += inference_s
-    expected = [{name: values[name] for name in outputs} for values in kept]
     found = {}
     for group in groups:
         part = _tail_of(model, group, types)
+        if not part.graph.output:  # a dead end: nothing depends on it
+            found[group.activation] = Quality(0.0, 1.0)
+            continue
         set_ranks(part, kept[0])
         written = _alone(part, group, plans, ranges, scheme)
         runner = Runner(written, optimized=False)
+        # What lies before the group, an output of the model among it, stays as it is.
+        expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
     return found, Cost(len(groups), time.process_time() - start, inference_s)
 
@@ -112,7 +115,7 @@ class Answers:
 
 
 def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Answers | None = None) -> Quality:
-    """Quality over all runs; integer outputs are decisions, and no measure of noise.
+    """Quality over all runs. Integer outputs are decisions; where there are no others, those that change are the noise.
 
     Raises DataError when there is not one label for each answer.
     """
@@ -120,21 +123,32 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Ans
     right = []
     for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
         for name, values in wanted.items():
-            total[name] = total.get(name, Drift()).merge(measure(values, found[name]))
+            total[name] = total.get(name, Drift()).merge(measure(values, found[name], also=DECISIONS))
         if answers:
             right.append(_right(found[answers.output], answers.right[index], answers.output))
     floats = [part for part in total.values() if part.mismatches is None]
+    agreement = min((part.argmax_agreement for part in total.values()), default=1.0)
     return Quality(
-        max((10 ** (-part.sqnr_db / 10) for part in floats), default=0.0),
-        min((part.cosine for part in floats), default=1.0),
+        max((10 ** (-part.sqnr_db / 10) for part in floats), default=1 - agreement),
+        min((part.cosine for part in floats), default=agreement),
         all(part.nonfinite == 0 for part in floats),
-        min((part.argmax_agreement for part in total.values()), default=1.0),
+        agreement,
         float(np.mean(np.concatenate(right))) if answers else None,
     )
 
 
+def decides(output: Array) -> bool:
+    """Whether an output holds decisions: integers, or rows of several values, whose greatest is the answer."""
+    return is_exact(output) or (output.ndim > 0 and output.shape[-1] > 1)
+
+
 def _right(output: Array, labels: Array, name: str) -> Array:
     """Which answers are right; a row with NaN has none."""
+    if not decides(output):
+        raise DataError(
+            f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and tells no accuracy; "
+            "ask for sqnr_db or cosine, or give the model an output with a value for each class"
+        )
     answers = output if is_exact(output) else np.argmax(output, axis=-1)
     if answers.size != labels.size:
         raise DataError(f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one each")

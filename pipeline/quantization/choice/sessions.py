@@ -52,9 +52,13 @@ def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
 
 
 def tail(model: ModelProto, known: Mapping[str, int]) -> ModelProto:
-    """The part of a model behind `known` tensors (name -> element type): those it reads become its inputs."""
+    """The part of a model behind `known` tensors (name -> element type): those it reads become its inputs.
+
+    Its outputs are those of the model's that are not known themselves.
+    """
     maker = {name: node for node in model.graph.node for name in node.output}
-    chosen, wanted, seen = dict[str, NodeProto](), [value.name for value in model.graph.output], set[str]()
+    outputs = [value for value in model.graph.output if value.name not in known]
+    chosen, wanted, seen = dict[str, NodeProto](), [value.name for value in outputs], set[str]()
     while wanted:
         name = wanted.pop()
         if name in seen or name in known or name not in maker:
@@ -70,7 +74,7 @@ def tail(model: ModelProto, known: Mapping[str, int]) -> ModelProto:
     starts = [value for value in model.graph.input if value.name in read and value.name not in known]
     starts += [helper.make_tensor_value_info(name, kind, None) for name, kind in known.items() if name in read]
     weights = [item for item in model.graph.initializer if item.name in read]
-    graph = helper.make_graph(nodes, "tail", starts, model.graph.output, weights)
+    graph = helper.make_graph(nodes, "tail", starts, outputs, weights)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 

@@ -121,6 +121,8 @@ def gather(
     measured = {
         site.node: site.activation if site.op_type == "ConvTranspose" else _output(model, site.node) for site in sites
     }
+    if not sites:
+        return {}, {}
     runner = Runner(_with_shapes(model, mixing, measured), mixing + [_shape_name(site.node) for site in sites])
     found: dict[str, Statistics] = {name: Statistics() for name in mixing}
     sizes, samples = dict.fromkeys(measured, 0.0), 0

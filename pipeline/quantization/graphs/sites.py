@@ -17,12 +17,15 @@ from pipeline.quantization.graphs.graph import (
     consumers,
     element_types,
     fold_constant_moves,
+    subgraphs,
     tidy,
     tidy_from,
 )
 from pipeline.quantization.notes import Kept
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# They multiply with weights too, and have no Q/DQ form.
+RECURRENT = ("GRU", "LSTM", "RNN")
 # Per-channel Q/DQ exists from this opset on; older models are lifted before anything is measured or quantized.
 LOWEST_OPSET = 13
 
@@ -58,6 +61,7 @@ def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[Kept, ...]]:
     given, readers = constants(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
     sites, kept = [], []
+    kept += [Kept(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
     for node in _candidates(graph):
         reason = _obstacle(node, given, types)
         if reason:
@@ -84,6 +88,19 @@ def activations(model: ModelProto) -> tuple[str, ...]:
 
 def _candidates(graph: GraphProto) -> Iterator[NodeProto]:
     return (node for node in graph.node if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx"))
+
+
+def _out_of_reach(node: NodeProto) -> str | None:
+    """Why a node that multiplies, but is no candidate, stays in float; None for all others."""
+    if node.op_type in RECURRENT:
+        return "recurrent nodes have no int8 form here"
+    inside = sum(_multiplications_in(body) for body in subgraphs(node))
+    return f"{inside} of the nodes in its bodies multiply; control flow is not entered" if inside else None
+
+
+def _multiplications_in(body: GraphProto) -> int:
+    inner = sum(_multiplications_in(deeper) for node in body.node for deeper in subgraphs(node))
+    return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
 
 
 def _site(
@@ -120,6 +137,8 @@ def _channel_axis(node: NodeProto) -> int:
 def _obstacle(node: NodeProto, given: dict[str, TensorProto], types: dict[str, int]) -> str | None:
     """Why a candidate cannot be quantized, or None."""
     activation, weight = node.input[0], given.get(node.input[1])
+    if weight is None and activation in given:
+        return "its weight is the first operand; only a second one is quantized"
     if weight is None:
         return "it multiplies two activations" if node.op_type == "MatMul" else "its weight is not a constant"
     if activation in given:

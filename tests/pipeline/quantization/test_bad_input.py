@@ -165,3 +165,33 @@ def test_dynamic_shapes_keep_their_names(precision: str, scheme: object) -> None
         "batch"
     ] * 2
     assert of_type(result, "MatMul") or of_type(result, "MatMulInteger")
+
+
+@every_scheme
+def test_what_multiplies_out_of_reach_is_listed(precision: str, scheme: object) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(64, 64)) / 8 for name in ("w", "v", "u")}
+    weights |= {"g": rng.normal(size=(1, 256, 64)) / 8, "h": rng.normal(size=(1, 256, 64)) / 8, "axes": np.array([0])}
+    text = """
+        a = MatMul(x, w)
+        l = MatMul(u, a)
+        s = Unsqueeze(l, axes)
+        r, state = LSTM<hidden_size=64>(s, g, h)
+        f = Squeeze(state)
+        t = ReduceSum<keepdims=0>(f)
+        yes = Greater(t, t)
+        y = If (yes) <
+            then_branch = then () => (float[64,64] one) { one = MatMul(f, v) },
+            else_branch = other () => (float[64,64] two) { two = MatMul(v, f) }
+        >
+    """
+    model = build("float[64,64] x", "float[64,64] y", text, weights)
+    data = inputs(64)
+    graph = prepared(model)
+    ranges = ranges_of(graph, data, tensors_to_measure(graph))
+    _, notes = write(model, precision, scheme, ranges)  # type: ignore[arg-type]
+    assert isinstance(notes, QuantizationNotes) and len(notes.quantized) == 1
+    reasons = {item.op_type: item.reason for item in notes.kept}
+    assert "first operand" in reasons["MatMul"]
+    assert "recurrent" in reasons["LSTM"]
+    assert "2 of the nodes in its bodies multiply" in reasons["If"]

@@ -11,6 +11,7 @@ from tests.validation.page_data import attribution, version_report
 from tests.validation.test_html import Page
 from validation.attribution.result import Attribution, Error, Taps, ranked
 from validation.attribution.words import cells, error_text, headline, lines, taps_text
+from validation.budget import Budget, Budgets
 from validation.html import render
 
 FOUND = Attribution.from_json(attribution())
@@ -68,3 +69,9 @@ def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() 
     assert "12.1, limit 15 -> 21.5" in text and "precision: fp16}" in text
     assert text.count("✕ 9.0 dB") == 1
     assert "Which node drifted" not in render({**version_report(), "attributions": []})
+
+
+def test_a_part_is_held_to_the_tightest_limit_of_the_outputs() -> None:
+    tight = {("a", "golden"): Budget(sqnr_db=104.0), ("b", "edge"): Budget(sqnr_db=None)}
+    assert Budgets(Budget(max_rel=0.1, sqnr_db=80.0), tight).tightest == Budget(max_rel=0.1, sqnr_db=104.0)
+    assert Budgets(Budget()).tightest.sqnr_db is None

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 from builders.errors import DataError
 from pipeline.quantization.choice.chosen import Chosen, Floor, Point
@@ -24,12 +25,14 @@ from tests.pipeline.quantization.small_nets import (
     TENSORRT_FP32,
     TOKENS,
     attention_net,
+    build,
     conv_net,
     images,
     run,
     sentences,
     sqnr_db,
 )
+from validation.pictures import BROKEN_DB
 
 NETS = {
     "outliers": (outlier_net, noise),
@@ -210,5 +213,74 @@ def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
     found = choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=labels)
     assert found.point.accuracy == 1 and "accuracy 1.0000" in found.summary
     wrong = Labels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
-    found = choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=wrong)
-    assert found.point.accuracy == 0.5 and found.point.share == pytest.approx(0), "out of reach: all stays in float"
+    with pytest.raises(DataError, match=r"accuracy 1 is out of reach: the float model itself has 0\.5000"):
+        choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=wrong)
+
+
+def positive(count: int, seed: int) -> dict[str, np.ndarray]:
+    values = np.abs(np.random.default_rng(seed).normal(size=(count, 16))).astype(np.float32)
+    values[::3] *= np.float32(1e-4)  # a step of int8 takes these to zero, where the logarithm ends
+    return {"x": values}
+
+
+def log_net() -> ModelProto:
+    weights = {"w": np.abs(np.random.default_rng(0).normal(size=(16, 4)))}
+    return build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Log(y)", weights)
+
+
+def test_broken_outputs_are_not_taken_for_exact_ones():
+    samples = positive(64, 1)
+    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples))
+    data = json.loads(json.dumps(found.to_json() | {"floor": None}, allow_nan=False))
+    assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
+    assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
+    assert "broken" in found.summary and "broken" in frontier_svg(data)
+    floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), Floor(sqnr_db=20))
+    assert floored.point.share == 0 and "no loss" in floored.summary
+    assert "broken" in next(iter(floored.left.values()))
+
+
+def test_a_float_model_that_is_not_finite_holds_no_floor():
+    samples = {"x": np.zeros((16, 16), np.float32)}
+    ranges = all_ranges(log_net(), positive(64, 1))
+    model = build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Div(y, y)", {"w": np.ones((16, 4))})
+    with pytest.raises(DataError, match="float model itself gives NaN"):
+        choose(model, ranges, CPU, runs(samples), Floor(sqnr_db=20))
+
+
+@pytest.mark.parametrize("smoothing", ["none", "auto"])
+def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(smoothing):
+    samples = positive(16, 1)
+    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), None, smoothing, {"MatMul_y": "fp32"})
+    assert found.rows == () and found.point.share == 0 and "no loss" in found.summary
+
+
+def test_where_all_outputs_are_decisions_those_that_change_are_the_noise():
+    changed = quality([{"y": np.array([1, 2, 3, 4])}], [{"y": np.array([1, 2, 3, 5])}])
+    assert changed.sqnr_db == pytest.approx(10 * math.log10(4)) and changed.cosine == 0.75
+    floats = {"z": np.ones(4, np.float32)}
+    assert quality([{"y": np.array([1, 2]), **floats}], [{"y": np.array([1, 3]), **floats}]).sqnr_db == math.inf
+
+
+def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_search():
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(16, 16)) for name in ("a", "b", "c", "dead")}
+    text = "early = MatMul(x, a)\n r = Relu(early)\n m = MatMul(r, b)\n unread = MatMul(m, dead)\n"
+    text += "s = Tanh(m)\n y = MatMul(s, c)"
+    model = build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
+    samples = positive(64, 1)
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples), Floor(sqnr_db=25))
+    damage = {row.nodes: row.sqnr_db for row in found.rows}
+    assert len(damage) == 4 and found.point.sqnr_db >= 25
+    assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
+
+
+def test_an_output_of_one_value_decides_nothing():
+    model = build("float[batch,16] x", "float[batch,1] y", "y = MatMul(x, w)", {"w": np.ones((16, 1))})
+    samples = positive(16, 1)
+    ranges = all_ranges(model, samples)
+    with pytest.raises(DataError, match="argmax cannot change"):
+        choose(model, ranges, CPU, runs(samples), Floor(argmax_agreement=0.9))
+    with pytest.raises(DataError, match="tells no accuracy"):
+        choose(model, ranges, CPU, runs(samples), Floor(accuracy=0.5), labels=Labels("y", np.zeros(16, np.int64)))
+    assert choose(model, ranges, CPU, runs(samples), Floor(cosine=0.9)).point.share == 1

@@ -1,0 +1,71 @@
+"""The two engines of a canary: found in the registry by reference, fetched and verified, opened by their backends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from builders import backends
+from builders.errors import InputError
+from builders.types import Engine, Session, Target
+from pipeline.registry.attestations import judged
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.names import Reference
+from pipeline.registry.requests import request_of
+from pipeline.registry.resolve import resolve
+from pipeline.registry.store import Store
+from pipeline.registry.versions import locate
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One side: a version, and the engine of it that fits the target best."""
+
+    manifest: Manifest
+    entry: EngineEntry
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What binds observations to exactly this engine."""
+        entry, manifest = self.entry, self.manifest
+        return {
+            "model": manifest.model,
+            "version": manifest.version,
+            "manifest": manifest.digest,
+            "engine": str(entry.digest),
+            "target": entry.target,
+            "precision": entry.precision,
+            "backend": entry.backend,
+        }
+
+
+def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> Chosen:
+    """The engine that `enginery pull` would give, provided that it runs here.
+
+    Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
+    """
+    located = locate(store, reference)
+    what = f"{located.manifest.model}@{located.manifest.version}"
+    entries = judged(store, located.manifest)
+    entry = resolve(entries, target, precision, proven_only=located.proven_only, what=what).chosen
+    if reason := backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware):
+        raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run the canary on a node that has it")
+    return Chosen(located.manifest, entry)
+
+
+@contextmanager
+def opened(store: Store, chosen: Chosen, folder: Path) -> Iterator[Session]:
+    """The engine, fetched into `folder` and verified, ready to run."""
+    entry, digest = chosen.entry, str(chosen.entry.digest)
+    path = folder / f"engine{entry.suffix}"
+    store.fetch(digest, path)
+    engine = Engine(request_of(entry), path, digest, path.stat().st_size, str(entry.suffix))
+    with backends.configure(entry.backend, dict(entry.options)).open(engine) as session:
+        yield session
+
+
+def check_alike(candidate: Session, baseline: Session) -> None:
+    """Raise InputError unless both engines take the same requests."""
+    takes = [{spec.name: spec.dtype for spec in session.inputs} for session in (candidate, baseline)]
+    if takes[0] != takes[1]:
+        raise InputError(f"the candidate takes {takes[0]} and the baseline {takes[1]}; no traffic fits both")

@@ -1,0 +1,159 @@
+"""A canary from start to verdict: replay, look at planned times, stop as soon as a look decides."""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from builders.digest import digest_of_file
+from builders.errors import InputError
+from builders.types import Session, Target
+from pipeline.canary.engines import Chosen, check_alike, choose, opened
+from pipeline.canary.verdicts import Written, facts, thresholds_of, write_report
+from pipeline.registry.landing import make_folder, reachable
+from pipeline.registry.names import Reference
+from pipeline.registry.store import Store
+from validation.canary.append import LineFile
+from validation.canary.judge import Judgement, Looks, judge
+from validation.canary.observations import Observations, add_to, evidence_of
+from validation.canary.recorder import header_of
+from validation.canary.replay import Clock, Pace, replay
+from validation.canary.report import make_report
+from validation.canary.thresholds import Quality, Thresholds
+from validation.canary.traffic import Traffic, read_traffic
+
+SIDES = ("candidate", "baseline")
+LEAST_PER_LOOK = 100
+MOST_BYTES = 1 << 40
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CanaryRun:
+    """What to compare, on what, and where the results go. looks: how often to look, the end included."""
+
+    candidate: Reference
+    baseline: Reference
+    target: Target
+    traffic: Path
+    out: Path
+    precision: str | None = None
+    pace: Pace = field(default_factory=Pace)
+    looks: int = 4
+
+
+def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = None) -> Written:
+    """Replay, judge, and write observations, report and page into `wanted.out`.
+
+    Interrupted, the observations so far are there, whole, and so is the report of the last look.
+    Raises InputError for a folder that has a canary already and for engines that do not run here, DataError for
+    traffic that does not fit.
+    """
+    _fresh(wanted.out)
+    sides = [
+        choose(store, reference, wanted.target, wanted.precision) for reference in (wanted.candidate, wanted.baseline)
+    ]
+    limits, source = thresholds_of(sides[0].manifest)
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-canary-"))) for _ in sides]
+        sessions = [
+            stack.enter_context(opened(store, side, folder)) for side, folder in zip(sides, folders, strict=True)
+        ]
+        check_alike(*sessions)
+        traffic = read_traffic(wanted.traffic, sessions[0].inputs)
+        canary = Canary(wanted, sides, limits, source, traffic, say)
+        return canary.run(sessions[0], sessions[1], clock)
+
+
+class Canary:
+    """One run: its files, its observations so far, its looks."""
+
+    def __init__(
+        self, wanted: CanaryRun, sides: list[Chosen], limits: Thresholds, source: str, traffic: Traffic, say: Say
+    ) -> None:
+        self._wanted, self._limits, self._source, self._traffic, self._say = wanted, limits, source, traffic, say
+        self._planned = traffic.count(wanted.pace.scale, wanted.pace.duration)
+        self._looks = Looks(self._planned)
+        self._paths = [wanted.out / f"{name}.jsonl" for name in SIDES]
+        self._seen = [
+            Observations(path, dict(side.identity), planned=self._planned)
+            for path, side in zip(self._paths, sides, strict=True)
+        ]
+
+    def run(self, candidate: Session, baseline: Session, clock: Clock | None) -> Written:
+        """Replay until a look decides, or to the end."""
+        with reachable(f"writing {self._wanted.out}"):
+            make_folder(self._wanted.out)
+        stops = self._stops()
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(closing(LineFile(path, header_of(seen.identity, self._planned), MOST_BYTES)))
+                for path, seen in zip(self._paths, self._seen, strict=True)
+            ]
+            for pair in replay(candidate, baseline, self._traffic, self._wanted.pace, clock):
+                for file, seen, line in zip(files, self._seen, pair.lines(), strict=True):
+                    file.append(line)
+                    add_to(seen, line)
+                if len(self._seen[0]) in stops and (written := self._look()):
+                    return written
+        raise InputError("the traffic gives no request within this duration; give a longer one")
+
+    def _stops(self) -> set[int]:
+        """After how many requests to look; fewer looks where each would see hardly anything."""
+        looks = max(1, min(self._wanted.looks, self._planned // LEAST_PER_LOOK))
+        return {self._planned * look // looks for look in range(1, looks + 1)}
+
+    def _look(self) -> Written | None:
+        """Judge what is there. The report is written each time, so that an interrupted run can go on from it."""
+        quality = self._limits.quality or Quality()
+        evidence, notes = evidence_of(self._seen[0], self._seen[1], quality.sqnr_db)
+        judgement = judge(evidence, self._limits, self._looks, seed=self._wanted.pace.seed)
+        for seen in self._seen:
+            seen.digest = digest_of_file(seen.path)
+        known = facts(self._source, [*notes, *self._remarks()], self._about_traffic())
+        report = make_report(
+            judgement, self._limits, self._looks, self._seen[0], self._seen[1], evidence, known, self._wanted.pace.seed
+        )
+        written = write_report(report, self._wanted.out)
+        done = len(self._seen[0])
+        self._say(f"look at {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
+        self._looks = replace(self._looks, before=(*self._looks.before, done))
+        return written if self._decided(judgement, done) else None
+
+    def _decided(self, judgement: Judgement, done: int) -> bool:
+        return judgement.verdict != "INSUFFICIENT" or done == self._planned
+
+    def _about_traffic(self) -> dict[str, Any]:
+        pace, traffic = self._wanted.pace, self._traffic
+        about = {
+            "digest": traffic.digest,
+            "recorded": len(traffic.requests),
+            "sampling": traffic.sampling,
+            "scale": pace.scale,
+            "duration": pace.duration,
+            "seed": pace.seed,
+            "made": traffic.made or None,
+        }
+        return {name: value for name, value in about.items() if value is not None}
+
+    def _remarks(self) -> list[str]:
+        """What a person should know of how the traffic went."""
+        found = []
+        if self._traffic.made:
+            found.append(f"this traffic was made up: {self._traffic.made}")
+        if self._traffic.sampling < 1.0 and self._wanted.pace.scale == 1.0:
+            share = self._traffic.sampling
+            found.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
+        if self._traffic.cut:
+            found.append("half a line at the end of the traffic was left out")
+        return found
+
+
+def _fresh(out: Path) -> None:
+    if any((out / f"{name}.jsonl").exists() for name in SIDES):
+        raise InputError(
+            f"{out} has the observations of a canary already; name another --out, or judge those: "
+            f"enginery canary judge --candidate {out}/candidate.jsonl --baseline {out}/baseline.jsonl"
+        )

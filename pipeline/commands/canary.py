@@ -1,0 +1,201 @@
+"""`enginery canary run` and `enginery canary judge`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+
+if TYPE_CHECKING:
+    from pipeline.canary.verdicts import Written
+    from validation.canary.thresholds import Thresholds
+
+
+def _acting(command: Any) -> Any:
+    """What both commands do with a verdict."""
+    for option in (
+        click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
+        click.option("--channel", default="stable", show_default=True, help="The channel that --auto rolls back."),
+        registry_option,
+        json_option,
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def canary() -> None:
+    """Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT (exit code 0 for PASS only, 1 otherwise)."""
+
+
+@canary.command()
+@click.option("--candidate", required=True, metavar="REF", help="The version that wants to be served.")
+@click.option("--baseline", required=True, metavar="REF", help="The version that is served.")
+@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
+@click.option("--precision", help="Take only engines of this precision.")
+@click.option("--traffic", required=True, type=click.Path(path_type=Path), help="Recorded requests, .jsonl or .npz.")
+@click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds; short traffic is repeated.")
+@click.option(
+    "--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Load: 2 is twice."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order and the bootstrap.")
+@click.option("--looks", type=click.IntRange(1, 20), default=4, show_default=True, help="How often to look, at most.")
+@click.option("--warmup", type=click.IntRange(0), default=20, show_default=True, help="Requests that do not count.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for observations, report and page.")
+@_acting
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    candidate: str,
+    baseline: str,
+    target: str,
+    precision: str | None,
+    traffic: Path,
+    duration: float | None,
+    scale: float,
+    seed: int,
+    looks: int,
+    warmup: int,
+    out: Path | None,
+    registry: str,
+    **acting: Any,
+) -> None:
+    """Replay recorded traffic against both engines, interleaved and open loop, and judge what is seen."""
+    from pipeline.canary.run import CanaryRun, run_canary
+    from pipeline.registry.machine import target_named
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from validation.canary.replay import Pace
+
+    store = open_store(registry)
+    references = parse_reference(candidate), parse_reference(baseline)
+    place = out or Path(f"canary-{candidate}-against-{baseline}".replace("@", "-").replace(":", "-"))
+    pace = Pace(scale, duration, seed, warmup)
+    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks)
+    try:
+        written = run_canary(store, wanted, say)
+    except KeyboardInterrupt:
+        say(_left_in(place))
+        raise
+    _finish(ctx, written, registry, **acting)
+
+
+@canary.command()
+@click.option(
+    "--candidate", required=True, type=click.Path(path_type=Path), help="Observations of the candidate, JSONL."
+)
+@click.option("--baseline", required=True, type=click.Path(path_type=Path), help="Observations of the baseline, JSONL.")
+@click.option("--spec", type=click.Path(path_type=Path), help="Take the thresholds of this spec.")
+@click.option(
+    "--planned", type=click.IntRange(1), help="Requests at the last look; without it this look is the only one."
+)
+@click.option("--previous", type=click.Path(path_type=Path), help="report.json of the look before this one.")
+@click.option(
+    "--missing",
+    type=click.Choice(["failed", "ignored"]),
+    default="failed",
+    show_default=True,
+    help="What a request is that only one side observed.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for report and page; default: the candidate's.")
+@_acting
+@click.pass_context
+def judge(
+    ctx: click.Context,
+    /,
+    candidate: Path,
+    baseline: Path,
+    spec: Path | None,
+    planned: int | None,
+    previous: Path | None,
+    missing: str,
+    seed: int,
+    out: Path | None,
+    registry: str,
+    **acting: Any,
+) -> None:
+    """Judge observations that were collected in production, or by an interrupted run.
+
+    Thresholds are those of --spec; else of the candidate's version, if the registry has it; else the defaults.
+    """
+    from pipeline.canary.verdicts import Asked, judge_files, read_report_file
+
+    limits, source = _thresholds(candidate, spec, registry)
+    before = read_report_file(previous) if previous else None
+    asked = Asked(limits, source, planned, before, missing == "ignored", seed)
+    _finish(ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, **acting)
+
+
+def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
+    from builders.errors import UnavailableError, UnknownNameError
+    from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
+    from pipeline.registry.names import Reference, check_model, check_version
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+    from validation.canary.observations import read_head
+    from validation.canary.thresholds import Thresholds
+
+    if spec:
+        return spec_thresholds(spec)
+    identity = read_head(candidate)
+    if "model" not in identity or "version" not in identity:
+        return Thresholds(), DEFAULTS
+    reference = Reference(check_model(identity["model"]), check_version(identity["version"]))
+    try:
+        return thresholds_of(locate(open_store(registry), reference).manifest)
+    except (UnavailableError, UnknownNameError):
+        return Thresholds(), f"{DEFAULTS}; {reference} is not in {registry}"
+
+
+def _finish(ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, as_json: bool) -> None:
+    """Say the verdict, act on it, and leave with its exit code."""
+    moved = _rolled_back(written, registry, channel) if auto else None
+    if as_json:
+        emit_json(
+            {**written.report, "files": {"report": str(written.json), "page": str(written.page)}, "channel": moved}
+        )
+    else:
+        _show(written)
+    if moved:
+        say(moved)
+    ctx.exit(0 if written.verdict == "PASS" else 1)
+
+
+def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
+    if written.verdict != "FAIL":
+        return None
+    from pipeline.canary.verdicts import roll_back
+    from pipeline.registry.names import check_channel
+    from pipeline.registry.store import open_store
+
+    return roll_back(open_store(registry), written.report, check_channel(channel), user())
+
+
+def _show(written: "Written") -> None:
+    from validation.canary.judge import describe_value
+
+    click.echo(f"{written.verdict}: {written.report['reason']}")
+    for item in written.report["criteria"]:
+        told = item["note"] or (
+            f"{describe_value(item['estimate'], item['kind'])} "
+            f"({describe_value(item['low'], item['kind'])} to {describe_value(item['high'], item['kind'])}), "
+            f"margin {describe_value(item['margin'], item['kind'])}; "
+            f"could have shown {describe_value(item['detectable'], item['kind'])}"
+        )
+        click.echo(f"  {item['verdict']:<12} {item['name']}: {told}")
+    for note in written.report["notes"]:
+        say(f"note: {note}")
+    click.echo(f"report: {written.json}\npage:   {written.page}")
+
+
+def _left_in(place: Path) -> str:
+    if not (place / "candidate.jsonl").exists():
+        return "interrupted before the first request; nothing was observed"
+    previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
+    return (
+        f"the observations so far are in {place}; judge them with: enginery canary judge "
+        f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
+    )

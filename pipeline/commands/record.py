@@ -1,0 +1,84 @@
+"""`enginery record`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.commands.options import say
+
+if TYPE_CHECKING:
+    from validation.canary.recorder import Recorder
+
+
+@click.command()
+@click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--sampling", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Share kept."
+)
+@click.option("--max-mib", type=click.IntRange(1), default=1024, show_default=True, help="The file never grows beyond.")
+@click.option("--samples", type=click.Path(path_type=Path), help="Make traffic up from these samples (.npz, .npy).")
+@click.option("--per-second", type=click.FloatRange(0, min_open=True), help="With --samples: mean rate of arrivals.")
+@click.option("--requests", type=click.IntRange(1), help="With --samples: how many; default: each sample once.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=1, show_default=True, help="With --samples: samples a request."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sampling and the arrivals.")
+def record(
+    traffic: Path,
+    sampling: float,
+    max_mib: int,
+    samples: Path | None,
+    per_second: float | None,
+    requests: int | None,
+    batch: int,
+    seed: int,
+) -> None:
+    """Append requests from stdin to TRAFFIC, for `enginery canary run`.
+
+    One JSON object a line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5}; without `at`, the time it is read.
+    Serving code in Python does the same by enginery.Recorder. With --samples the traffic is made up instead: real
+    inputs, and arrivals at random (a Poisson process).
+    """
+    from builders.errors import InputError
+    from validation.canary.recorder import Recorder
+
+    if (samples is None) != (per_second is None):
+        raise InputError("--samples and --per-second go together: what to send, and how often")
+    made = f"{samples.name}, Poisson arrivals at {per_second:g} a second, seed {seed}" if samples else ""
+    with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made) as recorder:
+        try:
+            if samples and per_second:
+                _make_up(recorder, samples, per_second, requests, batch, seed)
+            else:
+                _from_stdin(recorder)
+        finally:
+            say(f"{traffic}: {recorder.kept} requests recorded" + (f", {recorder.lost} lost" if recorder.lost else ""))
+        if recorder.failure or recorder.full:
+            raise InputError(recorder.failure or f"{traffic} is full at {max_mib} MiB; raise --max-mib")
+
+
+def _from_stdin(recorder: "Recorder") -> None:
+    from validation.canary.lines import JsonLines, number_in
+
+    lines = JsonLines(Path("/dev/stdin"), 64 << 20)
+    for number, found in lines.of(sys.stdin.buffer):
+        if not isinstance(found.get("inputs"), dict):
+            raise lines.error(number, "inputs is missing, or not an object")
+        try:
+            at = number_in(found, "at") if "at" in found else None
+        except ValueError as error:
+            raise lines.error(number, str(error)) from None
+        if not recorder.append_json(found["inputs"], at) and recorder.full:
+            return
+
+
+def _make_up(
+    recorder: "Recorder", samples: Path, per_second: float, requests: int | None, batch: int, seed: int
+) -> None:
+    from validation.canary.synthetic import made_up
+
+    for at, inputs in made_up(samples, per_second, requests, batch, seed):
+        if not recorder.append(inputs, at) and recorder.full:
+            return

@@ -1,0 +1,27 @@
+"""The build request behind a published engine."""
+
+from builders.errors import IntegrityError
+from builders.types import BuildRequest
+from pipeline.registry.manifest import EngineEntry
+
+
+def request_of(entry: EngineEntry) -> BuildRequest:
+    """The request as it was when the engine was built.
+
+    Raises IntegrityError when the entry does not give its own build key.
+    """
+    request = BuildRequest(
+        model=entry.graph or "",
+        precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser
+        target=entry.hardware,
+        backend=entry.backend,
+        inputs=entry.inputs,
+        outputs=entry.outputs,
+        profiles=entry.profiles,
+        options=tuple(sorted(entry.options.items())),
+        toolchain=tuple(sorted(entry.toolchain.items())),
+        scales=entry.scales,
+    )
+    if request.key != entry.build_key:
+        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
+    return request

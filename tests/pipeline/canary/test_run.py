@@ -1,0 +1,113 @@
+"""`enginery record` and `enginery canary run` on a real engine; interrupted, it leaves observations to be judged."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.canary.engines import choose
+from pipeline.canary.run import Canary, CanaryRun
+from pipeline.registry.machine import target_named
+from pipeline.registry.names import parse_reference
+from pipeline.registry.store import open_store
+from tests.pipeline.projects import Project
+from tests.validation.canary.simulated import Engine, Ticking, traffic
+from validation.canary.observations import read_observations
+from validation.canary.replay import Pace
+from validation.canary.report import read_report
+from validation.canary.thresholds import Thresholds
+
+COMMAND = [sys.executable, "-m", "pipeline.cli"]
+
+
+def record(project: Project, requests: int, per_second: float) -> Path:
+    path = project.folder / "traffic.jsonl"
+    golden = np.load(project.folder / "golden.npz")["x"]
+    np.savez(project.folder / "samples.npz", x=golden)
+    words = ["record", str(path), "--samples", str(project.folder / "samples.npz")]
+    words += ["--per-second", str(per_second), "--requests", str(requests)]
+    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
+    return path
+
+
+def run(project: Project, path: Path, out: Path, *words: str):
+    references = ["--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
+    return project.run("canary", "run", *references, "--traffic", path, "--out", out, "--json", *words)
+
+
+def test_a_run_from_traffic_to_page(built, tmp_path):
+    path = record(built, 300, 2000)
+    out = tmp_path / "canary"
+    told = run(built, path, out, "--looks", "2", "--scale", "2").json
+    assert told["paired"] and told["traffic"]["recorded"] == 300 and "made up" in told["notes"][0]
+    assert told["candidate"]["engine"] == told["baseline"]["engine"] and told["candidate"]["precision"] == "int8"
+    assert told["verdict"] != "FAIL" and told["looks"]["requests"] == [150, 300]
+    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert [len(one) for one in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output
+    report = read_report((out / "report.json").read_bytes())
+    assert report.verdict == told["verdict"] and (out / "report.html").exists()
+    again = run(built, path, out)
+    assert again.code == 2 and "has the observations of a canary already" in again.err
+    misfit = path.read_text().replace('"x":', '"y":')
+    (tmp_path / "other.jsonl").write_text(misfit)
+    assert run(built, tmp_path / "other.jsonl", tmp_path / "other").code == 2
+    absent = built.run(
+        "canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "sm_89", "--traffic", path
+    )
+    assert absent.code == 2 and "run the canary on a node that has it" in absent.err
+
+
+def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
+    path, out = record(built, 3000, 100), tmp_path / "canary"
+    words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
+    words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
+    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (out / "report.json").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and f"--previous {out}/report.json" in said
+    files = ["--candidate", str(out / "candidate.jsonl"), "--baseline", str(out / "baseline.jsonl")]
+    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert 150 <= len(seen[1]) < 3000 and abs(len(seen[0]) - len(seen[1])) <= 1 and not seen[0].cut
+    judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
+    assert judged.code == 1 and judged.json["looks"]["planned"] == 3000, "what was planned is remembered"
+    assert judged.json["looks"]["fractions"][0] < 0.5
+
+
+def test_requests_from_stdin(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    done = subprocess.run([*COMMAND, "record", path], input=text, text=True, capture_output=True, check=True)
+    assert "2 requests recorded" in done.stderr
+    head, first, second = map(json.loads, path.read_text().splitlines())
+    assert head["kind"] == "enginery-traffic" and first == lines[0] and second["at"] > 1e9
+    bad = subprocess.run([*COMMAND, "record", path], input='{"inputs": 3}\n', text=True, capture_output=True)
+    assert bad.returncode == 2 and "inputs is missing" in bad.stderr
+
+
+@pytest.mark.parametrize(("fault", "looks"), [("swapped", 1), ("", 4)])
+def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
+    """Engines of a simulated clock, through the whole of the run: a swapped output is found at the first look."""
+    store = open_store(built.registry)
+    reference, target = parse_reference("tiny@1"), target_named("cpu")
+    wanted = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=Pace(), looks=4)
+    ticking, said = Ticking(), []
+    engines = [Engine(ticking, np.random.default_rng(seed), kind) for seed, kind in enumerate((fault, ""))]
+    sides = [choose(store, reference, target, None)] * 2
+    limits = Thresholds({"p50": 0.005}, error_rate=None) if not fault else Thresholds()
+    written = Canary(wanted, sides, limits, "a test", traffic(1200), said.append).run(*engines, ticking.clock())
+    assert len(said) == len(written.report["looks"]["requests"]) == looks
+    assert written.verdict == ("FAIL" if fault else "INSUFFICIENT")
+    assert len(read_observations(tmp_path / "out/candidate.jsonl")) == 300 * looks

@@ -1,0 +1,159 @@
+"""What a verdict may do to a channel: promote the very candidate that passed, roll back the very one that failed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from builders.digest import digest_of
+from builders.errors import ConflictError
+from pipeline.cli import enginery
+from pipeline.registry import channels
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.store import Store, open_store
+from tests.pipeline.canary.files import write_observations
+from tests.pipeline.registry.registries import engine, publish_engines
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("USER", "ada")
+    monkeypatch.chdir(tmp_path)
+    return open_store(tmp_path / "registry", create=True)
+
+
+@pytest.fixture
+def versions(store: Store) -> list[Manifest]:
+    """Three versions with an engine each; stable serves the first."""
+    found = [
+        publish_engines(store, [engine(store, data=content.encode())], content, channel=None).manifest
+        for content in ("one", "two", "three")
+    ]
+    channels.promote(store, found[0], "stable")
+    return found
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(enginery, [str(word) for word in words])
+
+
+def judged(folder: Path, candidate: Manifest, baseline: Manifest, *words: object, **fault: object) -> Result:
+    paths = write_observations(folder, candidate, baseline, **fault)
+    return run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], *words)
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code != 0
+    return str(result.exception)
+
+
+def test_a_pass_promotes_exactly_its_candidate(store, versions, tmp_path):
+    one, two, _ = versions
+    result = judged(tmp_path / "c", two, one)
+    assert result.exit_code == 0 and result.output.startswith("PASS: 4 criteria passed")
+    assert (tmp_path / "c" / "report.html").read_text().startswith("<!doctype html>")
+    report = tmp_path / "c" / "report.json"
+    assert "the canary is about digits@2" in refused(run("promote", "digits@3", "stable", "--canary", report))
+    assert channels.read(store, "digits", "stable").version == "1"
+    assert run("promote", "digits@2", "stable", "--why", "faster", "--canary", report).exit_code == 0
+    move = channels.read(store, "digits", "stable").history[-1]
+    digest = json.loads(report.read_text())["digest"]
+    assert (move.version, move.why) == ("2", f"faster canary PASS {digest[:12]}")
+
+
+def test_nothing_but_a_pass_promotes(store, versions, tmp_path):
+    one, two, _ = versions
+    result = judged(tmp_path / "slow", two, one, slower=0.05)
+    assert result.exit_code == 1 and result.output.startswith("FAIL: latency p50")
+    assert "verdict is FAIL" in refused(run("promote", "digits@2", "stable", "--canary", tmp_path / "slow/report.json"))
+    few = judged(tmp_path / "few", two, one, count=50)
+    assert few.exit_code == 1 and few.output.startswith("INSUFFICIENT")
+    said = refused(run("promote", "digits@2", "stable", "--canary", tmp_path / "few/report.json"))
+    assert "verdict is INSUFFICIENT" in said
+    assert "no such file" in refused(run("promote", "digits@2", "--canary", tmp_path / "gone.json"))
+    assert channels.read(store, "digits", "stable").version == "1"
+
+
+def test_a_pass_against_what_is_no_longer_served_does_not_count(store, versions, tmp_path):
+    one, two, three = versions
+    assert judged(tmp_path / "c", two, one).exit_code == 0
+    channels.promote(store, three, "stable")
+    said = refused(run("promote", "digits@2", "stable", "--canary", tmp_path / "c/report.json"))
+    assert "baseline is version 1, and digits:stable serves 3" in said
+
+
+def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_path):
+    one, two, _ = versions
+    judged(tmp_path / "c", two, one)
+    path = tmp_path / "c/report.json"
+    whole = json.loads(path.read_text())
+
+    def forged(**changes):
+        bare = {key: value for key, value in {**whole, **changes}.items() if key != "digest"}
+        path.write_text(json.dumps({**bare, "digest": digest_of(bare)}))
+        return refused(run("promote", "digits@2", "stable", "--canary", path))
+
+    assert "which digits@2 does not have" in forged(candidate={**whole["candidate"], "engine": "f" * 64})
+    assert "not about digits@2" in forged(candidate={**whole["candidate"], "manifest": "f" * 64})
+    assert "other thresholds" in forged(thresholds={**whole["thresholds"], "error_rate": 0.5})
+    path.write_text(json.dumps({**whole, "reason": "believe me"}))
+    assert "edited by hand" in refused(run("promote", "digits@2", "stable", "--canary", path))
+    assert channels.read(store, "digits", "stable").version == "1"
+
+
+def test_engines_that_no_canary_ran_are_named(store, tmp_path):
+    one = publish_engines(store, [engine(store)], "a", channel=None).manifest
+    pair = [engine(store, data=b"x"), engine(store, precision="int8", data=b"y")]
+    two = publish_engines(store, pair, "b", channel=None).manifest
+    channels.promote(store, one, "stable")
+    judged(tmp_path / "c", two, one)
+    result = run("promote", "digits@2", "stable", "--canary", tmp_path / "c/report.json")
+    assert result.exit_code == 0 and "no canary ran 1 of the engines: cpu int8 onnxruntime" in result.stderr
+
+
+def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tmp_path):
+    one, two, _ = versions
+    channels.promote(store, two, "stable")
+    watching = judged(tmp_path / "watched", two, one, failing=0.02)
+    assert watching.exit_code == 1 and channels.read(store, "digits", "stable").version == "2", "not without --auto"
+    result = judged(tmp_path / "c", two, one, "--auto", failing=0.02)
+    assert result.exit_code == 1 and "rolled back: digits:stable -> 1" in result.stderr
+    move = channels.read(store, "digits", "stable").history[-1]
+    assert move.action == "rollback" and move.by == "ada" and move.why.startswith("canary FAIL ")
+    again = judged(tmp_path / "d", two, one, "--auto", failing=0.02)
+    assert "serves version 1 by now" in again.stderr and channels.read(store, "digits", "stable").version == "1"
+    fine = judged(tmp_path / "e", one, two, "--auto")
+    assert fine.exit_code == 0 and channels.read(store, "digits", "stable").version == "1"
+
+
+def test_a_rollback_that_lost_a_race_moves_nothing(store, versions):
+    _, two, three = versions
+    channels.promote(store, three, "stable")
+    with pytest.raises(ConflictError, match="serves version 3"):
+        channels.rollback(store, "digits", "stable", serving=two.digest)
+
+
+def test_looks_go_on_from_report_to_report(store, versions, tmp_path):
+    one, two, _ = versions
+    early = judged(tmp_path / "c", two, one, "--planned", 6000, "--out", tmp_path / "first", count=1500)
+    assert early.exit_code == 1 and early.output.startswith("INSUFFICIENT")
+    result = judged(tmp_path / "c", two, one, "--previous", tmp_path / "first/report.json", "--json", count=6000)
+    looks = json.loads(result.stdout)["looks"]
+    assert looks["requests"] == [1500, 6000] and looks["fractions"] == [0.25, 1.0] and looks["level_pass"] < 0.05
+    assert result.exit_code == 0
+    said = refused(judged(tmp_path / "c", two, one, "--previous", tmp_path / "c/report.json"))
+    assert "already decided: PASS" in said
+
+
+def test_thresholds_come_from_the_spec_that_is_given(store, versions, tmp_path):
+    from tests.pipeline.projects import Project, write_project
+
+    write_project(tmp_path / "project")
+    project = Project(tmp_path / "project")
+    project.change_spec(validation={"canary": {"latency": {"p50": 0.2, "p99": None}, "error_rate": 0.01}})
+    result = judged(tmp_path / "c", versions[1], versions[0], "--spec", project.spec, "--json", slower=0.05)
+    told = json.loads(result.stdout)
+    assert told["verdict"] == "PASS" and told["thresholds"]["latency"] == {"p50": 0.2}
+    assert told["thresholds_from"] == "the spec tiny.yaml"

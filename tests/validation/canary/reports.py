@@ -1,0 +1,54 @@
+"""Reports of simulated canaries, as the pipeline makes them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.validation.canary.simulated import pair_evidence
+from validation.canary.judge import Looks, judge
+from validation.canary.observations import Observations, add_to, evidence_of
+from validation.canary.report import make_report
+from validation.canary.thresholds import Thresholds
+
+IDENTITY = {"model": "tiny", "target": "cpu", "precision": "int8", "backend": "onnxruntime"}
+
+
+def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[Observations, Observations]:
+    """Two sides in memory; the candidate has the fault."""
+    evidence = pair_evidence(np.random.default_rng(seed), count, "shared", **fault)
+    differs = iter(evidence.differs if evidence.differs is not None else ())
+    names = ("candidate", "baseline")
+    sides = [
+        Observations(
+            path / f"{name}.jsonl", {**IDENTITY, "version": version, "manifest": digit * 64, "engine": digit * 64}
+        )
+        for name, version, digit in zip(names, "21", "ab", strict=True)
+    ]
+    for index in range(count):
+        both = evidence.candidate.ok[index] and evidence.baseline.ok[index]
+        distance = {"sqnr_db": 3.0 if next(differs) else 40.0, "flipped": False} if both else {}
+        for side, seen, extra in zip((evidence.candidate, evidence.baseline), sides, (distance, {}), strict=True):
+            ok = bool(side.ok[index])
+            line = {"time": index * 0.1, "latency": float(side.latency[index]) / 100, "ok": ok, "request": index}
+            add_to(seen, line | extra | ({} if ok else {"error": "out of memory"}))
+    for side, digit in zip(sides, "cd", strict=True):
+        side.digest = digit * 64
+    return sides[0], sides[1]
+
+
+def report(path: Path, count: int = 12_000, seed: int = 0, looks: Looks | None = None, **fault: Any) -> dict[str, Any]:
+    """The report's JSON."""
+    candidate, baseline = observations(path, count, seed, **fault)
+    evidence, notes = evidence_of(candidate, baseline, 15.0)
+    limits, looks = Thresholds(), looks or Looks()
+    judgement = judge(evidence, limits, looks, replicates=200)
+    facts = {
+        "created_at": "2026-01-31T08:43:00+00:00",
+        "host": {"name": "here", "cpus": "2"},
+        "versions": {"enginery": "0.1.0"},
+        "thresholds_from": "the documented defaults",
+        "traffic": {"digest": "e" * 64, "scale": 1.0},
+        "notes": list(notes),
+    }
+    return make_report(judgement, limits, looks, candidate, baseline, evidence, facts)

@@ -1,0 +1,58 @@
+"""Exact bounds on shares: coverage by summing the binomial, bursts, and the sample sizes that are promised."""
+
+import math
+
+import numpy as np
+import pytest
+
+from validation.canary.distributions import beta_cdf, t_quantile
+from validation.canary.rates import clustering, detectable, effective, lower, needed, upper
+
+
+def binomial(count: int, total: int, share: float) -> float:
+    return math.comb(total, count) * share**count * (1 - share) ** (total - count)
+
+
+@pytest.mark.parametrize("total", [10, 60, 300])
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 0.5, 0.93])
+def test_the_bounds_are_wrong_as_seldom_as_promised(total, share):
+    below = sum(binomial(x, total, share) for x in range(total + 1) if upper(x, total, 0.05) < share)
+    above = sum(binomial(x, total, share) for x in range(total + 1) if lower(x, total, 0.05) > share)
+    assert below <= 0.05 and above <= 0.05
+
+
+def test_the_bounds_invert_the_binomial():
+    for count, total in ((0, 40), (3, 40), (40, 40), (17, 5000)):
+        if count < total:
+            high = upper(count, total, 0.05)
+            assert sum(binomial(x, total, high) for x in range(count + 1)) == pytest.approx(0.05, rel=1e-6)
+        if count:
+            low = lower(count, total, 0.05)
+            assert 1 - sum(binomial(x, total, low) for x in range(count)) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_ends_of_the_incomplete_beta_function():
+    assert (beta_cdf(0.0, 2, 3), beta_cdf(1.0, 2, 3)) == (0.0, 1.0)
+    assert beta_cdf(0.3, 1, 1) == pytest.approx(0.3) and beta_cdf(0.3, 2, 1) == pytest.approx(0.09)
+    assert t_quantile(0.95, 10) == pytest.approx(1.8125, rel=1e-3)
+
+
+def test_a_burst_is_less_evidence_than_as_many_failures_apart():
+    apart, burst = np.zeros(2000), np.zeros(2000)
+    apart[::100], burst[400:420] = 1, 1
+    assert clustering(apart, 20) == 1.0
+    assert clustering(burst, 20) > 10
+    assert lower(*effective(burst, 20), 0.05) < lower(*effective(apart, 20), 0.05)
+    assert upper(*effective(burst, 20), 0.05) > upper(*effective(apart, 20), 0.05)
+
+
+def test_the_promised_numbers_of_requests_hold():
+    enough = needed(0.001, 0.025)
+    assert enough == 3688
+    assert upper(0, enough, 0.025) <= 0.001 < upper(0, enough - 1, 0.025)
+    rng = np.random.default_rng(0)
+    share = detectable(5000, 0.001, 0.01, True)
+    bound = upper(0, 5000, 0.005)
+    found = np.mean([lower(int(x), 5000, 0.005) - bound > 0.001 for x in rng.binomial(5000, share, 2000)])
+    assert found == pytest.approx(0.8, abs=0.04)
+    assert detectable(5, 0.3, 0.01, True) is None and needed(1.5, 0.05) is None

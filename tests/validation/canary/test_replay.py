@@ -1,0 +1,108 @@
+"""Replay: open loop, interleaved, faults seen through sessions; the clock moves when an engine works or we sleep."""
+
+import numpy as np
+import pytest
+
+from tests.validation.canary.simulated import Engine, Ticking, traffic
+from validation.canary.judge import judge
+from validation.canary.observations import Observations, add_to, evidence_of
+from validation.canary.outputs import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
+from validation.canary.replay import Pace, replay
+from validation.canary.thresholds import Thresholds
+
+
+def replayed(count, fault="", gap=0.05, pace=None, seconds=0.01, seed=0):
+    ticking = Ticking()
+    ours = Engine(ticking, np.random.default_rng(seed), fault, seconds)
+    theirs = Engine(ticking, np.random.default_rng(seed + 1000), "", seconds)
+    return list(replay(ours, theirs, traffic(count, gap), pace, ticking.clock())), ours, theirs
+
+
+def observed(pairs, tmp_path):
+    sides = Observations(tmp_path / "candidate.jsonl"), Observations(tmp_path / "baseline.jsonl")
+    for pair in pairs:
+        for side, line in zip(sides, pair.lines(), strict=True):
+            add_to(side, line)
+    return sides
+
+
+def verdict(pairs, tmp_path, thresholds=None):
+    limits = thresholds or Thresholds()
+    evidence, _ = evidence_of(*observed(pairs, tmp_path), limits.quality.sqnr_db)
+    return judge(evidence, limits, replicates=200)
+
+
+def test_requests_go_out_when_they_arrived_and_both_engines_get_each():
+    pairs, ours, theirs = replayed(200, pace=Pace(warmup=0))
+    assert [pair.at for pair in pairs] == pytest.approx([index * 0.05 for index in range(200)])
+    firsts = [min(a, b) for a, b in zip(ours.seen, theirs.seen, strict=True)]
+    assert firsts == pytest.approx([pair.at for pair in pairs])
+    assert 70 < sum(pair.first == "candidate" for pair in pairs) < 130
+    again, *_ = replayed(200, pace=Pace(warmup=0))
+    assert [pair.first for pair in again] == [pair.first for pair in pairs]
+    other, *_ = replayed(200, pace=Pace(warmup=0, seed=1))
+    assert [pair.first for pair in other] != [pair.first for pair in pairs]
+
+
+def test_warm_up_is_not_observed():
+    pairs, ours, _ = replayed(30, pace=Pace(warmup=7))
+    assert len(pairs) == 30 and len(ours.seen) == 37 and pairs[0].request == 0 and pairs[0].at == 0
+
+
+def test_latency_counts_from_the_scheduled_arrival():
+    """An engine that takes 3 gaps per request falls behind: a client that waits would have seen 30 ms throughout."""
+    pairs, *_ = replayed(100, gap=0.01, seconds=0.03, pace=Pace(warmup=0))
+    latencies = [pair.candidate.latency for pair in pairs]
+    assert latencies[-1] == pytest.approx(100 * 0.03 - 99 * 0.01, rel=0.1)
+    assert latencies[-1] > 20 * pairs[-1].candidate.service
+
+
+def test_waiting_for_the_other_engine_does_not_count():
+    pairs, *_ = replayed(300, gap=0.015, seconds=0.01, pace=Pace(warmup=0))  # together they need 20 ms of each 15
+    assert np.median([pair.candidate.latency for pair in pairs]) < 0.02
+
+
+def test_scale_and_duration():
+    seen = traffic(10, 1.0)
+    assert [at for at, _ in seen.arrivals(2.0)] == pytest.approx([index / 2 for index in range(10)])
+    repeated = [at for at, _ in seen.arrivals(1.0, 25.0)]
+    assert repeated == pytest.approx(list(range(25))) and seen.count(2.0, 25.0) == 50
+    assert seen.count(1.0, 3.5) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "deciding"),
+    [("slow", "latency p50"), ("errors", "errors"), ("swapped", "answers that differ"), ("nan", "answers that differ")],
+)
+def test_each_fault_of_an_engine_fails(fault, deciding, tmp_path):
+    pairs, *_ = replayed(9000 if fault == "errors" else 3000, fault)
+    found = verdict(pairs, tmp_path)
+    assert found.verdict == "FAIL" and found.reason.startswith(deciding)
+
+
+def test_an_equal_engine_passes(tmp_path):
+    pairs, *_ = replayed(5000)
+    assert verdict(pairs, tmp_path).verdict == "PASS"
+
+
+def test_an_engine_that_raises_has_failed_the_request():
+    pairs, *_ = replayed(2000, "errors")
+    failed = [pair for pair in pairs if not pair.candidate.ok]
+    assert failed and all(pair.candidate.error == "ModelError: out of memory" for pair in failed)
+    assert all(pair.difference is None and pair.candidate.output is None for pair in failed)
+    assert all(pair.baseline.ok for pair in pairs)
+
+
+def test_differences_of_answers():
+    ones = {"y": np.ones((1, 4), np.float32)}
+    assert difference(ones, ones) == difference({"y": ones["y"].copy()}, ones)
+    assert difference(ones, ones).sqnr_db == EQUAL_DB
+    assert difference({"y": ones["y"] * 1.1}, ones).sqnr_db == pytest.approx(20, abs=0.01)
+    nan = {"y": np.full((1, 4), np.nan, np.float32)}
+    for ours, theirs in ((nan, ones), (nan, nan), ({"z": ones["y"]}, ones), ({"y": ones["y"][:, :3]}, ones)):
+        assert difference(ours, theirs).sqnr_db == UNLIKE_DB and difference(ours, theirs).flipped
+    assert difference({"y": np.array([1, 2])}, {"y": np.array([1, 3])}).sqnr_db == UNLIKE_DB
+    assert difference({"y": np.array([[0.0, 1.0]])}, {"y": np.array([[1.0, 0.9]])}).flipped
+    assert difference({"y": np.array([np.inf])}, {"y": np.array([np.inf])}).sqnr_db == EQUAL_DB
+    assert digest_of_outputs(ones) != digest_of_outputs({"y": ones["y"].astype(np.float64)})
+    assert digest_of_outputs(ones) != digest_of_outputs({"z": ones["y"]})

@@ -1,0 +1,81 @@
+"""Reports that are read back: edits and contradictions are found; a plan goes on only where it may."""
+
+import json
+
+import numpy as np
+import pytest
+
+from builders.digest import digest_of
+from builders.errors import InputError, IntegrityError
+from tests.validation.canary.reports import observations, report
+from validation.canary.judge import Looks
+from validation.canary.report import continued, read_report
+from validation.canary.shown import mann_whitney
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    return report(tmp_path_factory.mktemp("canary"), 4000, failing=0.02)
+
+
+def bytes_of(document):
+    return json.dumps(document).encode()
+
+
+def signed(document):
+    """As a forger who knows the format would do it."""
+    bare = {key: value for key, value in document.items() if key != "digest"}
+    return bytes_of({**bare, "digest": digest_of(bare)})
+
+
+def test_a_report_comes_back(failed):
+    found = read_report(bytes_of(failed))
+    assert (found.verdict, found.digest) == ("FAIL", failed["digest"])
+    assert found.candidate["manifest"] == "a" * 64 and found.looks == Looks(None, (4000,))
+
+
+def test_an_edit_is_found(failed):
+    with pytest.raises(IntegrityError, match="edited by hand"):
+        read_report(bytes_of({**failed, "verdict": "PASS"}))
+    with pytest.raises(IntegrityError, match="does not follow from its criteria"):
+        read_report(signed({**failed, "verdict": "PASS"}))
+    criteria = [{**item, "verdict": "PASS"} if item["name"] == "errors" else item for item in failed["criteria"]]
+    with pytest.raises(IntegrityError, match="errors says PASS where FAIL follows"):
+        read_report(signed({**failed, "verdict": "PASS", "criteria": criteria}))
+
+
+@pytest.mark.parametrize("bad", [b"", b"{", b"[1]", b"{}", b"[" * 100_000, b'{"format": 1, "kind": "enginery-canary"}'])
+def test_what_is_no_report_is_refused(bad):
+    with pytest.raises(IntegrityError):
+        read_report(bad)
+
+
+@pytest.mark.parametrize("missing", ["criteria", "looks", "candidate", "thresholds"])
+def test_a_report_without_a_part_is_refused(failed, missing):
+    with pytest.raises(IntegrityError, match="not whole"):
+        read_report(signed({key: value for key, value in failed.items() if key != missing}))
+
+
+def test_a_plan_goes_on_with_the_same_engines_only(tmp_path, failed):
+    first = read_report(bytes_of(report(tmp_path, 900, looks=Looks(9000))))
+    assert first.verdict == "INSUFFICIENT" and first.looks == Looks(9000, (900,))
+    ours, theirs = observations(tmp_path, 40)
+    assert continued(first, ours, theirs) == first.looks
+    with pytest.raises(InputError, match="another candidate"):
+        continued(first, theirs, theirs)
+    with pytest.raises(InputError, match="already decided: FAIL"):
+        continued(read_report(bytes_of(failed)), ours, theirs)
+    alone = read_report(bytes_of(report(tmp_path, 900)))
+    with pytest.raises(InputError, match="used the whole error up"):
+        continued(alone, ours, theirs)
+
+
+def test_mann_whitney_and_the_common_language_effect_size():
+    assert mann_whitney(np.array([3.0, 4.0]), np.array([1.0, 2.0]))["cles"] == 1.0
+    same = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
+    # Pairs: 9, of which the candidate is greater in 1, equal in 4.
+    assert same["u"] == 3.0 and same["cles"] == pytest.approx(3 / 9)
+    # Conover's example of 12 and 36 farm boys is out of reach here; by hand: ranks 1..6, U = 2, sd = sqrt(9 * 7 / 12).
+    found = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
+    assert found["u"] == 2.0 and found["z"] == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))
+    assert mann_whitney(np.array([]), np.array([1.0])) is None

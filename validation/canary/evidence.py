@@ -1,0 +1,54 @@
+"""What the judge looks at: two sides of requests, as arrays, in the order of their arrival."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One engine's requests. time: arrival in seconds.  latency: seconds from arrival to answer; of failed requests
+    without meaning.  ok: whether it was answered.  score: quality as the owner measures it, NaN where there is none.
+    """
+
+    time: Array
+    latency: Array
+    ok: Array
+    score: Array
+
+    def __len__(self) -> int:
+        return len(self.ok)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """paired: whether entry i of both sides is the same request.
+
+    differs: by request, whether the candidate's answer is another one; flipped: whether an argmax is. Of those
+    requests that both answered; None where that was not observed.
+    """
+
+    candidate: Side
+    baseline: Side
+    paired: bool
+    differs: Array | None = None
+    flipped: Array | None = None
+
+    @property
+    def requests(self) -> int:
+        """The number of requests of the smaller side."""
+        return min(len(self.candidate), len(self.baseline))
+
+
+def side(latency: Array, ok: Array | None = None, score: Array | None = None, time: Array | None = None) -> Side:
+    """A side from its latencies; by default all answered, one a second, without scores."""
+    count = len(latency)
+    return Side(
+        np.arange(count, dtype=float) if time is None else time,
+        latency,
+        np.ones(count, bool) if ok is None else ok,
+        np.full(count, np.nan) if score is None else score,
+    )

@@ -1,0 +1,77 @@
+"""Shares of requests: how many failed, how many were answered differently. Bounds that are exact, not asymptotic.
+
+A canary sees few failures or none, where normal approximations claim far too much. The bound on one share is Clopper &
+Pearson's (Biometrika 26, 1934): its coverage holds for every share and every count. A difference of two shares is
+bounded by their bounds at half the level each (Bonferroni), which is exact as well, whatever the two have to do with
+each other, and loses little where failures are rare; the unconditional tests after Barnard (1945) are sharper
+and cost O(n^2) sums. Where requests went to both sides, only those count that one side answered and the other failed.
+
+Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests,
+over what independent requests would give, is the design effect; the bounds are taken at the count and the number of
+requests divided by it (Korn & Graubard, Survey Methodology 24, 1998).
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from validation.canary.distributions import beta_quantile
+
+POWER = 0.8
+
+
+@lru_cache(maxsize=8192)
+def upper(count: float, total: float, level: float) -> float:
+    """One-sided Clopper-Pearson upper bound of a share, at `level` (0.05: wrong in at most 5 %)."""
+    if total <= 0 or count >= total:
+        return 1.0
+    return 1.0 - level ** (1.0 / total) if count <= 0 else beta_quantile(1.0 - level, count + 1.0, total - count)
+
+
+@lru_cache(maxsize=8192)
+def lower(count: float, total: float, level: float) -> float:
+    """One-sided Clopper-Pearson lower bound of a share."""
+    if total <= 0 or count <= 0:
+        return 0.0
+    return level ** (1.0 / total) if count >= total else beta_quantile(level, count, total - count + 1.0)
+
+
+def clustering(values: np.ndarray, block: int) -> float:
+    """The design effect: variance of a mean between blocks of consecutive requests, over that of independent ones.
+
+    At least 1, so that no luck makes more of the data than there is.
+    """
+    blocks, variance = len(values) // block, float(values.var()) if len(values) else 0.0
+    if blocks < 2 or variance == 0.0:
+        return 1.0
+    means = values[: blocks * block].reshape(blocks, block).mean(1)
+    return max(1.0, float(means.var(ddof=1)) * block / variance)
+
+
+def effective(flags: np.ndarray, block: int) -> tuple[float, float]:
+    """Count and total, each divided by the design effect."""
+    effect = clustering(flags, block)
+    return float(flags.sum()) / effect, len(flags) / effect
+
+
+@lru_cache(maxsize=1024)
+def detectable(total: int, margin: float, level: float, halves: bool) -> float | None:
+    """The smallest true share that this many requests would have shown to be over the margin, with power 0.8.
+
+    halves: whether the bound is that of a difference, whose other side saw no failure. None: no share would do.
+    """
+    own = level / 2 if halves else level
+    other = upper(0.0, total, own) if halves else 0.0
+    if lower(total, total, own) - other <= margin:
+        return None
+    low, high = 0, total
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if lower(middle, total, own) - other > margin else (middle, high)
+    return beta_quantile(POWER, high, total - high + 1.0)
+
+
+def needed(margin: float, level: float) -> int | None:
+    """Requests that give a PASS when not one of them fails. None: no number does."""
+    return math.ceil(math.log(level) / math.log1p(-margin)) if 0 < margin < 1 else None

@@ -1,0 +1,139 @@
+"""Recorded traffic against two engines, one request after the other, to both.
+
+Interleaved: each request goes to both engines, one right after the other, in an order that a seeded generator draws, so
+that what the machine does meanwhile happens to both.
+
+Open loop: a request's latency counts from when it was to arrive, whether or not the engine was free then. A client that
+waits for an answer before it sends again hides exactly the latencies that matter (coordinated omission; Tene, "How NOT
+to Measure Latency", 2013). Each engine is a server of its own that takes one request at a time: its queue follows from
+the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge Phil. Soc. 48, 1952),
+start = max(arrival, end of the request before), so that waiting for the *other* engine counts for neither.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from builders.types import Session, Tensors
+from validation.canary.outputs import Difference, difference, digest_of_outputs
+from validation.canary.traffic import Request, Traffic
+
+WARMUP = 20
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time in seconds, and waiting. Tests have another one."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Pace:
+    """scale: how many times as dense as recorded.  duration: seconds; None plays the file once.  seed: of the order."""
+
+    scale: float = 1.0
+    duration: float | None = None
+    seed: int = 0
+    warmup: int = WARMUP
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' for none."""
+
+    latency: float
+    service: float
+    error: str
+    output: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was answered."""
+        return not self.error
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One request on both sides. at: seconds after the start when it was to arrive.  first: who came first."""
+
+    request: int
+    at: float
+    candidate: Answer
+    baseline: Answer
+    difference: Difference | None
+    first: str
+
+    def lines(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The two observations, as JSON."""
+        found = []
+        for answer in (self.candidate, self.baseline):
+            line: dict[str, Any] = {
+                "time": self.at,
+                "latency": answer.latency,
+                "ok": answer.ok,
+                "request": self.request,
+            }
+            extra = {"service": answer.service, "output": answer.output, "error": answer.error or None}
+            found.append(line | {key: value for key, value in extra.items() if value is not None})
+        if self.difference:
+            found[0] |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
+        return found[0], found[1]
+
+
+def replay(
+    candidate: Session, baseline: Session, traffic: Traffic, pace: Pace | None = None, clock: Clock | None = None
+) -> Iterator[Pair]:
+    """Send traffic to both engines and give what came of each request. The first requests warm both up, unobserved."""
+    pace, clock = pace or Pace(), clock or Clock()
+    for request in traffic.requests[: pace.warmup]:
+        for session in (candidate, baseline):
+            _run(session, request.inputs, clock)
+    order = np.random.default_rng(pace.seed)
+    free = [0.0, 0.0]
+    begun = clock.now()
+    for index, (at, request) in enumerate(traffic.arrivals(pace.scale, pace.duration)):
+        if (early := at - (clock.now() - begun)) > 0:
+            clock.sleep(early)
+        first = int(order.integers(2))
+        yield _pair(index, at, request, (candidate, baseline), first, free, clock)
+
+
+def _pair(
+    index: int,
+    at: float,
+    request: Request,
+    sessions: tuple[Session, Session],
+    first: int,
+    free: list[float],
+    clock: Clock,
+) -> Pair:
+    answers: list[Answer | None] = [None, None]
+    outputs: list[Tensors | None] = [None, None]
+    for turn in (first, 1 - first):
+        service, outputs[turn], error = _run(sessions[turn], request.inputs, clock)
+        free[turn] = max(at, free[turn]) + service
+        found = outputs[turn]
+        digest = None if found is None else digest_of_outputs(found)
+        answers[turn] = Answer(free[turn] - at, service, error, digest)
+    ours, theirs = answers
+    assert ours is not None and theirs is not None  # noqa: S101 - both turns were taken
+    unlike = None if outputs[0] is None or outputs[1] is None else difference(outputs[0], outputs[1])
+    return Pair(index, at, ours, theirs, unlike, ("candidate", "baseline")[first])
+
+
+def _run(session: Session, inputs: Tensors, clock: Clock) -> tuple[float, Tensors | None, str]:
+    """Seconds of service, the answer or None, and what went wrong. Whatever an engine raises is a failed request."""
+    begun = clock.now()
+    try:
+        outputs: Tensors | None = session.run(inputs)
+        error = ""
+    except Exception as failure:
+        outputs, error = None, f"{type(failure).__name__}: {failure}"[:1000]
+    service = clock.now() - begun
+    return (service if math.isfinite(service) and service > 0 else 1e-9), outputs, error

@@ -1,0 +1,36 @@
+"""Traffic that nobody sent, for the first canary of a new service: real inputs, arrivals drawn from a Poisson process.
+
+Real traffic comes in bursts and has favourites; a verdict on this is one on this. Files say that they were made up.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from builders.errors import DataError
+from validation.npz import Array, stored_arrays
+
+START = 0.0
+
+
+def made_up(
+    path: Path, per_second: float, requests: int | None, batch: int, seed: int
+) -> Iterator[tuple[float, dict[str, Array]]]:
+    """Arrival in seconds, and `batch` samples along axis 0 of each array. requests: default: each sample once.
+
+    Raises DataError for arrays that do not go together.
+    """
+    arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
+    if "" in arrays:
+        raise DataError(f"{path} holds an array without a name; save it as .npz under the name of its input")
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) != 1 or min(counts.values()) < batch:
+        raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
+    groups = min(counts.values()) // batch
+    rng = np.random.default_rng(seed)
+    at = START
+    for index in range(requests or groups):
+        start = index % groups * batch
+        yield at, {name: array[start : start + batch] for name, array in arrays.items()}
+        at += float(rng.exponential(1.0 / per_second))
