@@ -112,7 +112,7 @@ class OnnxRuntime:
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
-        self._session(path)
+        self.session(path)
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
 
     def runs(self, target: Target) -> str | None:
@@ -128,10 +128,11 @@ class OnnxRuntime:
                 f"{engine.path.name} is laid out for a {made_on} CPU, this one is {vector_width()}; "
                 "build it here, or with graph_optimization='extended'"
             )
-        with self._session(engine.path) as session:
+        with self.session(engine.path) as session:
             yield session
 
-    def _session(self, path: Path) -> "OrtSession":
+    def session(self, path: Path) -> "OrtSession":
+        """Open a file as its engines are opened: an engine, or a part of one."""
         return OrtSession(path, level=_LEVELS[self.graph_optimization][1], threads=self.intra_op_threads)
 
 

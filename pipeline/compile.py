@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from pipeline import steps
@@ -79,4 +79,18 @@ def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Ru
     check_required(ready.plan)
     built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
     judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
+    judged = attribute_failures(judged, spec, ready.exported, shop, run)
     return run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
+
+
+def attribute_failures(
+    judged: Sequence[Judged], spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner
+) -> list[Judged]:
+    """With every failed check of a graph or an engine, which node drifted; nothing where the spec says so."""
+    if spec.validation.attribution == "off":
+        return [*judged]
+    suspects = steps.suspects(judged)
+    found = run.map(steps.attribute, suspects, spec, exported.model.digest, exported.golden, shop) if suspects else []
+    return [
+        replace(item, attributed=tuple(each for each in found if item.built.unit.name in each.units)) for item in judged
+    ]

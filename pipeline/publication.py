@@ -11,9 +11,10 @@ from builders.digest import canonical_json, digest_of, digest_of_path
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline.plan import remember_requests
+from pipeline.registry.attributions import ATTRIBUTION, attributions
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, attach_page, find_published, publish
-from pipeline.registry.quantization import RECORD, quantization_records
+from pipeline.registry.quantization import RECIPE, RECORD, quantization_records
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 from pipeline.verdict import Judged, host, now
@@ -143,7 +144,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
         created_at=now(),
         content=content,
         spec=resolved,
-        sources=sources | records,
+        sources=sources | records | _recipes(graphs) | _attributions(judged),
         provenance=provenance,
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=host(),
@@ -163,6 +164,18 @@ def resolved_spec(spec: ModelSpec) -> Json:
 
 def _graphs(plan: BuildPlan) -> list[Graph]:
     return list({unit.graph.flavour: unit.graph for unit in plan.units}.values())
+
+
+def _recipes(graphs: Sequence[Graph]) -> dict[str, str]:
+    """How the graphs were written, with the float models that a search wrote: for attribution, which rewrites them."""
+    known = [(graph.flavour.name, graph.recipe) for graph in graphs if graph.recipe]
+    found = {f"{RECIPE} {flavour}": recipe.digest for flavour, recipe in known}
+    return found | {f"searched model of {flavour}": recipe.model for flavour, recipe in known if recipe.model}
+
+
+def _attributions(judged: Sequence[Judged]) -> dict[str, str]:
+    found = [item for each in judged for item in each.attributed]
+    return {f"{ATTRIBUTION} {item.name}": item.digest for item in found if item.digest}
 
 
 def _scales(graphs: Sequence[Graph]) -> dict[str, str]:
@@ -257,6 +270,8 @@ def _row(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> Json:
         "seconds": item.built.seconds if item and not item.built.cached else 0.0,
         "notes": list(entry.notes),
     }
+    if item and item.attributed:
+        row["attribution"] = [vars(each) for each in item.attributed]
     if failure:
         row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
     return row
@@ -272,11 +287,19 @@ def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str
 
         reports = [item.report.to_json() for item in judged if item.report]
         failures = [_failure(item) for item in judged if item.built.failure]
-        told = {"quantization": quantization_records(shop.store, published.manifest)}
+        told: Json = {"quantization": quantization_records(shop.store, published.manifest)}
+        told["attributions"] = _attributed(published.manifest, judged, shop)
         page = render({**published.manifest.to_json(), "reports": reports, "failures": failures, **told})
         attach_page(shop.store, published.manifest, page.encode())
     uri = f"{shop.store.uri}/{key}"
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+
+
+def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> list[Json]:
+    """The page's sections, with the units that each is about."""
+    units = {item.name: list(item.units) for each in judged for item in each.attributed}
+    found = attributions(shop.store, manifest)
+    return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found.items()]
 
 
 def _failure(item: Judged) -> dict[str, Any]:

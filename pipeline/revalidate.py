@@ -35,7 +35,7 @@ def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | No
     targets: names of the targets to keep to; None for all.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
-    spec = _spec_of(manifest)
+    spec = spec_of(manifest)
     for entry in judged(shop.store, manifest):
         if entry.digest is None or (targets is not None and entry.target not in targets):
             continue
@@ -47,7 +47,7 @@ def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | No
             yield Attested(entry, report.verdict, report.reason, attest(shop.store, manifest, report))
 
 
-def _spec_of(manifest: Manifest) -> ModelSpec:
+def spec_of(manifest: Manifest) -> ModelSpec:
     """The spec that a version was built from: its limits and its metric count here too."""
     try:
         return ModelSpec.model_validate(manifest.spec)
@@ -61,13 +61,13 @@ def _spec_of(manifest: Manifest) -> ModelSpec:
 
 
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
-    built = _as_built(entry)
+    built = as_built(entry)
     golden = manifest.sources["golden"]
     proof = try_to_prove(built, spec, golden, shop, afresh=True)
     return make_report(built, golden, [_published_proof(entry, shop), proof], None)
 
 
-def _as_built(entry: EngineEntry) -> Built:
+def as_built(entry: EngineEntry) -> Built:
     """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
     request = request_of(entry)
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)

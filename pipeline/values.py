@@ -82,10 +82,20 @@ class Flavour:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How a graph was written, as blobs. digest: the recipe.  model: the float model behind it, where it is not the
+    exported one (a search wrote it)."""
+
+    digest: str
+    model: str | None = None
+
+
+@dataclass(frozen=True)
 class Graph:
     """The model in one flavour. model: digest of the ONNX file.  scales: digest of the calibrated ranges behind it.
 
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
+    recipe: of graphs that were written here.
     """
 
     flavour: Flavour
@@ -96,6 +106,22 @@ class Graph:
     notes: tuple[str, ...] = ()
     proof: Proof = Proof()
     record: str | None = None
+    recipe: Recipe | None = None
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: whose it is.
+
+    digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
+    finding in one line, or why there is none.
+    """
+
+    joint: str
+    name: str
+    units: tuple[str, ...]
+    digest: str | None
+    headline: str
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipeline.values import Built, Proof
+from pipeline.values import Attributed, Built, Proof
 from validation.report import Check, Report, judge
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A unit at the end of its way: with a report, or with the failure of its build."""
+    """A unit at the end of its way: with a report, or with the failure of its build.
+
+    attributed: which node drifted, where a check failed.
+    """
 
     built: Built
     report: Report | None = None
     metrics: tuple[tuple[str, float], ...] = ()
+    attributed: tuple[Attributed, ...] = ()
 
     @property
     def verdict(self) -> str:

@@ -53,6 +53,12 @@ class Budgets:
         """The budget of an output in a kind of case."""
         return self.tight.get((output, kind), self.default)
 
+    @property
+    def tightest(self) -> Budget:
+        """The default with the highest SQNR that any output is held to: what a part of the model is held to."""
+        asked = [budget.sqnr_db for budget in (self.default, *self.tight.values()) if budget.sqnr_db is not None]
+        return replace(self.default, sqnr_db=max(asked, default=None))
+
     def override(self, limits: Mapping[str, float | None]) -> "Budgets":
         """Some limits replaced everywhere, by what a spec says. Raises InputError as `Budget.override` does."""
         tight = {key: budget.override(limits) for key, budget in self.tight.items()}

@@ -15,7 +15,8 @@ def render(version_report: Mapping[str, Any]) -> str:
     """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
 
     Each failure has unit, kind, reason, log and command, as `builders.types.BuildFailure` has. `quantization`, if any:
-    flavour -> record, as `pipeline.quantization.record` makes it.
+    flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
+    `validation.attribution.result` has it, with `name` and `units`.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

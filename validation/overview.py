@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from builders.types import PRECISIONS
+from validation.attribution.words import section
 from validation.quantized import quantizations
 from validation.report import Check
 
@@ -21,7 +22,8 @@ Json = Mapping[str, Any]
 
 
 def overview(manifest: Json) -> dict[str, Any]:
-    """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`."""
+    """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`,
+    `attributions`."""
     engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
@@ -36,6 +38,7 @@ def overview(manifest: Json) -> dict[str, Any]:
         "tasks": _tasks(manifest, engines),
         "joints": _joints(manifest.get("reports", ())),
         "quantizations": quantizations(manifest),
+        "attributions": [section(item) for item in manifest.get("attributions", ())],
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),
         "provenance": _provenance(manifest),

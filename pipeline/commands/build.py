@@ -141,6 +141,8 @@ def show_outcome(outcome: "Outcome") -> None:
         if "failure" in engine:
             say(f"  reproduce: {engine['failure']['reproduce']}")
             say("\n".join(f"  | {line}" for line in engine["failure"]["log"].splitlines()[-15:]))
+        for item in engine.get("attribution", ()):
+            say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
     for name, metrics in outcome.metrics.items():
         click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))

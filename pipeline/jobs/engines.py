@@ -1,11 +1,13 @@
 """Compiling one engine, and running it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from builders import backends
+from builders.errors import InputError
 from builders.types import BuildRequest, Engine, Session
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.registry.store import Store, open_store
@@ -58,6 +60,26 @@ def check_engine(
     budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
     with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
         return proof_of(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric, "engine")
+
+
+@dataclass(frozen=True)
+class OpenEngine:
+    """An ONNX Runtime engine as a file, and how to run it and parts of it."""
+
+    request: BuildRequest
+    path: Path
+    open: Callable[[Path], AbstractContextManager[Session]]
+
+
+def open_engine(place: Store, request: Json, digest: str, suffix: str, workdir: Path) -> OpenEngine:
+    """Fetch an engine that can be taken apart. Raises InputError for another backend's."""
+    from builders.onnxruntime import OnnxRuntime
+
+    wanted = BuildRequest.from_json(request)
+    backend = backends.configure(wanted.backend, dict(wanted.options))
+    if not isinstance(backend, OnnxRuntime):
+        raise InputError(f"engines of {wanted.backend} cannot be tapped yet; attribute their graph")
+    return OpenEngine(wanted, fetch(place, digest, workdir / f"engine{suffix}"), backend.session)
 
 
 def _opened(

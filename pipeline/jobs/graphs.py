@@ -11,6 +11,8 @@ from pipeline.jobs.ranges import chosen_ranges
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
 
+RECIPE_FORMAT = 1
+
 if TYPE_CHECKING:
     from onnx import ModelProto
 
@@ -30,6 +32,8 @@ def quantize(
     workdir: Path,
 ) -> Json:
     """Write the model in one flavour: digests of graph, scales file and quantization record, and notes for people.
+
+    Its recipe is kept too, with all that writing the graph again with other overrides takes (`jobs.attribution`).
 
     choice: what `choose` gave; then its model, in float, and its ranges are written instead.
     """
@@ -52,6 +56,15 @@ def quantize(
     written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=keep_io, left=left)
     inputs, outputs = specs_of(written)
     save_onnx(written, workdir / "graph.onnx")
+    recipe = {
+        "format": RECIPE_FORMAT,
+        "onnx": choice["model"] if choice else onnx,
+        "flavour": flavour,
+        "ranges": measured.to_json() if measured else None,
+        "overrides": overrides,
+        "left": left,
+        "searched": choice is not None,
+    }
     told = None
     if measured and observations and flavour["precision"] in CALIBRATED:
         told = _record(written, notes, _evidence(place, model, measured, observations, choice))
@@ -63,6 +76,8 @@ def quantize(
         "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
         "ranges": place.put_bytes(text_of(measured.to_json())) if measured else None,
         "record": place.put_bytes(text_of(told)) if told else None,
+        "recipe": place.put_bytes(text_of(recipe)),
+        "written_from": recipe["onnx"],
     }
 
 

@@ -9,6 +9,8 @@ from pipeline.registry.store import Store
 
 # The manifest's sources of this name, with the flavour behind it, are records.
 RECORD = "quantization"
+# And of this name, recipes: how a graph was written (`pipeline.jobs.graphs`).
+RECIPE = "recipe"
 FORMAT = 1
 
 

@@ -78,4 +78,7 @@ class Validation(Part):
     """What counts as the same function, and what a canary tolerates."""
 
     limits: dict[Precision, JointLimits] = Field({})
+    attribution: Literal["automatic", "off"] = Field(
+        "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
+    )
     canary: Canary = Canary()

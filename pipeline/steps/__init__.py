@@ -3,10 +3,23 @@
 Every step is a plain function: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
 """
 
+from pipeline.steps.attributions import attribute, suspects
 from pipeline.steps.engines import build
 from pipeline.steps.graphs import quantize
 from pipeline.steps.model import export
 from pipeline.steps.proofs import validate
 from pipeline.steps.ranges import choose, merge, observe, parts_of, searched
 
-__all__ = ["build", "choose", "export", "merge", "observe", "parts_of", "quantize", "searched", "validate"]
+__all__ = [
+    "attribute",
+    "build",
+    "choose",
+    "export",
+    "merge",
+    "observe",
+    "parts_of",
+    "quantize",
+    "searched",
+    "suspects",
+    "validate",
+]

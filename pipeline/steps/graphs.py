@@ -7,7 +7,7 @@ from builders.errors import DataError
 from builders.types import CALIBRATED, Job, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, STEP_LIMITS, metric_of
-from pipeline.values import Exported, Flavour, Graph, Json, Proof
+from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe
 from pipeline.workshop import Workshop, code_of, versions
 
 
@@ -49,7 +49,12 @@ def quantize(
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
-    return replace(graph, proof=_check_graph(spec, exported, graph, shop), record=value["record"])
+    return replace(
+        graph,
+        proof=_check_graph(spec, exported, graph, shop),
+        record=value["record"],
+        recipe=_recipe(value, model.digest),
+    )
 
 
 def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
@@ -57,7 +62,12 @@ def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
 
 
 def _graph_blobs(value: Json) -> list[str]:
-    return [digest for digest in (value["model"], value["ranges"], value["record"]) if digest]
+    named = ("model", "ranges", "record", "recipe", "written_from")
+    return [value[name] for name in named if value[name]]
+
+
+def _recipe(value: Json, onnx: str) -> Recipe:
+    return Recipe(value["recipe"], value["written_from"] if value["written_from"] != onnx else None)
 
 
 def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:

@@ -1,8 +1,10 @@
 """A made-up version of realistic size, in the shape that the page is rendered from."""
 
 import hashlib
+from dataclasses import replace
 
-from validation.report import Check, Report
+from validation.attribution.result import Attribution, Error, Row, Taps
+from validation.report import Check, Report, describe
 
 TARGETS = ["cpu", "sm_75", "sm_80", "sm_86", "sm_89", "l4", "sm_90", "sm_120"]
 SQNR = {"fp32": 118.2, "fp16": 61.4, "bf16": 39.7, "int8": 23.6}
@@ -154,6 +156,34 @@ def record() -> dict:
     }
 
 
+def attribution() -> dict:
+    """What was found of a graph, as `validation.attribution.result` keeps it, with name and units."""
+    node = "/encoder/layers.{}/attention/output/dense/MatMul"
+    rows = [
+        Row(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", Error(9.0 + i, 0.4), Error(8.0 + i / 2, 0.5),
+            "9.0 dB by itself, limit 15 dB" if i == 0 else "", (node.format(i), "/Add"), (node.format(i),))
+        for i in range(20)
+    ]  # fmt: skip
+    failed = joint_checks("quantization", 12.1, 15.0, passed=False)[3]
+    proposal = {
+        "groups": 24,
+        "runs": 7,
+        "minimal": True,
+        "searched": False,
+        "leave": [[node.format(0)]],
+        "overrides": [{"match": node.format(0), "precision": "fp16"}],
+        "snippet": f'quantization:\n  overrides:\n    - {{match: "{node.format(0)}", precision: fp16}}',
+        "quality": [{"before": failed.to_json(), "after": replace(failed, value=21.5, passed=True).to_json()}],
+    }
+    found = Attribution("quantization", "int8", "blamed", tuple(rows), Taps(4), (describe(failed),),
+                        ("golden 0", "batch=32"), 61, 61, (), proposal)  # fmt: skip
+    return {
+        "name": "graph int8 (uint8 activations, fp32 elsewhere)",
+        "units": ["cpu int8 onnxruntime"],
+        **found.to_json(),
+    }
+
+
 def version_report() -> dict:
     engines = [entry(target, precision) for target in TARGETS for precision in SQNR]
     return {
@@ -172,6 +202,7 @@ def version_report() -> dict:
         "engines": engines,
         "reports": [report(item).to_json() for item in engines if item["digest"]],
         "quantization": {"int8 (uint8 activations, fp32 elsewhere)": record()},
+        "attributions": [attribution()],
         "failures": [
             {
                 "unit": "sm_120 int8 tensorrt-rtx",

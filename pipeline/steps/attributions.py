@@ -1,0 +1,102 @@
+"""The step that finds out which node drifted, for what failed its checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from builders.errors import EngineryError, StepError, UnavailableError
+from builders.types import Job
+from pipeline.spec.model import ModelSpec, overrides
+from pipeline.steps.keys import CHECK_CODE, MEASURING, STEP_LIMITS, metric_of
+from pipeline.values import Attributed, Built, Json
+from pipeline.verdict import Judged
+from pipeline.workshop import Workshop, code_of, versions
+
+ATTRIBUTION_CODE = (*CHECK_CODE, "pipeline.jobs.attribution")
+# Engines whose file can be taken apart.
+TAPPABLE = ("onnxruntime",)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """What is taken apart: the graph of `built`, or its engine. units: whose it is, as text."""
+
+    joint: Literal["quantization", "engine"]
+    built: Built
+    units: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """'graph int8 (...)', or the unit."""
+        unit = self.built.unit
+        return f"graph {unit.graph.flavour.name}" if self.joint == "quantization" else unit.name
+
+
+def suspects(judged: Sequence[Judged]) -> list[Suspect]:
+    """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
+    found: dict[tuple[str, str], Suspect] = {}
+    for item in judged:
+        for joint in _broken(item):
+            unit = item.built.unit
+            key = (joint, unit.request.model if joint == "quantization" else unit.name)
+            known = found.get(key, Suspect(joint, item.built, ()))
+            found[key] = replace(known, units=(*known.units, unit.name))
+    return list(found.values())
+
+
+def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
+    failed = item.report.failed if item.report else ()
+    # The task metric says of what it was measured on: 'golden, graph' or 'golden, engine'.
+    graph = any(check.joint == "quantization" or check.case.endswith(", graph") for check in failed)
+    engine = any(check.joint == "engine" or check.case.endswith(", engine") for check in failed)
+    written = item.built.unit.graph.recipe is not None
+    tappable = item.built.unit.request.backend in TAPPABLE
+    return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
+
+
+def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> Attributed:
+    """Take one apart; that it cannot be done is an answer too, and stops nobody.
+
+    reference: digest of the float model.  golden: of the golden set.
+    Raises UnavailableError, and StepError when cancelled.
+    """
+    try:
+        value = _found(suspect, spec, reference, golden, shop)
+    except UnavailableError:
+        raise
+    except EngineryError as error:
+        if isinstance(error, StepError) and error.kind == "cancelled":
+            raise
+        shop.progress.finished(f"attribute {suspect.name}", f"failed: {str(error).splitlines()[0]}")
+        return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
+    return Attributed(suspect.joint, suspect.name, suspect.units, value["attribution"], value["headline"])
+
+
+def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> Json:
+    built = suspect.built
+    precision = built.unit.request.precision
+    arguments = {
+        "golden": golden,
+        "limits": dict(overrides(spec, precision, suspect.joint)),
+        "metric": metric_of(spec),
+        **(_of_graph(built, reference) if suspect.joint == "quantization" else _of_engine(built)),
+    }
+    key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*ATTRIBUTION_CODE)}
+    function = "attribute_graph" if suspect.joint == "quantization" else "attribute_engine"
+    name = f"attribute {suspect.name}"
+
+    def job() -> Job:
+        given = {"store": shop.store.uri, **arguments}
+        return Job(name, f"pipeline.jobs.attribution:{function}", given, STEP_LIMITS)
+
+    return shop.once("attribute", name, key, job, lambda value: [value["attribution"]])
+
+
+def _of_graph(built: Built, reference: str) -> Json:
+    graph, request = built.unit.graph, built.unit.request
+    recipe = graph.recipe.digest if graph.recipe else None
+    return {"reference": reference, "graph": request.model, "recipe": recipe, "precision": request.precision}
+
+
+def _of_engine(built: Built) -> Json:
+    return {"request": built.unit.request.to_json(), "suffix": built.suffix, "engine": built.digest}

@@ -1,0 +1,70 @@
+"""A clean net, faults planted in copies of it, and the attribution of one against the other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper
+
+from builders.onnxruntime import OrtSession
+from validation.attribution.attribute import attribute
+from validation.attribution.onnx_graph import OnnxGraph
+from validation.attribution.result import Attribution
+from validation.attribution.sweep import Size
+from validation.budget import Budget, default_budget
+from validation.golden import Case, GoldenSet
+
+DEFAULT = Size()
+
+
+def graph(model: ModelProto, folder: Path, name: str, optimized: bool = False) -> OnnxGraph:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.onnx"
+    onnx.save(model, path)
+    return OnnxGraph(path, folder / name, lambda file: OrtSession(file, optimized=optimized), fuses=optimized)
+
+
+def golden_of(arrays: dict[str, np.ndarray], groups: int = 2) -> GoldenSet:
+    parts = [
+        dict(zip(arrays, split, strict=True))
+        for split in zip(*(np.array_split(array, groups) for array in arrays.values()), strict=True)
+    ]
+    return GoldenSet(tuple(Case(f"golden {index}", "golden", part, {}) for index, part in enumerate(parts)))
+
+
+def found(
+    clean: ModelProto,
+    faulty: ModelProto,
+    arrays: dict[str, np.ndarray],
+    folder: Path,
+    budget: Budget | None = None,
+    failed: Sequence[str] = ("engine sqnr_db",),
+    optimized: bool = False,
+    size: Size = DEFAULT,
+) -> Attribution:
+    """Attribution of `faulty` against `clean`, with the engine's limits for fp32 unless given."""
+    pair = graph(clean, folder, "clean"), graph(faulty, folder, "faulty", optimized)
+    limits = budget or default_budget("engine", "fp32")
+    return attribute("engine", "fp32", *pair, golden_of(arrays), limits, failed, size)
+
+
+def with_names(model: ModelProto) -> ModelProto:
+    """A copy whose nodes carry the names of what they make."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        node.name = node.name or f"{node.op_type}_{node.output[0]}"
+    return copy
+
+
+def weight(model: ModelProto, name: str) -> np.ndarray:
+    return numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == name))
+
+
+def with_weight(model: ModelProto, name: str, values: np.ndarray) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    item = next(item for item in copy.graph.initializer if item.name == name)
+    item.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, weight(model, name).dtype), name))
+    return copy

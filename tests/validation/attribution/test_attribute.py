@@ -1,0 +1,267 @@
+"""Planted faults are blamed on the node they were planted in, and on no other; a clean model is blamed nowhere."""
+
+import math
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from builders.onnxruntime import OnnxRuntime
+from builders.types import BuildRequest, Target
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.pipeline.quantization.small_nets import (
+    CPU,
+    TENSORRT_FP32,
+    attention_net,
+    build,
+    conv_net,
+    images,
+    maker,
+    ranges_of,
+    sentences,
+    sqnr_db,
+    x_net,
+    x_values,
+)
+from tests.validation.attribution.planted import found, golden_of, graph, weight, with_names, with_weight
+from validation.attribution.attribute import attribute
+from validation.attribution.onnx_graph import OnnxGraph
+from validation.attribution.sweep import Size
+from validation.attribution.words import headline, taps_text
+from validation.budget import default_budget
+
+ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())
+TENSORS = ("x", "n", "a", "u5", "y")
+INT8_LIMITS = default_budget("quantization", "int8")
+
+
+def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    maker(copy, tensor).attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return copy
+
+
+def swapped(model: ModelProto, name: str) -> ModelProto:
+    return with_weight(model, name, weight(model, name)[::-1])
+
+
+def with_nan(model: ModelProto, name: str) -> ModelProto:
+    values = weight(model, name).copy()
+    values.flat[3] = np.nan
+    return with_weight(model, name, values)
+
+
+FAULTS: dict[str, tuple[Callable[[], ModelProto], str]] = {
+    "swapped weight": (lambda: swapped(ATTENTION, "wv"), "MatMul_v"),
+    "transposed weight": (lambda: with_weight(ATTENTION, "wo", weight(ATTENTION, "wo").T), "MatMul_o"),
+    "wrong epsilon": (lambda: with_attribute(ATTENTION, "n", epsilon=1e-3), "LayerNormalization_n"),
+    "NaN from one node": (lambda: with_nan(ATTENTION, "bq"), "Add_q"),
+    "another table": (lambda: swapped(ATTENTION, "table"), "Gather_x"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_blamed_on_the_node_it_was_planted_in(fault: str, tmp_path: Path) -> None:
+    make, node = FAULTS[fault]
+    result = found(ATTENTION, make(), sentences(), tmp_path)
+    expected = [node, "Transpose_back"] if fault == "another table" else [node]
+    assert sorted(row.node for row in result.blamed) == sorted(expected)
+    assert result.finding == "blamed" and node in headline(result) + "".join(expected[1:])
+    assert not result.taps.changed and result.taps.compared == 2
+    output = next(row for row in result.rows if row.tensor == "scores")
+    assert output.inherited.sqnr_db < 80 or output.inherited.nonfinite
+    assert fault == "another table" or (output.local.sqnr_db > 100 and not output.local.nonfinite)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize(("net", "data"), [(ATTENTION, sentences), (CONV, images)])
+def test_a_clean_model_is_blamed_nowhere(net: ModelProto, data: Callable, optimized: bool, tmp_path: Path) -> None:
+    result = found(net, net, data(), tmp_path, failed=(), optimized=optimized)
+    assert result.finding == "nothing-failed" and not result.blamed and headline(result).startswith("nothing failed")
+    assert all(row.local.sqnr_db > 120 and row.local.nonfinite == 0 for row in result.rows)
+    assert (len(result.rows) > 5 and {row.node for row in result.rows} > {"MatMul_v"}) or net is CONV
+
+
+@pytest.mark.parametrize("scheme", [CPU, TENSORRT_FP32])
+def test_one_flipped_scale_is_found_in_a_quantized_graph(scheme: object, tmp_path: Path) -> None:
+    ranges = ranges_of(ATTENTION, sentences(), TENSORS)
+    quantized, _ = quantize_int8(ATTENTION, ranges, scheme)
+    clean = found(ATTENTION, quantized, sentences(), tmp_path / "clean", INT8_LIMITS)
+    assert not clean.blamed and clean.finding == "spread"
+    reader = maker(quantized, maker(quantized, "k").input[1])
+    assert reader.op_type == "DequantizeLinear"
+    quantized.graph.initializer.append(numpy_helper.from_array(-weight(quantized, reader.input[1]), "flipped"))
+    faulty = renamed(quantized, reader.output[0], "flipped")
+    result = found(ATTENTION, faulty, sentences(), tmp_path / "faulty", INT8_LIMITS)
+    assert [row.node for row in result.blamed] == ["MatMul_k"]
+    assert result.blamed[0].nodes == ("MatMul_k",) and any("wk" in name for name in result.blamed[0].computed_by)
+
+
+def test_a_quantized_tensor_is_measured_from_its_zero(tmp_path: Path) -> None:
+    text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d)"
+    net = with_names(x_net(text, s=np.float32(0.05), z=np.uint8(200), other=np.float32(0.1)))
+    bad = ModelProto()
+    bad.CopyFrom(net)
+    maker(bad, "q").input[1] = "other"
+    result = found(net, bad, x_values(), tmp_path)
+    steps, wrong = (np.rint(x_values()["x"] / np.float32(scale)).clip(-200, 55) for scale in (0.05, 0.1))
+    assert [row.node for row in result.blamed] == ["QuantizeLinear_q"]
+    assert result.blamed[0].local.sqnr_db == pytest.approx(sqnr_db(steps, wrong), abs=0.01)
+
+
+@pytest.mark.parametrize("mask", [float(np.finfo(np.float32).min), -1e9, -np.inf])
+def test_a_mask_does_not_hide_what_is_beside_it(mask: float, tmp_path: Path) -> None:
+    net = with_names(x_net("a = MatMul(x, w) b = Add(a, m) y = Softmax(b)", m=np.float32([0, 0, 0, 0, mask])))
+    clean = found(net, net, x_values(), tmp_path / "clean", optimized=True)
+    assert not clean.blamed
+    result = found(net, swapped(net, "w"), x_values(), tmp_path / "faulty", optimized=True)
+    assert [(row.node, row.tensor) for row in result.blamed] == [("MatMul_a", "b")]
+    wider = found(net, with_weight(net, "m", np.float32([0, 0, 0, 0, -65504])), x_values(), tmp_path / "fp16")
+    assert not wider.blamed
+
+
+def renamed(model: ModelProto, tensor: str, scale: str) -> ModelProto:
+    """A copy where the node that dequantizes `tensor` has another scale."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    maker(copy, tensor).input[1] = scale
+    return copy
+
+
+def test_overflow_in_fp16_is_blamed_on_the_node_that_overflows(tmp_path: Path) -> None:
+    text = "a = MatMul(x, w) b = Mul(a, k) c = Mul(b, b) d = Sqrt(c) y = Div(d, k)"
+    net = with_names(x_net(text, k=np.float32(500)))
+    half = emulate(cast_float(net, "fp16")[0])
+    result = found(net, half, x_values(), tmp_path, default_budget("quantization", "fp16"))
+    assert [row.node for row in result.blamed] == ["Mul_c"] and "infinite" in result.blamed[0].blamed
+    after = next(row for row in result.rows if row.tensor == "d")
+    assert after.inherited.nonfinite > 0 and after.local.nonfinite == 0
+
+
+def engine(model: ModelProto, folder: Path, change: Callable[[ModelProto], ModelProto] = lambda model: model) -> Path:
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx")
+    request = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (), (), ())
+    path = OnnxRuntime().build(request, folder / "model.onnx", folder).path
+    onnx.save(change(onnx.load(path)), path)
+    return path
+
+
+@pytest.mark.parametrize(("net", "data"), [(ATTENTION, sentences), (CONV, images)])
+def test_a_fault_in_an_engine_is_told_in_the_names_of_its_graph(
+    net: ModelProto, data: Callable, tmp_path: Path
+) -> None:
+    planted, node = ("wv", "MatMul_v") if net is ATTENTION else ("w2", "Conv_c2")
+    reference, limits = graph(net, tmp_path, "graph"), default_budget("engine", "fp32")
+
+    def result(path: Path) -> object:
+        tapped = OnnxGraph(path, path.parent / "taps", OnnxRuntime().session, fuses=True)
+        return attribute("engine", "fp32", reference, tapped, golden_of(data()), limits, ["sqnr_db"])
+
+    clean = result(engine(net, tmp_path / "clean"))
+    assert not clean.blamed and not clean.taps.changed
+    faulty = result(engine(net, tmp_path / "faulty", lambda built: swapped(built, planted)))
+    assert [row.node for row in faulty.blamed] == [node]
+
+
+def chain(length: int, wrong: int | None = None) -> ModelProto:
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": np.linalg.qr(rng.normal(size=(5, 5)))[0] for i in range(length)}
+    if wrong is not None:
+        weights[f"w{wrong}"] = weights[f"w{wrong}"][::-1]
+    steps = [f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(length)]
+    return with_names(x_net(" ".join([*steps, f"y = Relu(t{length - 1})"]), **weights))
+
+
+def test_a_long_model_is_cut_finely_only_where_it_is_worst(tmp_path: Path) -> None:
+    result = found(chain(120), chain(120, wrong=77), x_values(), tmp_path, size=Size(cuts=6))
+    assert [row.node for row in result.blamed] == ["MatMul_t77"] and result.blamed[0].nodes == ("MatMul_t77",)
+    assert result.points == 121 and result.cut < 30
+
+
+def test_memory_is_bounded_by_windows_and_the_answer_is_the_same(tmp_path: Path) -> None:
+    faulty = swapped(ATTENTION, "wv")
+    whole = found(ATTENTION, faulty, sentences(), tmp_path / "whole")
+    small = found(ATTENTION, faulty, sentences(), tmp_path / "small", size=Size(held=1 << 13))
+    assert small.rows == whole.rows and small.taps.compared > whole.taps.compared
+
+
+def test_a_tap_that_changes_the_outputs_is_said(tmp_path: Path) -> None:
+    reference, candidate = graph(CONV, tmp_path, "a"), Shifted(graph(CONV, tmp_path, "b"))
+    result = attribute("engine", "fp32", reference, candidate, golden_of(images()), default_budget("engine", "fp32"))
+    assert 0 < result.taps.changed["logits"].max_rel < 1e-2
+    assert "the ranking is of the tapped model" in taps_text(result) and "logits by" in taps_text(result)
+
+
+class Shifted:
+    """A model whose outputs move when it is tapped, as when a runtime then chooses other kernels."""
+
+    def __init__(self, inner: OnnxGraph) -> None:
+        self.inner, self.steps, self.outputs, self.fuses = inner, inner.steps, inner.outputs, True
+        self.whole, self.segmented, self.shapes = inner.whole, inner.segmented, inner.shapes
+
+    @contextmanager
+    def tapped(self, tensors, whole):
+        with self.inner.tapped(tensors, whole) as session:
+            plain = session.run
+            session.run = lambda inputs: {name: value + np.float32(0.001) for name, value in plain(inputs).items()}
+            yield session
+
+
+def test_a_node_that_fails_to_run_is_named(tmp_path: Path) -> None:
+    text = "a = Mul(x, x) b = Reshape(a, to) c = Reshape(b, back) y = MatMul(c, w)"
+    net = with_names(x_net(text, to=np.array([-1]), back=np.array([-1, 5])))
+    bad = with_weight(net, "to", np.array([35]))
+    result = found(net, bad, x_values(), tmp_path)
+    assert [row.node for row in result.blamed] == ["Reshape_b"] and "failed while running" in result.blamed[0].blamed
+    assert result.taps.compared == 0 and "did not run" in taps_text(result)
+    assert all(row.local.sqnr_db == math.inf for row in result.rows if row.node != "Reshape_b")
+
+
+def test_control_flow_reads_given_activations_and_integers_are_decisions(tmp_path: Path) -> None:
+    then, other = (
+        helper.make_graph(
+            [helper.make_node(kind, ["a", "a"], [f"{kind}_out"])],
+            kind,
+            [],
+            [helper.make_tensor_value_info(f"{kind}_out", onnx.TensorProto.FLOAT, None)],
+        )
+        for kind in ("Add", "Mul")
+    )
+    net = build("float[batch,5] x", "int64[batch] y", "a = Mul(x, w) z = Add(b, b) y = ArgMax<axis=1,keepdims=0>(z)",
+                {"w": np.float32(2), "yes": np.array(True)})  # fmt: skip
+    branch = helper.make_node("If", ["yes"], ["b"], name="If_b", then_branch=then, else_branch=other)
+    net.graph.node.insert(1, branch)
+    net = with_names(net)
+    result = found(net, with_weight(net, "w", np.float32(-2)), x_values(), tmp_path)
+    assert [row.node for row in result.blamed] == ["Mul_a"]
+    result = found(net, with_attribute(without_axis(net), "y", axis=0), x_values(), tmp_path / "axis")
+    assert [row.node for row in result.blamed] == ["ArgMax_y"]
+
+
+def without_axis(model: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    node = maker(copy, "y")
+    node.attribute.remove(next(item for item in node.attribute if item.name == "axis"))
+    return copy
+
+
+def test_the_cases_are_those_where_the_outputs_are_furthest_apart(tmp_path: Path) -> None:
+    values = x_values()["x"]
+    values[9] = 1e4  # only this one overflows
+    net = with_names(x_net("a = MatMul(x, w) b = Mul(a, a) y = Sqrt(b)"))
+    pair = graph(net, tmp_path, "a"), graph(emulate(cast_float(net, "fp16")[0]), tmp_path, "b")
+    golden = golden_of({"x": values}, groups=16)
+    result = attribute("quantization", "fp16", *pair, golden, default_budget("quantization", "fp16"), ["nonfinite"],
+                       replace(Size(), cases=1))  # fmt: skip
+    assert result.cases == ("golden 9",)
+    assert result.rows[0].local.nonfinite

@@ -1,0 +1,39 @@
+"""Delta debugging finds what is needed and nothing else, in few runs, and stops when they are spent."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from validation.attribution.reduce import reduce
+
+
+@given(st.integers(1, 40), st.sets(st.integers(0, 39), min_size=1, max_size=6))
+def test_of_a_conjunction_exactly_the_needed_items_are_left(count: int, needed: set[int]) -> None:
+    needed = {index % count for index in needed}
+    found = reduce(range(count), lambda chosen: needed <= set(chosen), 10_000)
+    assert found.items is not None and set(found.items) == needed and found.minimal
+    assert found.runs <= count**2 + 3 * count  # the method's own worst case
+
+
+@given(st.integers(2, 25), st.data())
+def test_what_is_left_passes_and_lacks_nothing(count: int, data: st.DataObject) -> None:
+    ways = data.draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1), min_size=1, max_size=3))
+
+    def passes(chosen) -> bool:
+        return any(way <= set(chosen) for way in ways)
+
+    found = reduce(range(count), passes, 10_000)
+    assert found.items is not None and passes(found.items)
+    assert not any(passes([kept for kept in found.items if kept != item]) for item in found.items)
+
+
+def test_a_good_order_saves_most_of_the_runs() -> None:
+    assert reduce(range(64), lambda chosen: 0 in chosen, 100).runs == 1
+    assert reduce(range(64), lambda chosen: {0, 1} <= set(chosen), 100).runs <= 4
+
+
+def test_nothing_passes_or_the_runs_are_spent() -> None:
+    found = reduce(range(8), lambda _: False, 100)
+    assert found.items is None and not found.minimal and found.runs == 4
+    found = reduce(range(64), lambda chosen: {7, 50} <= set(chosen), 10)
+    assert found.items is not None and {7, 50} <= set(found.items) and not found.minimal and found.runs == 10
+    assert reduce([], lambda _: True, 5).items is None

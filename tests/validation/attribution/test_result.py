@@ -1,0 +1,77 @@
+"""What is kept reads back as it was; the words say what the numbers say."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from builders.errors import IntegrityError
+from tests.validation.page_data import attribution, version_report
+from tests.validation.test_html import Page
+from validation.attribution.result import Attribution, Error, Taps, ranked
+from validation.attribution.words import cells, error_text, headline, lines, taps_text
+from validation.budget import Budget, Budgets
+from validation.html import render
+
+FOUND = Attribution.from_json(attribution())
+
+
+def test_it_reads_back_as_it_was_without_bare_nan() -> None:
+    odd = [Error(math.nan, math.nan, 0, 0.0, "it is missing"), Error(math.inf), Error(-math.inf, 1.0, 3)]
+    rows = tuple(replace(FOUND.rows[0], local=error) for error in odd)
+    found = replace(FOUND, rows=rows, taps=Taps(3, {"logits": Error(91.0, 1e-6)}))
+    kept = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    again = Attribution.from_json(kept)
+    assert (
+        json.loads(json.dumps(again.to_json())) == kept
+        and again.taps == found.taps
+        and again.rows[1:] == found.rows[1:]
+    )
+    assert kept["format"] == 1 and kept["segments"] == 3
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{}]}, {"taps": None}])
+def test_anything_else_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(IntegrityError):
+        Attribution.from_json({**attribution(), **change})
+
+
+def test_rows_without_a_result_come_first_then_what_is_not_finite_then_by_error() -> None:
+    errors = [Error(50.0), Error(-math.inf), Error(60.0, 0.0, 2), Error(note="it does not run"), Error(unequal=0.5)]
+    rows = [replace(FOUND.rows[0], local=error) for error in errors]
+    assert [rows.index(row) for row in ranked(rows)] == [3, 2, 4, 1, 0]
+    assert [error_text(error) for error in errors[2:]] == ["2 not finite", "no result", "50.00% unequal"]
+    assert error_text(Error()) == "exact" and error_text(errors[0]) == "50.0 dB"
+
+
+def test_the_headline_says_blamed_spread_or_nothing() -> None:
+    node = "/encoder/layers.0/attention/output/dense/MatMul"
+    assert headline(FOUND) == f"{node} (MatMul): 9.0 dB by itself, limit 15 dB"
+    rows = tuple(replace(row, blamed="") for row in FOUND.rows)
+    spread = headline(replace(FOUND, rows=rows, finding="spread"))
+    assert "the errors of 20 segments add up" in spread and f"{node}'s (MatMul, 9.0 dB)" in spread
+    assert headline(replace(FOUND, finding="nothing-failed")).startswith("nothing failed")
+    assert cells(0, FOUND.rows[0])[:5] == ("1", f"{node} + 1", "MatMul", "9.0 dB", "8.0 dB")
+
+
+def test_whether_tapping_changed_the_outputs_is_always_said() -> None:
+    assert "changed no bit" in taps_text(FOUND) and taps_text(FOUND) in lines(FOUND)
+    changed = replace(FOUND, taps=Taps(4, {"logits": Error(91.04, 1e-6)}))
+    assert taps_text(changed) == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
+    assert "not known" in taps_text(replace(FOUND, taps=Taps()))
+
+
+def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() -> None:
+    text = " ".join(Page(render(version_report())).text.split())
+    assert "Which node drifted" in text and "8 more segments err less by themselves." in text
+    assert "leave 1 of 24 groups in float and it passes (7 graphs run; without any one of them it fails)" in text
+    assert "12.1, limit 15 -> 21.5" in text and "precision: fp16}" in text
+    assert text.count("✕ 9.0 dB") == 1
+    assert "Which node drifted" not in render({**version_report(), "attributions": []})
+
+
+def test_a_part_is_held_to_the_tightest_limit_of_the_outputs() -> None:
+    tight = {("a", "golden"): Budget(sqnr_db=104.0), ("b", "edge"): Budget(sqnr_db=None)}
+    assert Budgets(Budget(max_rel=0.1, sqnr_db=80.0), tight).tightest == Budget(max_rel=0.1, sqnr_db=104.0)
+    assert Budgets(Budget()).tightest.sqnr_db is None

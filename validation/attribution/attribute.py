@@ -1,0 +1,93 @@
+"""Which node drifted: every segment run on the reference's activations (its own error), beside what it inherits.
+
+Errors of a deep model grow and mix, so the place where an output is wrong says little about the cause. Each segment of
+the candidate is given what the reference computed at its inputs: what is then wrong at its end is its own doing. All
+segments are cut apart in one graph and run together, so a sweep costs one more run of the candidate and not one per
+node. Long models are cut coarsely first, and then only where it is worst (`sweep.MOST_CUTS` at a time); memory is
+bounded by windows of `sweep.MOST_BYTES`, whatever the model's size.
+
+A segment is blamed when its own error breaks the limits that the joint has for the whole model. When none does and the
+outputs fail all the same, the errors add up, and the ranking says where most of them come from.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from builders.errors import EngineryError
+from builders.types import Tensors
+from validation.attribution.cuts import spread
+from validation.attribution.result import Attribution, Finding, ranked
+from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, error_of
+from validation.attribution.tappable import Tappable
+from validation.budget import Budget
+from validation.compare import run
+from validation.golden import GoldenSet
+
+MOST_ROUNDS = 8
+
+Told = Callable[[str], None]
+
+
+def attribute(
+    joint: str,
+    precision: str,
+    reference: Tappable,
+    candidate: Tappable,
+    golden: GoldenSet,
+    budget: Budget,
+    failed: Sequence[str] = (),
+    size: Size = USUAL,
+    tell: Told = lambda _: None,
+) -> Attribution:
+    """Rank the candidate's segments by their own error. failed: the checks that broke their limit, in words.
+
+    budget: the joint's limits, which a segment alone is held to.  tell: is told what goes on.
+    Raises what the reference raises; a candidate that fails to run has a row that says where.
+    """
+    tell("running both on the golden set")
+    cases = _worst_cases(reference, candidate, golden, size.cases)
+    work = Sweep(reference, candidate, cases, budget, size)
+    points = work.points()
+    cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in work.kinds)}
+    rows, finer = [], cuts
+    for index in range(MOST_ROUNDS):
+        cuts |= finer
+        tell(f"round {index + 1}: {len(cuts)} cuts of {len(points)} possible")
+        rows = work.rows(cuts)
+        if not (finer := work.finer(rows, points, cuts)):
+            break
+    found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
+    notes = _notes(candidate, points)
+    return Attribution(
+        joint=joint,
+        precision=precision,
+        finding=found,
+        rows=ranked(rows),
+        taps=work.taps(),
+        failed=tuple(failed),
+        cases=tuple(item.case.name for item in cases),
+        points=len(points),
+        cut=len(cuts),
+        notes=tuple(notes),
+    )
+
+
+def _notes(candidate: Tappable, points: Sequence[str]) -> Iterable[str]:
+    if not points:
+        yield "the two models share no inner tensor by name, so only the outputs could be compared"
+    if candidate.fuses:
+        yield "no cut lies between a weighted node and the one that its kernel absorbs; the two are one row"
+
+
+def _worst_cases(reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int) -> list[Chosen]:
+    """The cases on which the outputs are furthest apart; few of them tell as much as all."""
+    found: list[tuple[tuple[float, ...], int, Chosen]] = []
+    with reference.whole() as expected, candidate.whole() as actual:
+        for index, case in enumerate(golden.cases):
+            wanted = run(expected, case.inputs)
+            try:
+                given: Tensors | None = run(actual, case.inputs)
+            except EngineryError:
+                given = None
+            rank = min((error_of(wanted[name], (given or {}).get(name)).rank for name in wanted), default=())
+            found = sorted([*found, (rank, index, Chosen(case, given))], key=lambda item: item[:2])[:most]
+    return [chosen for _, _, chosen in found]

@@ -1,0 +1,101 @@
+"""Where to cut two models of one function: at tensors that both have under one name.
+
+A segment is what a model computes between cuts. The candidate runs it on the reference's activations, so that its error
+is its own. Rewrites (Q/DQ, casts, fusions) leave the names of the tensors between them in place, and what they replaced
+falls inside a segment.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from validation.attribution.tappable import Step
+
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# What a runtime lets the kernel before it do.
+JOINED = ("Add", "Clip", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
+# What a rewrite adds between the nodes of the model.
+ADDED = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The steps behind `target`, back to `boundary`: cuts and inputs of the model."""
+
+    target: str
+    boundary: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def main(self) -> Step:
+        """The step that the segment is named after: the last with weights, else the last that is the model's own."""
+        own = [step for step in self.steps if step.op_type not in ADDED]
+        weighted = [step for step in own if step.op_type in WEIGHTED]
+        return (weighted or own or [*self.steps])[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model's own nodes; of all, where there are only casts and the like."""
+        own = tuple(step.name for step in self.steps if step.op_type not in ADDED)
+        return own or tuple(step.name for step in self.steps)
+
+
+def shared(reference: Sequence[Step], candidate: Sequence[Step]) -> list[str]:
+    """The tensors that a node of both makes, in the reference's order."""
+    known = {name for step in candidate for name in step.makes}
+    return [name for step in reference for name in step.makes if name in known]
+
+
+def unjoined(tensors: Sequence[str], steps: Sequence[Step]) -> list[str]:
+    """Without those between a kernel with weights and the one node that reads it, if a runtime would join the two."""
+    readers: dict[str, list[Step]] = {}
+    for step in steps:
+        for name in step.reads:
+            readers.setdefault(name, []).append(step)
+    maker = {name: step for step in steps for name in step.makes}
+
+    def inside(name: str) -> bool:
+        found = readers.get(name, [])
+        heavy = any(kind in maker[name].op_type for kind in WEIGHTED)
+        return heavy and len(found) == 1 and found[0].op_type in JOINED
+
+    return [name for name in tensors if not inside(name)]
+
+
+def segments(steps: Sequence[Step], cuts: Collection[str], targets: Sequence[str]) -> Iterator[Segment]:
+    """The segment of each target, for these cuts."""
+    maker = {name: index for index, step in enumerate(steps) for name in step.makes}
+    for target in targets:
+        chosen, boundary, waiting = set[int](), list[str](), [target]
+        while waiting:
+            index = maker[waiting.pop()]
+            if index in chosen:
+                continue
+            chosen.add(index)
+            for name in steps[index].reads:
+                if name in cuts or name not in maker:
+                    boundary.append(name)
+                else:
+                    waiting.append(name)
+        yield Segment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(chosen)))
+
+
+def spread(tensors: Sequence[str], most: int) -> list[str]:
+    """At most so many, evenly."""
+    if len(tensors) <= most:
+        return [*tensors]
+    return [tensors[(index + 1) * len(tensors) // (most + 1)] for index in range(most)]
+
+
+def windows(found: Sequence[Segment], size: Mapping[str, int], most: int) -> Iterator[list[Segment]]:
+    """Consecutive segments whose targets and boundaries together stay below `most` bytes, but at least one."""
+    window: list[Segment] = []
+    held: set[str] = set()
+    for segment in found:
+        grown = held | {segment.target, *segment.boundary}
+        if window and sum(size.get(name, 0) for name in grown) > most:
+            yield window
+            window, grown = [], {segment.target, *segment.boundary}
+        window.append(segment)
+        held = grown
+    if window:
+        yield window

@@ -1,0 +1,188 @@
+"""Taps and cuts of an ONNX graph, in whatever session runs it.
+
+The weights are written to one file beside the graph, which every session that is made of it maps: they are never held
+twice by this process. The original file is left as it is, and is what `whole` opens.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builders.types import Session, Tensors, TensorSpec
+from validation.attribution.tappable import Step
+from validation.compare import run
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+Opener = Callable[[Path], AbstractContextManager[Session]]
+EXTERNAL_FROM_BYTES = 1024
+LOCAL, SHAPE = "@local", "@shape"
+
+
+class OnnxGraph:
+    """A `Tappable` of an ONNX file. opens: how a file like it is run.  fuses: whether that joins nodes.
+
+    Files are written into `workdir`, which is the caller's to remove. Raises ModelError where a session does.
+    """
+
+    def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
+        import onnx
+
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0
+        self._model = onnx.load(path)
+        onnx.save(  # moves the weights out of the model in memory as well
+            self._model,
+            workdir / "light.onnx",
+            save_as_external_data=True,
+            all_tensors_to_one_file=True,
+            location="weights",
+            size_threshold=EXTERNAL_FROM_BYTES,
+        )
+        graph = self._model.graph
+        self.fuses = fuses
+        self.outputs: Sequence[str] = [value.name for value in graph.output]
+        scalars = {item.name: item for item in graph.initializer if math.prod(item.dims) == 1}
+        constant = {item.name for item in graph.initializer}
+        constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+        self.steps: Sequence[Step] = [
+            Step(_name(node), node.op_type, tuple(n for n in reads(node) if n not in constant), _makes(node), zero)
+            for node, zero in ((node, _zero(node, scalars)) for node in graph.node)
+            if node.op_type != "Constant"
+        ]
+
+    def whole(self) -> AbstractContextManager[Session]:
+        """The file itself."""
+        return self._opens(self._path)
+
+    def tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
+        """The graph with these tensors as outputs. whole: beside its own, and with every node."""
+        from onnx import ValueInfoProto
+
+        model = self._copy()
+        have = {value.name: value for value in model.graph.output}
+        wanted = [*(self.outputs if whole else ()), *tensors]
+        # A name alone is enough: the runtime infers type and shape.
+        values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(wanted)]
+        _set(model.graph, None if whole else _needed(model.graph, wanted, frozenset()), values)
+        return self._open(model)
+
+    def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of these tensors in one run."""
+        from onnx import ValueInfoProto, helper
+
+        model = self._copy()
+        nodes = _needed(model.graph, tensors, frozenset())
+        nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
+        _set(model.graph, nodes, [ValueInfoProto(name=f"{name}{SHAPE}") for name in tensors])
+        with self._open(model) as session:
+            found = run(session, {spec.name: inputs[spec.name] for spec in session.inputs})
+        return {name: tuple(int(size) for size in found[f"{name}{SHAPE}"]) for name in tensors}
+
+    def segmented(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
+        """The graph cut at `given`; a tensor that is both given and computed is computed under its name + '@local'."""
+        from onnx import ValueInfoProto
+
+        model = self._copy()
+        nodes = _needed(model.graph, tensors, frozenset(given))
+        for node in nodes:
+            for index, name in enumerate(node.output):
+                node.output[index] = f"{name}{LOCAL}" if name in given else name
+        values = [ValueInfoProto(name=f"{name}{LOCAL}" if name in given else name) for name in tensors]
+        read = {name for node in nodes for name in reads(node)}
+        _set(model.graph, nodes, values)
+        model.graph.input.extend(_input(spec) for name, spec in given.items() if name in read)
+        return self._open(model)
+
+    def _copy(self) -> "ModelProto":
+        from onnx import ModelProto
+
+        copy = ModelProto()
+        copy.CopyFrom(self._model)
+        return copy
+
+    def _open(self, model: "ModelProto") -> AbstractContextManager[Session]:
+        self._count += 1
+        path = self._workdir / f"part-{self._count}.onnx"
+        path.write_bytes(model.SerializeToString())
+        return self._opens(path)
+
+
+def reads(node: "NodeProto") -> tuple[str, ...]:
+    """Names that a node reads, each once; control flow reads what its bodies take from outside."""
+    return tuple(dict.fromkeys([*(name for name in node.input if name), *_captured(node)]))
+
+
+def _captured(node: "NodeProto") -> Iterator[str]:
+    for attribute in node.attribute:
+        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            bound = {item.name for item in (*body.input, *body.initializer)}
+            bound |= {name for inner in body.node for name in inner.output}
+            yield from (name for inner in body.node for name in reads(inner) if name not in bound)
+
+
+def _name(node: "NodeProto") -> str:
+    """Its name, or what a rewrite would call it (`pipeline.quantization.graphs.graph.tidy`)."""
+    return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
+
+
+def _makes(node: "NodeProto") -> tuple[str, ...]:
+    return tuple(name for name in node.output if name)
+
+
+def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | None:
+    from onnx import numpy_helper
+
+    if node.op_type != "QuantizeLinear":
+        return None
+    point = node.input[2] if len(node.input) > 2 else ""
+    found = scalars.get(point)
+    return None if point and not found else float(numpy_helper.to_array(found).item()) if found else 0.0
+
+
+def _needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) -> list["NodeProto"]:
+    """The nodes that compute `tensors` from `given`, inputs and constants, in the graph's order."""
+    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    chosen, waiting = set[int](), [name for name in tensors if name in maker]
+    while waiting:
+        index = maker[waiting.pop()]
+        if index not in chosen:
+            chosen.add(index)
+            waiting += [name for name in reads(graph.node[index]) if name in maker and name not in given]
+    return [graph.node[index] for index in sorted(chosen)]
+
+
+def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:
+    """Replace outputs and, where given, nodes; and drop what nothing reads any more."""
+    kept = [_copied(value) for value in outputs]
+    del graph.output[:]
+    graph.output.extend(kept)
+    if nodes is None:
+        return
+    chosen = [_copied(node) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(chosen)
+    read = {name for node in chosen for name in reads(node)} | {value.name for value in kept}
+    del graph.value_info[:]
+    for field in (graph.initializer, graph.input):
+        used = [_copied(item) for item in field if item.name in read]
+        del field[:]
+        field.extend(used)
+
+
+def _copied(item: Any) -> Any:
+    copy = type(item)()
+    copy.CopyFrom(item)
+    return copy
+
+
+def _input(spec: TensorSpec) -> "ValueInfoProto":
+    """An input of a known rank, with all sizes open: the same activation has other sizes in other cases."""
+    import numpy as np
+    from onnx import helper
+
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return helper.make_tensor_value_info(spec.name, kind, [None] * len(spec.shape))

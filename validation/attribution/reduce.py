@@ -1,0 +1,93 @@
+"""Delta debugging: the smallest part of a set that still makes a test pass.
+
+ddmin of Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (IEEE Transactions on Software
+Engineering 28(2), 2002): try each of n subsets, then each complement, then twice as many subsets. What comes out is
+1-minimal: without any one of its items the test fails. It need not be the smallest of all such sets.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Reduced(Generic[Item]):
+    """items: the set that was found, None when not even all of them pass.  runs: how often the test was run.
+
+    minimal: whether each item was shown to be needed; not when the runs ran out.
+    """
+
+    items: tuple[Item, ...] | None
+    runs: int
+    minimal: bool
+
+
+class _Spent(Exception):  # noqa: N818 - no error: it ends the search
+    """No run is left."""
+
+
+def reduce(
+    items: Sequence[Item],
+    passes: Callable[[Sequence[Item]], bool],
+    most_runs: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> Reduced[Item]:
+    """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once; none at all is
+    known to fail.
+
+    The first 1, 2, 4, ... items are tried before the search, so that a good order saves most of its runs. A test of the
+    same subset is run once. `most_runs` bounds the runs, and no run begins once `stop` says so; the best set so far is
+    then the answer.
+    """
+    known: dict[tuple[int, ...], bool] = {}
+
+    def test(chosen: Sequence[int]) -> bool:
+        key = tuple(sorted(chosen))
+        if key not in known:
+            if len(known) >= most_runs or stop():
+                raise _Spent
+            known[key] = passes([items[index] for index in key])
+        return known[key]
+
+    best: list[int] | None = None
+    minimal, parts = False, 2
+    try:
+        best = _first_that_passes(len(items), test)
+        while best and len(best) > 1:
+            parts = min(parts, len(best))
+            if found := _smaller(best, parts, test):
+                best, parts = found
+            elif parts == len(best):
+                break
+            else:
+                parts *= 2
+        minimal = best is not None
+    except _Spent:
+        pass
+    return Reduced(None if best is None else tuple(items[index] for index in best), len(known), minimal)
+
+
+def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> list[int] | None:
+    length = 1
+    while length < count:
+        if test(range(length)):
+            return [*range(length)]
+        length *= 2
+    return [*range(count)] if count and test(range(count)) else None
+
+
+def _smaller(best: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
+    """A subset, or a complement of one, that passes; with the number of parts to go on with."""
+    edges = [index * len(best) // parts for index in range(parts + 1)]
+    subsets = [best[low:high] for low, high in pairwise(edges)]
+    for subset in subsets:
+        if test(subset):
+            return [*subset], 2
+    for subset in subsets if parts > 2 else ():
+        rest = [index for index in best if index not in subset]
+        if test(rest):
+            return rest, max(parts - 1, 2)
+    return None
