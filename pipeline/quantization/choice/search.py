@@ -17,6 +17,7 @@ from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.attainable import check_decisions, check_reached
 from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions
+from pipeline.quantization.choice.descent import refilled, shallowest, swapped
 from pipeline.quantization.choice.fit import STRENGTHS, fit
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
 from pipeline.quantization.choice.latency import Race, Timing, without_unpaid
@@ -53,46 +54,15 @@ def choose(
     if floor is not None and floor.argmax_agreement is not None:
         check_decisions(trial.expected[0])
     tried: dict[int, Point] = {}
-    depth = 0 if floor is None else _shallowest(trial, floor, tried)
+    depth = 0 if floor is None else shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
-        point = _refilled(trial, floor, point)
+        point = swapped(trial, floor, refilled(trial, floor, point))
         check_reached(floor, trial.qualities[point.left])
     if race is not None:
         point = _paying(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
     return trial.chosen(point, tuple(frontier))
-
-
-def _shallowest(trial: "_Trial", floor: Floor, tried: dict[int, Point]) -> int:
-    """The least number of top-ranked groups to leave in float, by bisection; every step runs the whole model."""
-
-    def holds(depth: int) -> bool:
-        if depth not in tried:
-            tried[depth] = trial.point(trial.ranked[:depth])
-        return floor.holds(trial.qualities[tried[depth].left])
-
-    low, high = 0, len(trial.ranked)
-    while low < high:
-        middle = (low + high) // 2 if 0 in tried else 0
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    holds(low)
-    return low
-
-
-def _refilled(trial: "_Trial", floor: Floor, point: Point) -> Point:
-    """Take groups back that the floor allows, those that compute most first."""
-    for group in sorted(point.left, key=lambda name: -trial.macs[name]):
-        left = tuple(name for name in point.left if name != group)
-        if floor.sqnr_db is not None and trial.predicted(left).predicted_db < floor.sqnr_db:
-            continue
-        other = trial.point(left)
-        if floor.holds(trial.qualities[other.left]):
-            point = other
-    return point
 
 
 def _paying(trial: "_Trial", scheme: QuantizationScheme, point: Point, race: Race) -> Point:

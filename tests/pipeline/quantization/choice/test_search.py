@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +10,10 @@ from onnx import ModelProto
 
 from builders.errors import DataError
 from pipeline.quantization.choice.chosen import Chosen, Floor, Point
+from pipeline.quantization.choice.descent import refilled, swapped
 from pipeline.quantization.choice.picture import frontier_svg
 from pipeline.quantization.choice.runs import Labels, divided, grouped
-from pipeline.quantization.choice.search import _refilled, choose
+from pipeline.quantization.choice.search import choose
 from pipeline.quantization.choice.sensitivity import Answers, Quality, quality
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.choice.outlier_nets import all_ranges, noise, outlier_net, runs
@@ -160,26 +161,43 @@ def test_runs_of_different_shapes_stay_apart():
 class Additive:
     """Groups whose damages add up exactly, in place of a model."""
 
-    macs: ClassVar = {"small": 1.0, "large": 10.0}
-    noise: ClassVar = {"small": 4e-4, "large": 3e-3}
-
-    def __init__(self) -> None:
+    def __init__(self, macs: dict[str, float], noise: dict[str, float]) -> None:
+        self.macs, self.noise = macs, noise
+        self.ranked = tuple(sorted(macs, key=lambda name: -noise[name] / macs[name]))
         self.qualities: dict[tuple[str, ...], Quality] = {}
+        self.worse: dict[tuple[str, ...], float] = {}
 
     def predicted(self, left: tuple[str, ...]) -> Point:
         noise = sum(self.noise[name] for name in self.noise if name not in left)
-        return Point(1 - sum(self.macs[name] for name in left) / 11, left, Quality(noise, 1.0).sqnr_db)
+        return Point(
+            1 - sum(self.macs[name] for name in left) / sum(self.macs.values()), left, Quality(noise, 1.0).sqnr_db
+        )
 
     def point(self, left: tuple[str, ...]) -> Point:
         found = self.predicted(left)
-        self.qualities[left] = Quality(10 ** (-found.predicted_db / 10), 1.0)
-        return found
+        self.qualities[left] = Quality(10 ** (-found.predicted_db / 10) + self.worse.get(left, 0.0), 1.0)
+        return replace(found, sqnr_db=self.qualities[left].sqnr_db)
 
 
 def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
-    trial = Additive()
-    found = _refilled(trial, Floor(sqnr_db=30), trial.point(("small", "large")))
+    trial = Additive({"small": 1.0, "large": 10.0}, {"small": 4e-4, "large": 3e-3})
+    found = refilled(trial, Floor(sqnr_db=30), trial.point(("small", "large")))
     assert found.left == ("large",)
+
+
+def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
+    trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
+    assert trial.ranked[0] == "large"
+    assert set(swapped(trial, Floor(sqnr_db=25.3), trial.point(("large",))).left) == {"mid", "tiny"}
+    assert swapped(trial, Floor(sqnr_db=25.5), trial.point(("large",))).left == ("large",), "they do not reach it"
+    assert swapped(trial, Floor(cosine=0.9), trial.point(("large",))).left == ("large",), "it cannot be predicted"
+
+
+def test_what_interacts_is_judged_by_the_run() -> None:
+    trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
+    for left in (("mid",), ("mid", "tiny")):
+        trial.worse[left] = 3e-3
+    assert swapped(trial, Floor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
 
 
 def rows(*values: float) -> dict[str, np.ndarray]:
