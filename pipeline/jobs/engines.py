@@ -58,7 +58,10 @@ def check_engine(
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
     budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
-    with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
+    with (
+        OrtSession(graph, optimized=False) as expected,
+        opened_engine(place, wanted, engine, suffix, workdir) as actual,
+    ):
         return proof_of(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric, "engine")
 
 
@@ -82,9 +85,10 @@ def open_engine(place: Store, request: Json, digest: str, suffix: str, workdir: 
     return OpenEngine(wanted, fetch(place, digest, workdir / f"engine{suffix}"), backend.session)
 
 
-def _opened(
+def opened_engine(
     place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
 ) -> AbstractContextManager[Session]:
+    """The engine of this digest, fetched and verified, opened by its backend."""
     path = fetch(place, digest, workdir / f"engine{suffix}")
     engine = Engine(request, path, digest, path.stat().st_size, suffix)
     return backends.configure(request.backend, dict(request.options)).open(engine)
