@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from builders.types import Precision
+from pipeline.spec.contract import Contract
 from pipeline.spec.words import File, Part, as_value_error
 from validation.canary.thresholds import Thresholds
 
@@ -81,4 +82,5 @@ class Validation(Part):
     attribution: Literal["automatic", "off"] = Field(
         "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
     )
+    contract: Contract = Contract()
     canary: Canary = Canary()

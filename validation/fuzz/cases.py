@@ -26,7 +26,7 @@ _ONLY = re.compile(r"(\w+)=(\w+)")
 
 @dataclass(frozen=True)
 class FuzzCase:
-    """The size of each dim, the kind of values, and which draw of them. outside: whether no profile covers the sizes."""
+    """The size of each dim, the kind of values, and which draw of them. outside: no profile covers the sizes."""
 
     sizes: tuple[tuple[str, int], ...]
     values: Values = "realistic"
