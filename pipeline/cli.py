@@ -17,6 +17,7 @@ from builders.errors import EngineryError
 COMMANDS = {
     "init": ("spec", "Write a commented starter spec."),
     "schema": ("spec", "Print the JSON Schema of a spec."),
+    "golden": ("golden", "Make, show, compare and freeze golden sets."),
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),

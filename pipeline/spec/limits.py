@@ -24,6 +24,11 @@ class Golden(Part):
     data: File
     labels: str | None = Field(None, description="name of the array of class indices in the data file")
     metric: Metric | None = None
+    frozen: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="digest of the golden set: a build that would make another one fails; `enginery golden accept`",
+    )
 
     @model_validator(mode="after")
     def _labelled(self) -> Self:

@@ -1,4 +1,4 @@
-"""`validation.contract` of a spec: checked on every engine, on record in its report, and a broken one stops the engine."""
+"""`validation.contract` of a spec: checked on every engine, on record in its report; a broken one stops the engine."""
 
 import json
 

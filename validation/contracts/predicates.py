@@ -35,7 +35,9 @@ class Structure:
         known = [item.name for item in fields(cls)]
         if unknown := sorted(set(data) - set(known)):
             raise InputError(f"predicate {unknown[0]!r} is not known; known: {', '.join(known)}")
-        as_tuples = {name: tuple(value) if isinstance(value, (list, tuple)) else value for name, value in data.items()}
+        as_tuples: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, (list, tuple)) else value for name, value in data.items()
+        }
         return cls(**as_tuples)
 
     def broken(self, expected: Array, actual: Array, sizes: Mapping[str, int]) -> list[tuple[str, float, float]]:

@@ -39,7 +39,7 @@ class Repeats:
 def repeat_checks(
     wanted: Repeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """Checks per output: digests over runs, then size of the batch and position in it. batch: what inputs have first."""
+    """Checks per output: digests over runs, then batch size and position. batch: the dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     seen: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
@@ -56,7 +56,7 @@ def repeat_checks(
 def digest(array: Array) -> str:
     """Digest of an output: its dtype, shape and bytes."""
     head = f"{array.dtype.str} {array.shape} ".encode()
-    return "sha256:" + hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _in_batches(
@@ -104,8 +104,9 @@ def _worst(
 
 def _within(name: str, output: str, expected: Array, values: Mapping[str, Array], budget: Budget) -> Check:
     drifts = {place: measure(expected, value) for place, value in values.items()}
+    limit: float | None
     if is_exact(expected):
-        metric, limit = "agreement", 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
+        metric, limit = "agreement", budget.argmax_agreement or 1.0
         figures = {place: drift.argmax_agreement for place, drift in drifts.items()}
     else:
         metric, limit = "sqnr_db", budget.sqnr_db
