@@ -87,14 +87,9 @@ def _from_one(values: Array) -> float:
 def _unsorted(array: Array, order: Order) -> float:
     """Neighbours along the last axis that are out of order; one with NaN is."""
     wide = _wide(array)
-    left, right = (
-        (wide[..., :-1], wide[..., 1:])
-        if order.endswith(" ascending") or order == "ascending"
-        else (
-            wide[..., 1:],
-            wide[..., :-1],
-        )
-    )
+    left, right = wide[..., :-1], wide[..., 1:]
+    if order.endswith("descending"):
+        left, right = right, left
     good = left < right if order.startswith("strictly") else left <= right
     return float(good.size - good.sum())
 

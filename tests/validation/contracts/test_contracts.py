@@ -103,7 +103,7 @@ SOFT = np.array([[0.2, 0.3, 0.5], [1, 0, 0]], np.float32)
         ({"finite": True}, SOFT, np.array([np.nan, np.inf, 1]), 2),
         ({"range": [0, 1]}, SOFT, SOFT - 0.25, 0.25),
         ({"range": [None, 1]}, SOFT - 9, SOFT + 0.5, 0.5),
-        ({"range": [0, 1]}, SOFT, np.array([0.5, np.nan]), np.nan),
+        ({"range": [None, 1]}, SOFT, np.array([0.5, np.nan]), np.nan),
         ({"sums_to_one": 1e-3}, SOFT, SOFT * 1.5, 0.5),
         ({"unit_norm": 1e-3}, np.array([[0.6, 0.8]]), np.array([[0.6, 0.8], [3, 4]]), 4),
         ({"sorted": "ascending"}, np.array([1, 1, 2]), np.array([1, 3, 2]), 1),

@@ -73,14 +73,14 @@ def test_a_case_is_read_back_as_a_report_writes_it() -> None:
             parse_only(text, DIMS)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_nothing_fires_on_an_engine_that_is_right(seed: int) -> None:
+def test_nothing_fires_on_an_engine_that_is_right_over_50_seeds() -> None:
     def other_order(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return (x[:, ::-1] @ WEIGHTS[::-1]).astype(np.float32)
 
-    report = tried(Linear(other_order), seed)
-    assert [str(item.case) + item.reason for item in report.failed] == []
-    assert report.outcomes[-1].word == "ok"  # outside, and answered rightly
+    for seed in range(50):
+        report = tried(Linear(other_order), seed, count=12)
+        assert [str(item.case) + item.reason for item in report.failed] == []
+        assert report.outcomes[-1].word == "ok"  # outside, and answered rightly
 
 
 def wrong_at(size: int) -> Fault:
@@ -145,6 +145,14 @@ def test_an_overflow_that_the_graph_does_not_have_fails_and_one_that_both_have_d
     assert tried(Linear(squared), reference=Linear(squared)).failed == ()
 
 
+def test_values_are_what_their_kind_says() -> None:
+    drawn = {kind: make(FuzzCase((("batch", 4),), kind), SPECS, GOLDEN, 0, "fp32")["x"] for kind in VALUES}
+    assert 0 < np.abs(drawn["denormal"]).min() <= np.abs(drawn["denormal"]).max() < np.finfo(np.float32).tiny
+    assert np.isfinite(drawn["extreme"] ** 2).all() and np.abs(drawn["extreme"]).min() > 1e19
+    assert np.abs(make(FuzzCase((("batch", 4),), "extreme"), SPECS, GOLDEN, 0, "fp16")["x"]).max() < 256
+    assert np.isnan(drawn["nan"]).all(1).sum() == np.isnan(drawn["nan"]).any(1).sum() == 1
+
+
 def test_denormals_may_be_flushed_to_zero_and_may_not_become_something_else() -> None:
     def flushed(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(np.abs(y) < np.finfo(np.float32).tiny, 0, y)
@@ -176,6 +184,15 @@ def test_where_float32_itself_is_wrong_the_engine_is_not_judged_but_only_there()
     assert {item.case.values for item in judged.outcomes if item.word == "not judged"} >= {"extreme"}
     wrong = Linear(lambda x, y: np.roll(careful(x, y), 1, -1))
     assert "realistic" in {item.case.values for item in tried(wrong, reference=Linear(root), exact=exact).failed}
+
+
+def test_on_real_values_a_reference_that_is_wrong_itself_excuses_no_engine() -> None:
+    def exact(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": 2 * inputs["x"].astype(np.float64) @ WEIGHTS}
+
+    report = tried(Linear(lambda x, y: 3 * y), exact=exact)
+    assert {item.case.values for item in report.failed} >= {"realistic", "nan"}
+    assert {item.case.values for item in report.outcomes if item.word == "not judged"} >= {"ones", "extreme"}
 
 
 def test_integers_keep_to_the_range_of_the_golden_data() -> None:
