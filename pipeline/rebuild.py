@@ -25,9 +25,10 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
-    known = {"store": shop.store.uri, "request": request.to_json(), "golden": manifest.sources["golden"]}
+    golden = manifest.sources["golden"]
+    known = {"store": shop.store.uri, "request": request.to_json(), "golden": golden}
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
-        noise = GoldenSet.load(fetch(shop.store, known["golden"], Path(folder) / "golden")).noise
+        noise = GoldenSet.load(fetch(shop.store, golden, Path(folder) / "golden")).noise
         built = []
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
