@@ -70,7 +70,7 @@ def check_engine(
     budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
     with (
         OrtSession(graph, optimized=False) as expected,
-        opened_engine(place, wanted, engine, suffix, workdir) as actual,
+        engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
         checks = drift_checks("engine", expected, actual, frozen, budget)
         if contract:
@@ -110,7 +110,7 @@ def open_engine(place: Store, request: Json, digest: str, suffix: str, workdir: 
     return OpenEngine(wanted, fetch(place, digest, workdir / f"engine{suffix}"), backend.session)
 
 
-def opened_engine(
+def engine_session(
     place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
 ) -> AbstractContextManager[Session]:
     """The engine of this digest, fetched and verified, opened by its backend."""

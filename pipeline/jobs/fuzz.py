@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from builders.types import BuildRequest, Precision
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, runnable, tensors_from
-from pipeline.jobs.engines import opened_engine
+from pipeline.jobs.engines import engine_session
 from pipeline.registry.store import open_store
 from pipeline.values import Json
 
@@ -56,7 +56,7 @@ def fuzz_engine(
     documented = default_budget("engine", wanted.precision).override(limits)
     with (
         OrtSession(runnable(source, wanted.precision), optimized=False) as expected,
-        opened_engine(place, wanted, engine, suffix, workdir) as actual,
+        engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
         pair = Pair(expected, actual, wanted.precision, budget, documented, _exact(source, wanted.precision))
         found = fuzz(cases, specs, dims, groups, pair, asked["seed"])
