@@ -17,6 +17,7 @@ from builders.errors import EngineryError
 COMMANDS = {
     "init": ("spec", "Write a commented starter spec."),
     "schema": ("spec", "Print the JSON Schema of a spec."),
+    "golden": ("golden", "Make, show, compare and freeze golden sets."),
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
@@ -26,6 +27,8 @@ COMMANDS = {
     "verify": ("registry", "Re-hash the registry and report damage."),
     "validate": ("validate", "Run a version's engines here and attach the proof."),
     "attribute": ("attribute", "Say which node of a graph or an engine drifted."),
+    "fuzz": ("fuzz", "Try an engine on seeded shapes and values, against its graph."),
+    "rebuild": ("rebuild", "Build an engine again, several times: same bytes, same outputs?"),
     "record": ("record", "Record requests for a canary."),
     "canary": ("canary", "Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT."),
     "promote": ("registry", "Point a channel to a version."),

@@ -58,6 +58,16 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
     return session.run({**inputs, **narrowed})
 
 
+def case_checks(
+    joint: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
+) -> tuple[Check, ...]:
+    """The checks of one output of one case. Raises ValueError when shapes or kinds differ."""
+    values = _values(measure(expected, actual, also=DECISIONS), budget)
+    return tuple(
+        Check(joint, name, output, case, value, limit, _passes(name, value, limit)) for name, limit, value in values
+    )
+
+
 @dataclass
 class _Drifts:
     """What was found per output: golden cases in one, edges by case name; and failures that ended a comparison."""

@@ -106,6 +106,12 @@ def freeze(
     return GoldenSet(tuple(cases), labels)
 
 
+def case_names(golden: GoldenSet) -> list[str]:
+    """The names of all cases in order, without reading their tensors."""
+    cases = golden.cases
+    return [name for name, _ in cases.kinds] if isinstance(cases, _StoredCases) else [case.name for case in cases]
+
+
 def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
     """Combinations of the dims' test sizes: min and max corners first, then the rest, at most MAX_EDGE_CASES."""
     used = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]

@@ -49,7 +49,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     entries = judged(store, located.manifest)
     entry = resolve(entries, target, precision, proven_only=located.proven_only, what=what).chosen
     if reason := backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware):
-        raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run the canary on a node that has it")
+        raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return Chosen(located.manifest, entry)
 
 

@@ -5,13 +5,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders import backends
 from builders.errors import InputError
 from builders.types import BuildRequest, Engine, Session
-from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.jobs.blobs import dims_from, fetch, golden_set, proof_of, runnable, tensors_from
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.budget import Budgets
+    from validation.golden import GoldenSet
+    from validation.report import Check
 
 
 def build_engine(store: str, request: Json, workdir: Path) -> Json:
@@ -46,9 +52,13 @@ def check_engine(
     golden: str,
     limits: Mapping[str, float],
     metric: Json | None,
+    contract: Json | None,
     workdir: Path,
 ) -> Json:
-    """Run an engine against the graph it was built from (the engine joint) and measure the task metric on it."""
+    """Run an engine against the graph it was built from (the engine joint), with its contract and the task metric.
+
+    contract: of the spec, and the shapes that it speaks of; None when there is none.
+    """
     from builders.onnxruntime import OrtSession
     from validation.budget import budgets
     from validation.compare import drift_checks
@@ -58,8 +68,26 @@ def check_engine(
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
     budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
-    with OrtSession(graph, optimized=False) as expected, _opened(place, wanted, engine, suffix, workdir) as actual:
-        return proof_of(drift_checks("engine", expected, actual, frozen, budget), actual, frozen, metric, "engine")
+    with (
+        OrtSession(graph, optimized=False) as expected,
+        engine_session(place, wanted, engine, suffix, workdir) as actual,
+    ):
+        checks = drift_checks("engine", expected, actual, frozen, budget)
+        if contract:
+            checks += _contract_checks(contract, expected, actual, frozen, budget)
+        return proof_of(checks, actual, frozen, metric, "engine")
+
+
+def _contract_checks(
+    contract: Json, expected: Session, actual: Session, golden: "GoldenSet", budget: "Budgets"
+) -> "tuple[Check, ...]":
+    from validation.contracts.contract import Contract, contract_checks
+    from validation.fuzz.values import leading_dim
+
+    inputs, dims = tensors_from(contract["shapes"]["inputs"]), dims_from(contract["shapes"]["dims"])
+    batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
+    promised = Contract.from_json(contract)
+    return contract_checks(promised, expected, actual, golden, (inputs, batch), budget)
 
 
 @dataclass(frozen=True)
@@ -82,9 +110,10 @@ def open_engine(place: Store, request: Json, digest: str, suffix: str, workdir: 
     return OpenEngine(wanted, fetch(place, digest, workdir / f"engine{suffix}"), backend.session)
 
 
-def _opened(
+def engine_session(
     place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
 ) -> AbstractContextManager[Session]:
+    """The engine of this digest, fetched and verified, opened by its backend."""
     path = fetch(place, digest, workdir / f"engine{suffix}")
     engine = Engine(request, path, digest, path.stat().st_size, suffix)
     return backends.configure(request.backend, dict(request.options)).open(engine)

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from builders.types import Precision
+from pipeline.spec.contract import Contract
 from pipeline.spec.words import File, Part, as_value_error
 from validation.canary.thresholds import Thresholds
 
@@ -23,6 +24,11 @@ class Golden(Part):
     data: File
     labels: str | None = Field(None, description="name of the array of class indices in the data file")
     metric: Metric | None = None
+    frozen: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="digest of the golden set: a build that would make another one fails; `enginery golden accept`",
+    )
 
     @model_validator(mode="after")
     def _labelled(self) -> Self:
@@ -81,4 +87,5 @@ class Validation(Part):
     attribution: Literal["automatic", "off"] = Field(
         "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
     )
+    contract: Contract = Contract()
     canary: Canary = Canary()

@@ -128,6 +128,11 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     metric = spec.golden.metric if spec.golden else None
     if metric and spec.outputs and metric.output not in spec.outputs:
         out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")
+    out += [
+        f"validation.contract.structured.{output} is not one of the outputs {list(spec.outputs)}"
+        for output in spec.validation.contract.structured
+        if spec.outputs and output not in spec.outputs
+    ]
     return out
 
 

@@ -31,6 +31,12 @@ def metric_of(spec: ModelSpec) -> Json | None:
     return spec.golden.metric.model_dump() if spec.golden and spec.golden.metric else None
 
 
+def contract_of(spec: ModelSpec) -> Json | None:
+    """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
+    contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
+    return {**contract, "shapes": shapes_of(spec)} if "bitwise" in contract or contract["structured"] else None
+
+
 def shapes_of(spec: ModelSpec) -> Json:
     """Inputs, outputs and dims."""
     return {

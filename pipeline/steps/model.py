@@ -4,6 +4,7 @@ from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.types import Job
 from pipeline.spec.model import ModelSpec, overrides
+from pipeline.steps.golden import settle_golden
 from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, STEP_LIMITS, metric_of, shapes_of
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
@@ -25,6 +26,7 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     model = shop.recall("export", model_key)
     if model and (golden := shop.recall("golden", _golden_key(spec, reads, model["onnx"]))):
         shop.progress.finished("export", "cached")
+        settle_golden(spec, golden["golden"], shop)
         return _exported(model, golden)
     name = "golden set" if model else "export"
     value = shop.shown(shop.local, name, _export_job(spec, shop, model))
@@ -36,6 +38,7 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     golden = value["golden"]
     shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
     shop.progress.finished(name, "done")
+    settle_golden(spec, golden["golden"], shop)
     return _exported(model, golden)
 
 
@@ -55,7 +58,7 @@ def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
     return {
         **reads,
         "onnx": onnx,
-        "golden": golden.model_dump() if golden else None,
+        "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
         "shapes": shapes_of(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
         "versions": versions("torch", "onnxruntime", "numpy"),

@@ -6,7 +6,7 @@ from builders.errors import EngineryError, IntegrityError, StepError, Unavailabl
 from builders.onnxruntime import cpu_kind
 from builders.types import BuildRequest, Job, Limits
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, contract_of, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report, now
 from pipeline.workshop import Workshop, code_of, versions
@@ -59,6 +59,7 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         "golden": golden,
         "limits": dict(overrides(spec, request.precision, "engine")),
         "metric": metric_of(spec),
+        "contract": contract_of(spec),
     }
     key = {
         **arguments,

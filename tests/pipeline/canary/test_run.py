@@ -60,7 +60,7 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
     absent = built.run(
         "canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "sm_89", "--traffic", path
     )
-    assert absent.code == 2 and "run the canary on a node that has it" in absent.err
+    assert absent.code == 2 and "run this on a node that has it" in absent.err
 
 
 def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):

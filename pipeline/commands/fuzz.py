@@ -1,0 +1,89 @@
+"""`enginery fuzz`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say
+
+if TYPE_CHECKING:
+    from pipeline.values import Json
+
+
+@click.command()
+@click.argument("reference")
+@registry_option
+@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
+@click.option("--precision", help="Take only engines of this precision.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed tries the same.")
+@click.option("--cases", type=click.IntRange(0, 100_000), default=50, show_default=True, help="Random cases.")
+@click.option(
+    "--histogram", type=click.Path(path_type=Path), help="Sizes as traffic has them: JSON {dim: {size: count}}."
+)
+@click.option("--only", metavar="CASE", help="Try this one, as a report names it: 'batch=5 values=ones'.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def fuzz(
+    ctx: click.Context,
+    /,
+    reference: str,
+    registry: str,
+    target: str,
+    precision: str | None,
+    seed: int,
+    cases: int,
+    histogram: Path | None,
+    only: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Try an engine of REFERENCE at every bucket's edges, at random sizes and on hard values, against its graph.
+
+    A failing case is made as small as it gets, and printed with the command that tries it again. Exit code 1 then.
+    """
+    from builders.local import LocalExecutor
+    from pipeline.canary.engines import choose
+    from pipeline.fuzz import Asked, fuzz_published
+    from pipeline.progress import progress_display
+    from pipeline.registry.machine import target_named
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.workshop import Workshop
+
+    asked = Asked(seed, cases, _read(histogram) if histogram else None, only)
+    store = open_store(registry)
+    chosen = choose(store, parse_reference(reference), target_named(target), precision)
+    executor = LocalExecutor()
+    with progress_display(quiet) as progress:
+        report = fuzz_published(chosen, asked, Workshop(store, executor, executor, progress))
+    if as_json:
+        emit_json(report)
+    else:
+        _show(report)
+    ctx.exit(0 if report["passed"] else 1)
+
+
+def _read(path: Path) -> Any:
+    from builders.errors import InputError
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
+
+
+def _show(report: "Json") -> None:
+    counts = ", ".join(f"{count} {word}" for word, count in report["counts"].items())
+    unit = f"{report['target']} {report['precision']} {report['backend']}"
+    click.echo(f"{report['model']}@{report['version']} {unit}, seed {report['seed']}: {counts}")
+    for case in report["cases"]:
+        if case["outcome"] == "failed":
+            click.echo(f"  failed {case['case']}: {case['reason']}")
+    for case in report["smallest"]:
+        click.echo(f"smallest failing case: {case['case']}: {case['reason']}")
+        click.echo(f"  {case['reproduce']}")
+    if any(case["outcome"] == "not judged" for case in report["cases"]):
+        say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")

@@ -1,0 +1,131 @@
+"""`enginery golden make`, `show`, `diff` and `accept`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option
+
+if TYPE_CHECKING:
+    from pipeline.golden import Shown
+    from pipeline.spec.model import ModelSpec
+
+_spec = click.argument("spec", type=click.Path(path_type=Path))
+_registry = click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
+_quiet = click.option("--quiet", is_flag=True, help="No progress on stderr.")
+
+
+@click.group()
+def golden() -> None:
+    """Golden sets: inputs, and what the original model says to them, frozen by digest."""
+
+
+@golden.command()
+@_spec
+@_registry
+@_quiet
+@json_option
+def make(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
+    """Make the golden set of SPEC, unless it is there already, and say how it differs from the one before it."""
+    told = _made(spec, registry, quiet, accepting=False)
+    _print_made(told, as_json)
+
+
+@golden.command()
+@_spec
+@_registry
+@_quiet
+@json_option
+def accept(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
+    """Make the golden set of SPEC and write its digest into the spec: builds keep to it from then on."""
+    from pipeline.golden import write_frozen
+
+    told = _made(spec, registry, quiet, accepting=True)
+    if told["frozen"] != told["digest"]:
+        write_frozen(spec, told["digest"])
+    _print_made({**told, "frozen": told["digest"]}, as_json)
+
+
+@golden.command()
+@click.argument("reference", metavar="REF|DIGEST")
+@registry_option
+@json_option
+def show(reference: str, registry: str, as_json: bool) -> None:
+    """Show the golden set of a version: its cases, its noise floor, and the versions that were proven with it."""
+    from pipeline.golden import golden_of, shown
+    from pipeline.registry.store import open_store
+
+    store = open_store(registry)
+    _print_shown(shown(store, golden_of(store, reference)), as_json)
+
+
+@golden.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@registry_option
+@json_option
+def diff(before: str, after: str, registry: str, as_json: bool) -> None:
+    """Say how golden set B differs from A; each is a version's reference or a digest."""
+    from pipeline.golden import golden_of
+    from pipeline.registry.store import open_store
+    from pipeline.steps.golden import golden_change
+
+    store = open_store(registry)
+    change = golden_change(store, golden_of(store, before), golden_of(store, after))
+    if as_json:
+        emit_json(change.to_json())
+        return
+    click.echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
+
+
+def _made(path: Path, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
+    from pipeline import steps
+    from pipeline.golden import unfrozen
+    from pipeline.progress import progress_display
+    from pipeline.run import RunOptions, opened
+    from pipeline.steps.golden import latest_golden, told_change
+
+    with progress_display(quiet) as progress, opened(path, RunOptions(registry=registry), progress) as run:
+        spec, shop = run.spec, run.shop
+        before = _frozen(spec) or latest_golden(spec.model, shop)
+        exported = steps.export(unfrozen(spec) if accepting else spec, shop)
+        changed = before is not None and before != exported.golden
+        return {
+            "model": spec.model,
+            "digest": exported.golden,
+            "before": before,
+            "change": told_change(shop.store, before, exported.golden) if before and changed else None,
+            "frozen": _frozen(spec),
+            "notes": list(exported.notes),
+        }
+
+
+def _frozen(spec: "ModelSpec") -> str | None:
+    return spec.golden.frozen if spec.golden else None
+
+
+def _print_made(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit_json(told)
+        return
+    click.echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
+    for note in [*([f"changed: {told['change']}"] if told["change"] else []), *told["notes"]]:
+        click.echo(note)
+
+
+def _print_shown(golden_set: "Shown", as_json: bool) -> None:
+    kinds = [kind for _, kind in golden_set.cases]
+    if as_json:
+        cases = [{"name": name, "kind": kind} for name, kind in golden_set.cases]
+        emit_json({**vars(golden_set), "cases": cases, "versions": list(golden_set.versions)})
+        return
+    click.echo(golden_set.digest)
+    labels = "labels" if golden_set.labels else "no labels"
+    click.echo(f"{kinds.count('golden')} golden cases, {kinds.count('edge')} edge cases, {labels}")
+    edges = [name for name, kind in golden_set.cases if kind == "edge"]
+    click.echo(f"edges: {'; '.join(edges) or 'none'}")
+    for output, floors in (golden_set.noise or {}).get("floors", {}).items():
+        told = ", ".join(f"{floor['sqnr_db']:.0f} dB ({kind})" for kind, floor in floors.items())
+        click.echo(f"noise floor of {output}: {told}")
+    click.echo(f"versions: {', '.join(golden_set.versions) or 'none'}")

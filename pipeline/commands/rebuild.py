@@ -1,0 +1,66 @@
+"""`enginery rebuild`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option
+
+if TYPE_CHECKING:
+    from pipeline.values import Json
+
+
+@click.command()
+@click.argument("reference")
+@registry_option
+@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
+@click.option("--precision", help="Take only engines of this precision.")
+@click.option("--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Independent builds.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def rebuild(
+    ctx: click.Context,
+    /,
+    reference: str,
+    registry: str,
+    target: str,
+    precision: str | None,
+    times: int,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Build an engine of REFERENCE again, several times, and say whether bytes and outputs are the same.
+
+    Nothing is published. Exit code 1 when outputs differ by more than the limits of drift; other bytes are no failure.
+    """
+    from builders.local import LocalExecutor
+    from pipeline.canary.engines import choose
+    from pipeline.progress import progress_display
+    from pipeline.rebuild import rebuild as build_again
+    from pipeline.registry.machine import target_named
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.workshop import Workshop
+
+    store = open_store(registry)
+    chosen = choose(store, parse_reference(reference), target_named(target), precision)
+    executor = LocalExecutor()
+    with progress_display(quiet) as progress:
+        report = build_again(chosen, times, Workshop(store, executor, executor, progress))
+    if as_json:
+        emit_json(report)
+    else:
+        _show(report)
+    ctx.exit(0 if report["passed"] else 1)
+
+
+def _show(report: "Json") -> None:
+    bytes_equal = "byte-equal" if report["byte_equal"] else f"{len(report['engines'])} different files"
+    published = "as published" if report["published"]["rebuilt"] else "none is the published one"
+    unit = f"{report['target']} {report['precision']} {report['backend']}"
+    click.echo(f"{report['model']}@{report['version']} {unit}, {report['times']} builds: {bytes_equal}, {published}")
+    for output, told in report["outputs"].items():
+        spread = "" if told["max_abs"] is None else f", up to {told['max_abs']:.4g} apart"
+        same = "bit-equal" if told["bit_equal"] else f"{told['distinct']} different answers{spread}"
+        click.echo(f"  {output}: {same}{'' if report['passed'] else ', beyond the limits of drift'}")

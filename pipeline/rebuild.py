@@ -1,0 +1,44 @@
+"""Independent rebuilds of one published engine, and how far they are from each other."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from builders.types import Job, Limits
+from pipeline.canary.engines import Chosen
+from pipeline.jobs.blobs import fetch
+from pipeline.registry.requests import request_of
+from pipeline.revalidate import spec_of
+from pipeline.spec.model import overrides
+from pipeline.values import Json
+from pipeline.workshop import Workshop
+
+
+def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
+    """Build `times` times, one process after the other, on this machine: the reproducibility report.
+
+    Raises StepError for a build that crashes, and what the backend raises for one that fails.
+    """
+    from validation.budget import budgets
+    from validation.contracts.rebuilds import Rebuilt, reproducibility
+    from validation.golden import GoldenSet
+
+    entry, manifest = chosen.entry, chosen.manifest
+    spec, request = spec_of(manifest), request_of(entry)
+    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    golden = manifest.sources["golden"]
+    known = {"store": shop.store.uri, "request": request.to_json(), "golden": golden}
+    with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
+        noise = GoldenSet.load(fetch(shop.store, golden, Path(folder) / "golden")).noise
+        built = []
+        for index in range(times):
+            name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
+            job = Job(name, "pipeline.jobs.rebuild:rebuild_engine", {**known, "out": str(out)}, limits)
+            built.append(Rebuilt(shop.shown(shop.local, name, job)["engine"], GoldenSet.load(out)))
+            shop.progress.finished(name, built[-1].engine[:12])
+        budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
+        report = reproducibility(built, budget)
+    return {
+        **chosen.identity,
+        **report,
+        "published": {"digest": entry.digest, "rebuilt": entry.digest in report["engines"]},
+    }

@@ -1,0 +1,64 @@
+"""What a new golden set means: said where it changed, refused where the spec has frozen another one."""
+
+import shlex
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from builders.errors import DataError
+from pipeline.jobs.blobs import fetch
+from pipeline.registry.store import Store
+from pipeline.spec.model import ModelSpec
+from pipeline.workshop import Workshop
+
+if TYPE_CHECKING:
+    from validation.golden_change import GoldenChange
+
+
+def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
+    """Say how the golden set differs from the one before it. Raises DataError when it is not the one that is frozen."""
+    frozen = spec.golden.frozen if spec.golden else None
+    if frozen is not None and frozen != golden:
+        raise DataError(_not_frozen(spec, frozen, golden, shop.store))
+    before = latest_golden(spec.model, shop)
+    if before == golden:
+        return
+    if before is not None:
+        shop.progress.finished("golden set", f"changed since the last run: {told_change(shop.store, before, golden)}")
+    shop.remember("latest-golden", {"model": spec.model}, {"golden": golden}, [])
+
+
+def latest_golden(model: str, shop: Workshop) -> str | None:
+    """Digest of the golden set that this registry last saw for a model."""
+    known = shop.recall("latest-golden", {"model": model})
+    return None if known is None else str(known["golden"])
+
+
+def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
+    """The difference of two golden sets of a registry. Raises DataError for a blob that is none."""
+    from validation.golden import GoldenSet
+    from validation.golden_change import change
+
+    with TemporaryDirectory(prefix="enginery-golden-") as folder:
+        sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]
+        return change(*sets)
+
+
+def told_change(store: Store, before: str, after: str) -> str:
+    """The difference in words; where the older one is gone, that."""
+    if not store.has(before):
+        return f"{before[:12]} is not in this registry, so what differs is not known"
+    return str(golden_change(store, before, after))
+
+
+def _not_frozen(spec: ModelSpec, frozen: str, golden: str, store: Store) -> str:
+    command = shlex.join(["enginery", "golden", "accept", str(spec.path), "--registry", _plain(store)])
+    told = told_change(store, frozen, golden)
+    return (
+        f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; "
+        f"put the data and the source back, or accept the change: {command}"
+    )
+
+
+def _plain(store: Store) -> str:
+    return store.uri.removeprefix("file://")

@@ -1,0 +1,51 @@
+"""`enginery fuzz` over a published engine: what it prints, its exit code, and an engine that is not the graph's."""
+
+import json
+import shlex
+from pathlib import Path
+
+from pipeline.jobs.fuzz import fuzz_engine
+from pipeline.registry.requests import request_of
+from pipeline.registry.store import open_store
+from pipeline.registry.versions import load
+from tests.pipeline.projects import Project, weights, write_model
+
+
+def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(built: Project) -> None:
+    built.folder.joinpath("traffic.json").write_text(json.dumps({"batch": {"3": 5, "7": 1}}))
+    words = ("fuzz", "tiny", "--target", "cpu", "--precision", "int8", "--seed", 4, "--cases", 12, "--json")
+    done = built.run(*words, "--histogram", built.folder / "traffic.json")
+    assert done.code == 0, done.err
+    report = done.json
+    assert (report["seed"], report["passed"], report["precision"]) == (4, True, "int8")
+    assert {case["sizes"]["batch"] for case in report["cases"] if case["draw"]} <= {3, 7}
+    assert [case["sizes"]["batch"] for case in report["cases"] if case["outside"]] == [9]
+    built.folder.joinpath("traffic.json").write_text(json.dumps({"length": {"3": 5}}))
+    refused = built.run(*words, "--histogram", built.folder / "traffic.json")
+    assert refused.code == 2
+    assert "dim 'length' is not one of the model's" in refused.err
+
+
+def test_an_engine_from_another_version_fails_and_each_failure_names_the_command_that_repeats_it(
+    built: Project, tmp_path: Path
+) -> None:
+    store = open_store(built.registry)
+    manifest = load(store, "tiny", "1")
+    entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")
+    write_model(tmp_path / "other.onnx", weights(seed=9))
+    model = {
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 8]}],
+        "dims": [{"name": "batch", "min": 1, "opt": 4, "max": 8, "edges": []}],
+    }
+    asked = {"seed": 1, "count": 4, "histogram": None, "only": None, "command": ["enginery", "fuzz", "tiny@1"]}
+    (tmp_path / "work").mkdir()
+    other = store.put_file(tmp_path / "other.onnx")
+    request = request_of(entry).to_json()
+    golden = manifest.sources["golden"]
+    report = fuzz_engine(store.uri, request, ".onnx", other, golden, model, {}, asked, tmp_path / "work")
+    assert report["passed"] is False
+    failed = report["smallest"][0]
+    assert failed["sizes"] == {"batch": 1}
+    words = shlex.split(failed["reproduce"])
+    assert words[:3] == asked["command"]
+    assert words[3:] == ["--only", failed["case"]]

@@ -1,0 +1,205 @@
+"""Fuzzing: the draw is reproducible and covers the boundaries; each planted fault is found, and made small."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from builders.errors import InputError, ModelError
+from builders.types import Dim, TensorSpec
+from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
+from validation.budget import Budgets, default_budget
+from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, histogram_from_json, just_outside, parse_only
+from validation.fuzz.outcome import Pair
+from validation.fuzz.run import Fuzzed, fuzz
+from validation.fuzz.values import make
+
+BUDGET = default_budget("engine", "fp32")
+
+
+def tried(candidate: Linear, seed: int = 0, count: int = 24, reference: Linear | None = None, exact=None) -> Fuzzed:
+    pair = Pair(reference or Linear(), candidate, "fp32", Budgets(BUDGET), BUDGET, exact)
+    return fuzz(draw(DIMS, seed, count), SPECS, DIMS, GOLDEN, pair, seed)
+
+
+def test_the_same_seed_draws_the_same_cases_and_the_same_values() -> None:
+    assert draw(DIMS, 7, 30) == draw(DIMS, 7, 30)
+    assert draw(DIMS, 7, 30) != draw(DIMS, 8, 30)
+    for case in draw(DIMS, 7, 30):
+        first, again = (make(case, SPECS, GOLDEN, 7, "fp32")["x"] for _ in range(2))
+        assert first.tobytes() == again.tobytes()
+        assert first.shape == (dict(case.sizes)["batch"], 4)
+    real = [make(FuzzCase((("batch", 4),), draw=nth), SPECS, GOLDEN, 7, "fp32")["x"] for nth in (1, 2)]
+    assert real[0].tobytes() != real[1].tobytes()
+
+
+def test_every_edge_of_a_bucket_and_its_neighbours_are_tried_and_one_step_outside() -> None:
+    assert {sizes["batch"] for sizes in boundaries(DIMS)} == {1, 2, 3, 4, 5, 6, 15, 16}
+    assert [sizes["batch"] for sizes in just_outside(DIMS)] == [17]
+    length = Dim("length", 8, 16, 32)
+    assert {"batch": 16, "length": 8} in list(boundaries((*DIMS, length)))
+    assert {"batch": 4, "length": 7} in list(just_outside((*DIMS, length)))
+    assert {case.values for case in draw(DIMS, 0, 0)} == set(VALUES)
+
+
+def test_a_histogram_weights_the_random_sizes() -> None:
+    histogram = histogram_from_json({"batch": {"7": 3, "9": 1}})
+    drawn = Counter(dict(case.sizes)["batch"] for case in draw(DIMS, 0, 400, histogram, ["realistic"]) if case.draw)
+    assert set(drawn) == {7, 9}
+    assert 250 < drawn[7] < 350
+
+
+@pytest.mark.parametrize(
+    ("histogram", "told"),
+    [
+        ({"length": {"8": 1}}, "dim 'length' is not one"),
+        ({"batch": {"17": 1}}, r"batch = 17 is outside 1\.\.16"),
+        ({"batch": {"4": 0}}, "not all 0"),
+        ({"batch": {"4": -1, "5": 2}}, "not negative"),
+        ({"batch": 3}, "a histogram is"),
+        ([1], "a histogram is"),
+    ],
+)
+def test_a_histogram_that_does_not_fit_is_refused(histogram: object, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        draw(DIMS, 0, 1, histogram_from_json(histogram))
+
+
+def test_a_case_is_read_back_as_a_report_writes_it() -> None:
+    for case in draw(DIMS, 0, 20):
+        assert parse_only(str(case), DIMS) == case
+    for text in ("batch=4 values=twos", "values=ones", "batch=0", "batch=4 length=3", "batch=4 ; rm", "batch=4 draw=x"):
+        with pytest.raises(InputError):
+            parse_only(text, DIMS)
+
+
+def test_nothing_fires_on_an_engine_that_is_right_over_50_seeds() -> None:
+    def other_order(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return (x[:, ::-1] @ WEIGHTS[::-1]).astype(np.float32)
+
+    for seed in range(50):
+        report = tried(Linear(other_order), seed, count=12)
+        assert [str(item.case) + item.reason for item in report.failed] == []
+        assert report.outcomes[-1].word == "ok"  # outside, and answered rightly
+
+
+def wrong_at(size: int) -> Fault:
+    return lambda x, y: np.roll(y, 1, -1) if len(x) == size else y
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 15, 16])
+def test_an_off_by_one_bucket_is_found_at_its_size_and_reproduced_by_its_line(size: int) -> None:
+    report = tried(Linear(wrong_at(size)), count=0)
+    assert {dict(item.case.sizes)["batch"] for item in report.failed} == {size}
+    origin, smallest = report.smallest[0]
+    case = parse_only(str(smallest.case), DIMS)
+    pair = Pair(Linear(), Linear(wrong_at(size)), "fp32", Budgets(BUDGET), BUDGET)
+    (again,) = fuzz([case], SPECS, DIMS, GOLDEN, pair, 0).outcomes
+    assert (again.word, again.reason) == ("failed", smallest.reason)
+    assert origin.sizes == case.sizes
+
+
+def test_a_fault_from_a_size_on_is_made_as_small_as_it_gets() -> None:
+    report = tried(Linear(lambda x, y: np.roll(y, 1, -1) if len(x) >= 6 else y))
+    assert {dict(smallest.case.sizes)["batch"] for _, smallest in report.smallest} == {6}
+    assert {smallest.case.values for _, smallest in report.smallest} == {"realistic"}
+    told = report.to_json(lambda case: f"again {case}")
+    assert told["passed"] is False
+    assert told["smallest"][0]["reproduce"].startswith("again batch=6 values=realistic")
+
+
+def test_an_engine_that_answers_wrongly_outside_every_profile_fails_and_one_that_refuses_does_not() -> None:
+    wrong = tried(Linear(wrong_at(17)), count=0)
+    assert [item.case.outside for item in wrong.failed] == [True]
+    refusing = tried(Linear(most=16), count=0)
+    assert (refusing.outcomes[-1].word, len(refusing.failed)) == ("refused", 0)
+    assert [dict(item.case.sizes) for item in tried(Linear(most=15), count=0).failed] == [{"batch": 16}]
+
+
+def test_an_engine_that_breaks_outside_instead_of_refusing_fails() -> None:
+    def breaks(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if len(x) > 16:
+            raise ModelError("a kernel failed")
+        return y
+
+    assert "breaks instead of" in tried(Linear(breaks), count=0).failed[0].reason
+
+
+def test_a_nan_that_leaks_over_the_batch_is_found_and_one_that_stays_is_not() -> None:
+    report = tried(Linear(lambda x, y: y + 0 * x.sum()), count=0)
+    assert {item.case.values for item in report.failed} == {"nan"}
+    assert dict(report.smallest[0][1].case.sizes) == {"batch": 2}
+    swallowed = tried(Linear(lambda x, y: np.nan_to_num(y)), count=12)
+    assert swallowed.failed == ()
+
+
+def test_an_overflow_that_the_graph_does_not_have_fails_and_one_that_both_have_does_not() -> None:
+    def half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return y.astype(np.float16).astype(np.float32)
+
+    assert {item.case.values for item in tried(Linear(half)).failed} >= {"extreme"}
+
+    def squared(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return y * y * y * 1e9
+
+    assert tried(Linear(squared), reference=Linear(squared)).failed == ()
+
+
+def test_values_are_what_their_kind_says() -> None:
+    drawn = {kind: make(FuzzCase((("batch", 4),), kind), SPECS, GOLDEN, 0, "fp32")["x"] for kind in VALUES}
+    assert 0 < np.abs(drawn["denormal"]).min() <= np.abs(drawn["denormal"]).max() < np.finfo(np.float32).tiny
+    assert np.isfinite(drawn["extreme"] ** 2).all() and np.abs(drawn["extreme"]).min() > 1e19
+    assert np.abs(make(FuzzCase((("batch", 4),), "extreme"), SPECS, GOLDEN, 0, "fp16")["x"]).max() < 256
+    assert np.isnan(drawn["nan"]).all(1).sum() == np.isnan(drawn["nan"]).any(1).sum() == 1
+
+
+def test_denormals_may_be_flushed_to_zero_and_may_not_become_something_else() -> None:
+    def flushed(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(y) < np.finfo(np.float32).tiny, 0, y)
+
+    assert tried(Linear(flushed)).failed == ()
+
+    def noisy(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(x).max() < 1e-30, np.float32(1e-3), y).astype(np.float32)
+
+    assert "denormal" in {item.case.values for item in tried(Linear(noisy)).failed}
+
+
+def test_where_float32_itself_is_wrong_the_engine_is_not_judged_but_only_there() -> None:
+    def root(x: np.ndarray, y: np.ndarray) -> np.ndarray:  # overflows in between
+        return (y / np.sqrt((1e3 * y.astype(np.float32) ** 2).sum(-1, keepdims=True))).astype(np.float32)
+
+    def careful(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        wide = y.astype(np.float64)
+        return (wide / np.sqrt((1e3 * wide**2).sum(-1, keepdims=True))).astype(np.float32)
+
+    def exact(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        wide = inputs["x"].astype(np.float64) @ WEIGHTS
+        return {"y": wide / np.sqrt((1e3 * wide**2).sum(-1, keepdims=True))}
+
+    without = tried(Linear(careful), reference=Linear(root))
+    judged = tried(Linear(careful), reference=Linear(root), exact=exact)
+    assert {item.case.values for item in without.failed} >= {"extreme"}
+    assert judged.failed == ()
+    assert {item.case.values for item in judged.outcomes if item.word == "not judged"} >= {"extreme"}
+    wrong = Linear(lambda x, y: np.roll(careful(x, y), 1, -1))
+    assert "realistic" in {item.case.values for item in tried(wrong, reference=Linear(root), exact=exact).failed}
+
+
+def test_on_real_values_a_reference_that_is_wrong_itself_excuses_no_engine() -> None:
+    def exact(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": 2 * inputs["x"].astype(np.float64) @ WEIGHTS}
+
+    report = tried(Linear(lambda x, y: 3 * y), exact=exact)
+    assert {item.case.values for item in report.failed} >= {"realistic", "nan"}
+    assert {item.case.values for item in report.outcomes if item.word == "not judged"} >= {"ones", "extreme"}
+
+
+def test_integers_keep_to_the_range_of_the_golden_data() -> None:
+    specs = (TensorSpec("ids", "int64", ("batch", 3)),)
+    golden = [{"ids": np.array([[5, 6, 7]] * 4)}, {"ids": np.array([[8, 9, 6]] * 4)}]
+    drawn = {kind: make(FuzzCase((("batch", 16),), kind), specs, golden, 0, "fp32")["ids"] for kind in VALUES}
+    assert set(drawn["extreme"].flat) == {5, 9}
+    assert set(drawn["ones"].flat) == {1}
+    assert set(drawn["denormal"].flat) <= {5, 6, 7, 8, 9}
+    assert {value.dtype for value in drawn.values()} == {np.dtype(np.int64)}

@@ -1,0 +1,1 @@
+"""What an engine promises besides being near its graph: the same bits again, and outputs of a certain form."""
