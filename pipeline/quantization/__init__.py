@@ -28,7 +28,8 @@ scales made at run time, int4 weights in blocks.
       convolutions.py  their weights and biases               fit.py          strength and clipping of one group
       folding.py       where smoothing factors cost nothing   sensitivity.py  what one group costs at the outputs
       latency.py       what int8 does not make faster         engine_race.py  measured with a backend's engines
-      search.py        the most compute in int8 under a floor attainable.py  floors that nothing misses, or reaches
+      search.py        the most compute in int8 under a floor descent.py      which groups a floor leaves in float
+      attainable.py    floors that nothing misses, or reaches
     record/        what quantizing did, tensor by tensor, read from the graph that was written
       pairs.py         the graph's Q/DQ pairs                levels.py       SQNR and clipping out of a histogram
       work.py          multiplications by node               record.py       all of it as JSON
