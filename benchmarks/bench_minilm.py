@@ -44,7 +44,7 @@ GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 CPU = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 SCHEMES: dict[str, tuple[QuantizationScheme, tuple[Floor | None, ...]]] = {
     "TensorRT": (GPU, (None, Floor(sqnr_db=26.5))),
-    "CPU": (CPU, (None,)),
+    "CPU": (CPU, (None, Floor(sqnr_db=26.5))),
 }
 ROUNDS = 5
 

@@ -9,6 +9,7 @@ has runs anywhere. Paths in a job's arguments must mean the same on every node (
 
 import dataclasses
 import os
+import signal
 import socket
 import threading
 import warnings
@@ -168,6 +169,8 @@ def _any_node_has(labels: Mapping[str, str]) -> bool:
 def _work(data: dict[str, Any]) -> dict[str, Any]:
     """The worker's side: run the job in a process of its own; its value or error as JSON, since Ray would wrap it."""
     job = Job(**{**data, "limits": Limits(**data["limits"])})
+    # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with workdir() as folder:
             return {"value": run_job(job, folder)}

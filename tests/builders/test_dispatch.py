@@ -29,6 +29,7 @@ def cluster():
         started = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
         started.add_node(num_cpus=1, labels={"enginery/sm": "sm_89"})
         yield started
+        ray.shutdown()  # a test alone may still be connected
         started.shutdown()
 
 
