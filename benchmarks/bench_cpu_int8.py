@@ -144,7 +144,7 @@ def engine(model: onnx.ModelProto, precision: str, folder: Path) -> Callable[[Ar
     place.mkdir()
     onnx.save(model, place / "graph.onnx")
     request = BuildRequest("0" * 64, "fp32", Target("cpu"), "onnxruntime", (), (), ())
-    session = ENGINE._session(ENGINE.build(request, place / "graph.onnx", place).path)
+    session = ENGINE.session(ENGINE.build(request, place / "graph.onnx", place).path)
     return lambda inputs: next(iter(session.run(inputs).values()))
 
 
