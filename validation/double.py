@@ -99,15 +99,16 @@ def _nodes(graph: "GraphProto") -> Iterator[Any]:
 
 def _operators() -> list[Any]:
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_max_pool import MaxPool as AnyMaxPool
 
     class Conv(OpRun):
         def _run(self, x: Array, w: Array, b: Array | None = None, **given: Any) -> tuple[Array]:
             return (convolve(x, w, b, given.get("group") or 1, *_window(given, x.shape[2:], w.shape[2:])),)
 
-    class MaxPool(OpRun):
-        def _run(self, x: Array, **given: Any) -> tuple[Array]:
+    class MaxPool(AnyMaxPool):
+        def _run(self, x: Array, **given: Any) -> Any:  # type: ignore[override]
             if len(self.onnx_node.output) > 1 or given.get("ceil_mode"):
-                raise NotImplementedError("MaxPool with indices or ceil_mode")
+                return super()._run(x, **given)  # type: ignore[no-untyped-call] # rare, and slow
             kernel = tuple(given["kernel_shape"])
             strides, dilations, pads = _window(given, x.shape[2:], kernel)
             parts = windows(x, kernel, strides, dilations, pads, -np.inf)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import emit_json, json_option, published_engine, registry_option, say
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -44,21 +44,11 @@ def fuzz(
 
     A failing case is made as small as it gets, and printed with the command that tries it again. Exit code 1 then.
     """
-    from builders.local import LocalExecutor
-    from pipeline.canary.engines import choose
     from pipeline.fuzz import Asked, fuzz_published
-    from pipeline.progress import progress_display
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.workshop import Workshop
 
     asked = Asked(seed, cases, _read(histogram) if histogram else None, only)
-    store = open_store(registry)
-    chosen = choose(store, parse_reference(reference), target_named(target), precision)
-    executor = LocalExecutor()
-    with progress_display(quiet) as progress:
-        report = fuzz_published(chosen, asked, Workshop(store, executor, executor, progress))
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
+        report = fuzz_published(chosen, asked, shop)
     if as_json:
         emit_json(report)
     else:

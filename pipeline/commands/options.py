@@ -2,10 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from pipeline.canary.engines import Chosen
+    from pipeline.workshop import Workshop
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -27,6 +32,29 @@ def registry_option(command: Command) -> Command:
 def json_option(command: Command) -> Command:
     """`--json`, passed as `as_json: bool`."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
+
+
+@contextmanager
+def published_engine(
+    registry: str, reference: str, target: str, precision: str | None, quiet: bool
+) -> Iterator[tuple["Chosen", "Workshop"]]:
+    """The engine that a command works on, and what it works with, while progress is shown.
+
+    Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
+    """
+    from builders.local import LocalExecutor
+    from pipeline.canary.engines import choose
+    from pipeline.progress import progress_display
+    from pipeline.registry.machine import target_named
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.workshop import Workshop
+
+    store = open_store(registry)
+    chosen = choose(store, parse_reference(reference), target_named(target), precision)
+    executor = LocalExecutor()
+    with progress_display(quiet) as progress:
+        yield chosen, Workshop(store, executor, executor, progress)
 
 
 def emit_json(value: Any) -> None:

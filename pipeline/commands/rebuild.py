@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option
+from pipeline.commands.options import emit_json, json_option, published_engine, registry_option
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -34,20 +34,10 @@ def rebuild(
 
     Nothing is published. Exit code 1 when outputs differ by more than the limits of drift; other bytes are no failure.
     """
-    from builders.local import LocalExecutor
-    from pipeline.canary.engines import choose
-    from pipeline.progress import progress_display
     from pipeline.rebuild import rebuild as build_again
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.workshop import Workshop
 
-    store = open_store(registry)
-    chosen = choose(store, parse_reference(reference), target_named(target), precision)
-    executor = LocalExecutor()
-    with progress_display(quiet) as progress:
-        report = build_again(chosen, times, Workshop(store, executor, executor, progress))
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
+        report = build_again(chosen, times, shop)
     if as_json:
         emit_json(report)
     else:

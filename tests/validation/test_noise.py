@@ -38,6 +38,7 @@ CONVOLUTIONS = {
     "grouped": ("Conv<kernel_shape=[3,3], group=3, pads=[1,1,1,1]>(x, w, b)", (6, 2, 3, 3)),
     "same": ('Conv<kernel_shape=[3,3], strides=[2,2], auto_pad="SAME_UPPER">(x, w, b)', (4, 6, 3, 3)),
     "same lower": ('Conv<kernel_shape=[2,2], auto_pad="SAME_LOWER">(x, w, b)', (4, 6, 2, 2)),
+    "pool rounding up": ("MaxPool<kernel_shape=[3,3], strides=[2,2], ceil_mode=1>(x)", (4, 6, 3, 3)),
     "pool": ("MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", (4, 6, 3, 3)),
 }
 
