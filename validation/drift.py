@@ -35,9 +35,9 @@ from validation.pairs import pairs_of
 from validation.rows import Rows, measure_rows
 from validation.ulp import Ulps, measure_ulps
 
-# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000: that costs more than it gives.
+# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
 PIECE = 1 << 13
-# Elements: float64 copies of a chunk stay in the processor's cache, and threads seldom wait for the interpreter's lock.
+# Elements: float64 copies of a chunk stay in the cache, and threads seldom wait for the interpreter's lock.
 CHUNK = 6 * PIECE
 # Elements that one thread takes at a time. Parts are added up in order, so the result does not depend on the threads.
 SPAN = 24 * CHUNK
