@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check $(SOURCES)
