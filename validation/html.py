@@ -6,9 +6,14 @@ template, and no text from it becomes an address, a class or an id.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from validation.overview import overview
+from validation.plots.texts import percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render(version_report: Mapping[str, Any]) -> str:
@@ -18,6 +23,12 @@ def render(version_report: Mapping[str, Any]) -> str:
     flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
     `validation.attribution.result` has it, with `name` and `units`.
     """
+    return templates().get_template("report.html.j2").render(overview(version_report))
+
+
+@cache
+def templates() -> "Environment":
+    """The templates of all pages; each is compiled once."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -27,8 +38,15 @@ def render(version_report: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"bytes": size_text, "metric": metric_text, "shape": shape_text, "when": time_text}
-    return environment.get_template("report.html.j2").render(overview(version_report))
+    environment.filters |= {
+        "bytes": size_text,
+        "metric": metric_text,
+        "shape": shape_text,
+        "when": time_text,
+        "seconds": lambda value: "" if value is None else seconds_text(value),
+        "percent": lambda value: "" if value is None else percent_text(value),
+    }
+    return environment
 
 
 def size_text(size: int | None) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from validation.pictures import decibels_text, frontier_svg, histogram_svg, number_text, share_text
+from validation.pictures import decibels_text, frontier_svg, histogram_svg
+from validation.plots.texts import number_text, share_text
 
 # Rows shown at once, and in all; nodes named at once behind a reason; histograms.
 SHOWN, MOST, NAMED, DRAWN = 20, 400, 8, 6

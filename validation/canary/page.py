@@ -7,16 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from validation.canary.judge import describe_value
-from validation.canary.pictures import (
-    differences_svg,
-    ecdf_svg,
-    interval_svg,
-    over_time_svg,
-    percent_text,
-    seconds_text,
-)
+from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg
 from validation.canary.thresholds import probability
-from validation.html import time_text
+from validation.html import templates
 
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
 SYMBOLS = {"PASS": "✓", "FAIL": "✕", "INSUFFICIENT": "?"}
@@ -31,26 +24,13 @@ Json = Mapping[str, Any]
 
 def render(report: Json) -> str:
     """The page for a report's JSON (`validation.canary.report.make_report`)."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("validation", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "seconds": lambda value: "" if value is None else seconds_text(value),
-        "percent": lambda value: "" if value is None else percent_text(value),
-        "when": time_text,
-    }
-    return environment.get_template("canary/canary.html.j2").render(_view(report))
+    return templates().get_template("canary/canary.html.j2").render(_view(report))
 
 
 def _view(report: Json) -> dict[str, Any]:
     seen = report["shown"]
     margins = {probability(name): margin for name, margin in report["thresholds"]["latency"].items()}
+    criteria = [_criterion(item) for item in report["criteria"]]
     return {
         "report": report,
         "tone": TONES[report["verdict"]],
@@ -58,7 +38,8 @@ def _view(report: Json) -> dict[str, Any]:
         "tones": TONES,
         "symbols": SYMBOLS,
         "names": {name: _name(report[name]) for name in ("candidate", "baseline")},
-        "criteria": [_criterion(item) for item in report["criteria"]],
+        "criteria": criteria,
+        "criteria_picture": criteria_svg(criteria),
         "seen": seen,
         "ecdf": ecdf_svg(seen["ecdf"]),
         "over_time": over_time_svg(seen["over_time"]),
@@ -79,4 +60,6 @@ def _criterion(item: Json) -> dict[str, Any]:
         f"{name}_text": describe_value(item[name], item["kind"])
         for name in ("estimate", "low", "high", "margin", "detectable", "provable")
     }
-    return {**item, **texts, "picture": interval_svg(item)}
+    low = texts["low_text"].removesuffix(" %")
+    known = item["low"] is not None and item["high"] is not None
+    return {**item, **texts, "value_text": f"{low} to {texts['high_text']}" if known else "not measured"}

@@ -114,7 +114,7 @@ def test_what_was_chosen_is_json_with_a_picture():
         (p["share"] for p in data["frontier"]), reverse=True
     )
     picture = frontier_svg({**data, "floor": {"sqnr_db": 44}})
-    assert picture.startswith("<svg") and picture.count("<circle") >= 2 and 'class="floor"' in picture
+    assert picture.startswith("<svg") and picture.count('class="run"') >= 2 and 'class="floor"' in picture
 
 
 def test_predictions_are_near_what_is_run():

@@ -1,0 +1,186 @@
+"""The kinds of picture that pages have: distribution functions, intervals against a limit, histograms, log-log scatter.
+
+Each gives a `Plot`; `marks.svg` draws it. All take what they show in words, for those who do not see it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from validation.plots.marks import HEIGHT, SERIES, Axis, Band, Bars, Colour, Dot, Key, Line, Mark, Plot, Text
+from validation.plots.texts import share_text
+
+Box = tuple[float, float, float, float]
+_QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A distribution function: shares (0 to 1, rising) of what is at most each x; low, high: its confidence band."""
+
+    name: str
+    xs: Sequence[float]
+    shares: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    colour: Colour | None = None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A row: an estimate with its interval. value: the row in words, at its right end.  limit: the row's own limit.
+
+    tone: colour of the dot. An interval without ends (None) is a row of words alone.
+    """
+
+    name: str
+    value: str
+    low: float | None
+    high: float | None
+    point: float | None = None
+    limit: float | None = None
+    tone: Colour = "accent"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a scatter. size: share of the greatest, 0 to 1, as area."""
+
+    name: str
+    x: float
+    y: float
+    size: float = 0.3
+    colour: Colour = "c1"
+
+
+def spanning(
+    values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0
+) -> tuple[float, float]:
+    """Ends of an axis around the finite values (the positive ones, if logarithmic), with a pad on both sides.
+
+    least: the narrowest that the axis may be, in its units; in decades, if logarithmic. (0, 1) or (1, 10) for none.
+    """
+    known = [value for value in values if math.isfinite(value) and (not log or value > 0)]
+    if not known:
+        return (1.0, 10.0) if log else (0.0, 1.0)
+    low, high = (math.log10(min(known)), math.log10(max(known))) if log else (min(known), max(known))
+    wide = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
+    middle = (low + high) / 2
+    low, high = middle - wide * (0.5 + pad), middle + wide * (0.5 + pad)
+    return (10**low, 10**high) if log else (low, high)
+
+
+def ecdf(curves: Sequence[Curve], x: Axis, words: str, y_label: str = "", legend: bool = True) -> Plot:
+    """Distribution functions as stairs, with their bands."""
+    marks: list[Mark] = []
+    keys = []
+    for index, curve in enumerate(curves):
+        colour, dash = series(index) if curve.colour is None else (curve.colour, False)
+        if len(curve.low) and len(curve.high):
+            marks.append(Band(curve.xs, curve.low, curve.high, colour, steps=True))
+        kind = "curve" if curve.colour is None else f"curve {curve.name}"
+        marks.append(Line(curve.xs, curve.shares, colour, dash=dash, steps=True, kind=kind, title=curve.name))
+        keys.append(Key(curve.name, colour, dash))
+    y = Axis(0.0, 1.0, y_label, ticks=_QUARTERS)
+    return Plot("ecdf", words, x, y, tuple(marks), tuple(keys) if legend else ())
+
+
+def series(index: int) -> tuple[Colour, bool]:
+    """Colour of a curve among others, and whether it is dashed."""
+    return SERIES[index % len(SERIES)], index % (2 * len(SERIES)) >= len(SERIES)
+
+
+def intervals(
+    rows: Sequence[Interval], x: Axis, words: str, limit: float | None = None, limit_text: str = "limit"
+) -> Plot:
+    """Rows of estimates with their intervals over one axis; the words of a row stand above its bar.
+
+    limit: one for all rows; what is below it is shaded as fine.
+    """
+    marks: list[Mark] = []
+    if limit is not None:
+        marks.append(Bars([(-math.inf, limit, -math.inf, math.inf)], "proven-soft", gap=0, kind="fine"))
+        marks.append(
+            Line([limit, limit], [-math.inf, math.inf], "failed", 1.5, dash=True, kind="limit", title=limit_text)
+        )
+    if x.low < 0 < x.high:
+        marks.append(Line([0, 0], [-math.inf, math.inf], "muted", 1.0))
+    for index, row in enumerate(rows):
+        marks += _row(row, len(rows) - 1 - index, x)
+    keys = (Key(limit_text, "failed", dash=True),) if limit is not None else ()
+    y = Axis(-0.4, max(len(rows), 1) - 0.4, ticks=())
+    return Plot("intervals", words, x, y, tuple(marks), keys, height=56 + 40 * max(len(rows), 1))
+
+
+def _row(row: Interval, y: float, x: Axis) -> list[Mark]:
+    marks: list[Mark] = [
+        Text(-math.inf, y, row.name, colour="ink", dx=2, dy=9, bold=True, most=210, title=row.name),
+        Text(math.inf, y, row.value, "end", dx=-2, dy=9, most=190),
+    ]
+    if row.low is not None and row.high is not None:
+        marks += _spans(row.low, row.high, y, x, f"{row.name}: {row.value}")
+    if row.limit is not None:
+        marks.append(Line([row.limit, row.limit], [y - 0.14, y + 0.14], "failed", 2.0, kind="limit"))
+    if row.point is not None and x.low <= row.point <= x.high:
+        marks.append(Dot(row.point, y, "card", 6.0))
+        marks.append(Dot(row.point, y, row.tone, 4.5, kind="point"))
+    return marks
+
+
+def _spans(low: float, high: float, y: float, x: Axis, words: str) -> list[Mark]:
+    """An interval; a thin arrow points to one that lies beyond an end of the axis."""
+    wide = x.high - x.low
+    for end, beyond, inwards in ((x.high, low > x.high, -wide), (x.low, high < x.low, wide)):
+        if beyond:
+            shaft = Line([end + 0.12 * inwards, end], [y, y], "ink", 1.5, dash=True, kind="beyond", title=words)
+            return [shaft, Line([end + 0.03 * inwards, end, end + 0.03 * inwards], [y + 0.1, y, y - 0.1], "ink", 1.5)]
+    return [Line([low, high], [y, y], "ink", 2.5, kind="span", title=words)]
+
+
+def histogram(
+    edges: Sequence[float], counts: Sequence[float], words: str, holds: tuple[float, float] | None = None
+) -> Plot:
+    """Counts on a logarithmic scale; holds: the ends of what is kept, beyond which bars have another colour."""
+    most = math.log1p(max([*counts, 1.0]))
+    low, high = (edges[0], edges[-1]) if edges[-1] > edges[0] else (edges[0] - 0.5, edges[0] + 0.5)
+    inside: list[Box] = []
+    outside: list[Box] = []
+    start, end = holds or (-math.inf, math.inf)
+    for left, right, count in zip(edges, edges[1:], counts, strict=False):
+        if count > 0:
+            within = start <= (left + right) / 2 <= end
+            (inside if within else outside).append((left, right, 0.0, math.log1p(count) / most))
+    marks: list[Mark] = [Bars(inside, "accent", 0.8, kind="in"), Bars(outside, "failed-fill", kind="out")]
+    marks.append(Line([low, high], [0, 0], "line", 1.0))
+    return Plot("histogram", words, Axis(low, high), Axis(0.0, 1.0, ticks=()), tuple(marks), width=340, height=150)
+
+
+def loglog(
+    points: Sequence[Point], lines: Sequence[Line], x: Axis, y: Axis, words: str, legend: Sequence[Key] = ()
+) -> Plot:
+    """A scatter over two logarithmic axes, with lines such as the roofs of a roofline."""
+    dots = [
+        Dot(
+            point.x,
+            point.y,
+            point.colour,
+            2.5 + 7 * math.sqrt(min(max(point.size, 0.0), 1.0)),
+            kind="dot",
+            title=point.name,
+        )
+        for point in points
+    ]
+    return Plot("loglog", words, x, y, (*lines, *dots), tuple(legend), height=HEIGHT + 30)
+
+
+def columns(names: Sequence[str], values: Sequence[float], x: Axis, words: str, texts: Sequence[str] = ()) -> Plot:
+    """Horizontal bars, a row each, with its name above and its value (texts; else as a share) at the end."""
+    said = list(texts) or [share_text(value) for value in values]
+    marks: list[Mark] = []
+    for index, (name, value, text) in enumerate(zip(names, values, said, strict=True)):
+        y = len(names) - 1 - index
+        marks.append(Bars([(x.low, x.high, y - 0.12, y + 0.12)], "line", gap=0))
+        marks.append(Bars([(x.low, value, y - 0.12, y + 0.12)], "accent", gap=0, kind="bar", title=f"{name}: {text}"))
+        marks.append(Text(-math.inf, y, name, colour="ink", dx=2, dy=9, most=290, title=name))
+        marks.append(Text(math.inf, y, text, "end", dx=-2, dy=9, most=120))
+    return Plot("columns", words, x, Axis(-0.5, len(names) - 0.4, ticks=()), tuple(marks), height=40 + 36 * len(names))
