@@ -52,6 +52,19 @@ def with_swapped(model: ModelProto, name: str, one: int, other: int) -> ModelPro
     return with_weight(model, name, values)
 
 
+def reordered(model: ModelProto, seed: int) -> ModelProto:
+    """The same function of `mlp` with its hidden units in another order: every sum is added up in that order."""
+    rng = np.random.default_rng(seed)
+    first, second = rng.permutation(16), rng.permutation(16)
+    order = {
+        "w1": np.s_[:, first], "b1": first, "gamma": first, "beta": first,
+        "w2": np.ix_(first, second), "b2": second, "w3": second,
+    }  # fmt: skip
+    for name, index in order.items():
+        model = with_weight(model, name, weight(model, name)[index])
+    return model
+
+
 def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
     """Attributes of the node that makes a tensor, replaced."""
     copied = copy_of(model)
