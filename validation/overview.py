@@ -109,6 +109,9 @@ def headroom_db(check: Check) -> float:
         return math.inf
     if check.name == "sqnr_db":
         return check.value - check.limit
+    if check.name.startswith("contract "):
+        # Promises, most of which are kept or not; what else they measure is not on this scale.
+        return math.inf
     if check.name.startswith("max_"):
         return _decibels(check.limit, check.value)
     return _decibels(1 - check.limit, 1 - check.value)

@@ -59,6 +59,7 @@ class _Findings:
     problems: list[Problem] = field(default_factory=list)
     manifests: list[Manifest] = field(default_factory=list)
     needed: dict[str, list[str]] = field(default_factory=dict)
+    unread: bool = False
     blobs: int = 0
     size_bytes: int = 0
 
@@ -103,6 +104,7 @@ def _check_model(found: _Findings, model: str) -> None:
             _take(found, versions.load(found.store, model, version))
         except IntegrityError as error:
             found.add("edited", f"{model}@{version}", str(error))
+            found.unread = True
     for name in channels.names(found.store, model):
         try:
             versions.locate(found.store, Reference(model, channel=name))
@@ -157,7 +159,7 @@ def _check_litter(found: _Findings, stored: list[str]) -> None:
             found.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
         else:
             remembered.update(record["blobs"])
-    for digest in stored:
+    for digest in () if found.unread else stored:  # what a manifest that cannot be read refers to is not known
         if digest not in found.needed and digest not in remembered:
             found.add("orphaned", digest, f"{found.store.size(digest)} bytes that nothing refers to")
     for path in found.store.strays():

@@ -1,10 +1,15 @@
-"""What an engine promises besides being near its graph: bits that repeat, and outputs of a certain form."""
+"""What an engine promises besides being near its graph: bits that repeat, outputs of a form, and distributions."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.spec.words import Part
+from validation.contracts.distribution import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
+
+DTypeName = Literal[
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"
+]
 
 
 class Bitwise(Part):
@@ -13,6 +18,48 @@ class Bitwise(Part):
     runs: int = Field(3, ge=2, le=1000, description="how often each case runs")
     position: bool = Field(False, description="the same bits wherever a sample lies in a batch")
     size: bool = Field(False, description="the same bits whatever the size of the batch")
+
+
+class Boxes(Part):
+    """Boxes (.., n, 4) are the graph's: matched within a class by intersection over union, in any order."""
+
+    form: Literal["xyxy", "xywh", "cxcywh"] = "xyxy"
+    classes: str | None = Field(None, description="the output (.., n) with each box's class; default: one class")
+    scores: str | None = Field(None, description="the output (.., n) with each box's score")
+    iou: float = Field(0.9, gt=0, le=1, description="least overlap of two boxes that match")
+    matched: float = Field(0.99, gt=0, le=1, description="least share of the boxes of both sides that match")
+    score: float | None = Field(None, ge=0, description="greatest difference of the scores of two that match")
+    least_score: float = Field(0, description="boxes below it do not count; needs scores")
+
+    @model_validator(mode="after")
+    def _scored(self) -> Self:
+        if self.scores is None and (self.score is not None or self.least_score):
+            raise ValueError("score and least_score need to know the scores; name their output in scores")
+        return self
+
+
+class Sequence(Part):
+    """Sequences are the graph's: their first tokens, or all but a share of edits."""
+
+    until: int | None = Field(None, description="token id: what follows its first place is free")
+    first: int | None = Field(None, ge=1, description="so many tokens are equal, or all up to `until`")
+    edits: float | None = Field(
+        None, ge=0, lt=1, description="insertions, deletions, replacements: share of the length"
+    )
+
+    @model_validator(mode="after")
+    def _asks(self) -> Self:
+        if self.first is None and self.edits is None:
+            raise ValueError("asks for nothing; give first: COUNT or edits: SHARE (or equal_until: TOKEN instead)")
+        return self
+
+
+class End(Part):
+    """Sequences end where the graph's do."""
+
+    token: int = Field(description="token id of the end")
+    apart: int | None = Field(0, ge=0, description="places by which the ends may differ; null: any")
+    pad: int | None = Field(None, description="token id that fills the rest")
 
 
 class Structure(Part):
@@ -24,7 +71,11 @@ class Structure(Part):
     unit_norm: float | None = Field(None, ge=0, description="how far norms over the last axis may be from 1")
     sorted: Literal["ascending", "descending", "strictly ascending", "strictly descending"] | None = None
     shape: tuple[int | str, ...] | None = Field(None, description="sizes, and names of dims")
+    dtype: DTypeName | None = None
     equal_until: int | None = Field(None, description="token id: sequences equal the graph's up to its first one")
+    sequence: Sequence | None = None
+    eos: End | None = None
+    boxes: Boxes | None = None
 
     @model_validator(mode="after")
     def _asks(self) -> Self:
@@ -32,7 +83,52 @@ class Structure(Part):
             raise ValueError("asks for nothing; name a predicate, such as finite: true")
         if self.range is not None and None not in self.range and self.range[0] > self.range[1]:  # type: ignore[operator]
             raise ValueError("range: the least value comes first")
+        if self.shape is not None and any(isinstance(size, int) and size < 0 for size in self.shape):
+            raise ValueError("shape: sizes are 0 or more; name a dim where any size is right")
+        if self.boxes is not None and self.shape is not None and self.shape[-1:] != (4,):
+            raise ValueError(f"boxes: lie along a last axis of 4, and shape ends in {self.shape[-1:]}")
         return self
+
+
+class Rows(Part):
+    """The last axis holds a distribution that is the original model's. Null lifts a limit (docs/validation.md)."""
+
+    values: Literal["logits", "probabilities"] = "logits"
+    kl: float | None = Field(KL, ge=0, description="mean Kullback-Leibler divergence, nats")
+    js: float | None = Field(JS, ge=0, le=0.7, description="Jensen-Shannon divergence of the worst row, nats")
+    flips: float | None = Field(FLIPS, ge=0, le=1, description="share of rows with another decision")
+    top_k: float | None = Field(TOP_K, ge=0, le=1, description="share of the five likeliest that are others")
+    ece: float | None = Field(ECE, ge=0, le=1, description="difference of the expected calibration error")
+    brier: float | None = Field(BRIER, ge=0, le=2, description="difference of the Brier score")
+
+    @model_validator(mode="after")
+    def _asks(self) -> Self:
+        if all(value is None for value in self.model_dump(exclude={"values"}).values()):
+            raise ValueError("asks for nothing; leave one limit that is not null")
+        return self
+
+
+class Seeds(Part):
+    """Draws of a stochastic model come from the graph's distribution: a two-sample test per output."""
+
+    outputs: tuple[str, ...] = Field(min_length=1)
+    vary: str | None = Field(None, description="the input that is a seed or noise; null: runs differ by themselves")
+    draws: int = Field(DRAWS, ge=20, le=2000, description="of each side")
+    alpha: float = Field(ALPHA, ge=1e-5, lt=0.5, description="rate of false alarms, over all outputs together")
+
+
+class Distributional(Part):
+    """Outputs as distributions: along the last axis, and over seeds."""
+
+    rows: dict[str, Rows] = Field({}, description="by output")
+    seeds: Seeds | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asks(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data:
+            raise ValueError("asks for nothing; name outputs under rows, or seeds")
+        return data
 
 
 class Contract(Part):
@@ -40,3 +136,16 @@ class Contract(Part):
 
     bitwise: Bitwise | None = None
     structured: dict[str, Structure] = Field({}, description="by output")
+    distributional: Distributional | None = None
+
+    def outputs(self) -> list[tuple[str, str]]:
+        """(where it is said, output) for each output that is named."""
+        found = [("structured", output) for output in self.structured]
+        for at, item in self.structured.items():
+            names = (item.boxes.classes, item.boxes.scores) if item.boxes else ()
+            found += [(f"structured.{at}.boxes", name) for name in names if name is not None]
+        if self.distributional is not None:
+            found += [("distributional.rows", output) for output in self.distributional.rows]
+            seeds = self.distributional.seeds
+            found += [("distributional.seeds", output) for output in (seeds.outputs if seeds else ())]
+        return found

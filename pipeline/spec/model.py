@@ -128,11 +128,20 @@ def _mistakes_between(spec: ModelSpec) -> list[str]:
     metric = spec.golden.metric if spec.golden else None
     if metric and spec.outputs and metric.output not in spec.outputs:
         out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")
-    out += [
-        f"validation.contract.structured.{output} is not one of the outputs {list(spec.outputs)}"
-        for output in spec.validation.contract.structured
+    return out + _broken_contract(spec)
+
+
+def _broken_contract(spec: ModelSpec) -> list[str]:
+    """Outputs and inputs that the contract names and that there are none of."""
+    contract = spec.validation.contract
+    out = [
+        f"validation.contract.{place} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
+        for place, output in contract.outputs()
         if spec.outputs and output not in spec.outputs
     ]
+    seeds = contract.distributional.seeds if contract.distributional else None
+    if seeds and seeds.vary is not None and seeds.vary not in spec.inputs:
+        out.append(f"validation.contract.distributional.seeds.vary {seeds.vary!r} is not one of {list(spec.inputs)}")
     return out
 
 

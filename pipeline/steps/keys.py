@@ -34,7 +34,8 @@ def metric_of(spec: ModelSpec) -> Json | None:
 def contract_of(spec: ModelSpec) -> Json | None:
     """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
     contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
-    return {**contract, "shapes": shapes_of(spec)} if "bitwise" in contract or contract["structured"] else None
+    asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
+    return {**contract, "shapes": shapes_of(spec)} if asks else None
 
 
 def shapes_of(spec: ModelSpec) -> Json:

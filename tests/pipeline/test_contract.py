@@ -11,6 +11,10 @@ from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import contract_of
 from tests.pipeline.projects import Project
+from validation.contracts.boxes import Boxes
+from validation.contracts.contract import Contract
+from validation.contracts.distribution import BRIER, ECE, FLIPS, TOP_K, Rows, Seeds
+from validation.contracts.sequences import End
 
 
 def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: Project) -> None:
@@ -26,26 +30,35 @@ def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: P
     assert row["status"] == "failed"
     assert row["reason"].startswith("engine contract range of logits")
     structured["logits"]["range"] = [-1000, None]
-    project.change_spec(validation={"contract": {"bitwise": {"runs": 2}, "structured": structured}})
+    rows = {"rows": {"logits": {"brier": None}}}
+    contract = {"bitwise": {"runs": 2}, "structured": structured, "distributional": rows}
+    project.change_spec(validation={"contract": contract})
     assert project.build().code == 0
     store = open_store(project.registry)
     (entry,) = load(store, "tiny", "1").engines
     report = json.loads(store.read_blob(str(entry.report)))
     names = {check["name"] for check in report["checks"] if check["name"].startswith("contract ")}
-    words = ("finite", "shape", "range", "bitwise", "batch size", "batch position")
+    words = ("finite", "shape", "range", "bitwise", "batch size", "batch position", "kl", "js", "flips", "top_k", "ece")
     assert names == {f"contract {word}" for word in words}
 
 
 def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_given(project: Project) -> None:
     assert contract_of(load_spec(project.spec)) is None
-    project.change_spec(validation={"contract": {"bitwise": {}, "structured": {"logits": {"range": [None, 5]}}}})
+    structured = {"range": [None, 5], "eos": {"token": 2, "apart": None}, "boxes": {"iou": 0.5}}
+    distributional = {"rows": {"logits": {"js": None, "kl": 0.5}}, "seeds": {"outputs": ["logits"]}}
+    contract = {"bitwise": {}, "structured": {"logits": structured}, "distributional": distributional}
+    project.change_spec(validation={"contract": contract})
     spec = load_spec(project.spec)
     again = ModelSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json", exclude_unset=True))))
     told = contract_of(again)
     assert told == contract_of(spec)
     assert told is not None
     assert told["bitwise"] == {"runs": 3, "position": False, "size": False}
-    assert told["structured"] == {"logits": {"range": [None, 5.0]}}
+    read = Contract.from_json(told)
+    assert read.structured["logits"].range == (None, 5.0)
+    assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)
+    assert read.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
+    assert read.distributional.seeds == Seeds(("logits",))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +68,25 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
         ({"structured": {"logits": {"finit": True}}}, "did you mean 'finite'"),
         ({"structured": {"logits": {}}}, "asks for nothing"),
         ({"structured": {"logits": {"range": [1, 0]}}}, "the least value comes first"),
-        ({"structured": {"logit": {"finite": True}}}, "is not one of the outputs"),
+        ({"structured": {"logit": {"finite": True}}}, "structured names 'logit', which is not one of the outputs"),
+        (
+            {"structured": {"logits": {"boxes": {"classes": "c"}}}},
+            "structured.logits.boxes names 'c', which is not one",
+        ),
+        ({"structured": {"logits": {"boxes": {"iou": 1.5}}}}, "validation.contract.structured.logits.boxes.iou"),
+        ({"structured": {"logits": {"boxes": {"form": "xxyy"}}}}, "did you mean 'xyxy'"),
+        ({"structured": {"logits": {"boxes": {"score": 0.1}}}}, "name their output in scores"),
+        ({"structured": {"logits": {"boxes": {}, "shape": ["batch", 10]}}}, "last axis of 4"),
+        ({"structured": {"logits": {"sequence": {"until": 2}}}}, "give first: COUNT or edits: SHARE"),
+        ({"structured": {"logits": {"eos": {}}}}, "validation.contract.structured.logits.eos.token"),
+        ({"structured": {"logits": {"dtype": "float33"}}}, "validation.contract.structured.logits.dtype"),
+        ({"structured": {"logits": {"shape": [-1, 10]}}}, "name a dim where any size is right"),
+        ({"distributional": {}}, "name outputs under rows, or seeds"),
+        ({"distributional": {"rows": {"logit": {}}}}, "distributional.rows names 'logit', which is not one"),
+        ({"distributional": {"rows": {"logits": {"kl": -1}}}}, "validation.contract.distributional.rows.logits.kl"),
+        ({"distributional": {"rows": {"logits": {"kll": 1}}}}, "did you mean 'kl'"),
+        ({"distributional": {"seeds": {"outputs": []}}}, "validation.contract.distributional.seeds.outputs"),
+        ({"distributional": {"seeds": {"outputs": ["logits"], "vary": "seed"}}}, "'seed' is not one of"),
     ],
 )
 def test_a_contract_that_means_nothing_is_refused_in_one_line(project: Project, contract: object, told: str) -> None:

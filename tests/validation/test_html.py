@@ -137,6 +137,7 @@ def test_headroom_orders_checks_of_different_metrics():
     assert headroom_db(check("max_rel", 0.001, 0.01)) == pytest.approx(20)
     assert headroom_db(check("cosine", 0.999, 0.99)) == pytest.approx(20)
     assert headroom_db(check("sqnr_db", 3.0, 24.0, passed=False)) == float("-inf")
+    assert headroom_db(check("contract finite", 0.0, 0.0)) == float("inf")
 
 
 def test_sizes_and_metrics_have_units():

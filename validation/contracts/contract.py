@@ -1,35 +1,40 @@
 """The contract of a spec, as checks of the engine joint: a broken one fails the engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from builders.errors import EngineryError
-from builders.types import Dim, Session, TensorSpec
+from builders.types import Dim, Session, Tensors, TensorSpec
 from validation.budget import Budgets
 from validation.compare import run
+from validation.contracts.distribution import Distributional
+from validation.contracts.likeness import Likeness
 from validation.contracts.predicates import Structure
 from validation.contracts.repeats import Repeats, repeat_checks
-from validation.golden import GoldenSet
+from validation.contracts.two_sample import two_sample_checks
+from validation.golden import Case, GoldenSet
 from validation.report import Check
 from validation.samples import sizes_of
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What is promised. bitwise: None when no bits are.  structured: by output."""
+    """What is promised. bitwise: None when no bits are.  structured: by output.  distributional: rows and samples."""
 
     bitwise: Repeats | None = None
     structured: Mapping[str, Structure] = field(default_factory=dict)
+    distributional: Distributional = field(default_factory=Distributional)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Contract":
         """Read `validation.contract` of a spec. Raises InputError for an unknown predicate."""
         bitwise = data.get("bitwise")
         structured = {output: Structure.from_json(item) for output, item in data.get("structured", {}).items()}
-        return cls(None if bitwise is None else Repeats(**bitwise), structured)
+        distributional = Distributional.from_json(data.get("distributional") or {})
+        return cls(None if bitwise is None else Repeats(**bitwise), structured, distributional)
 
 
 def contract_checks(
@@ -44,43 +49,72 @@ def contract_checks(
 
     What the candidate raises is a failed check; errors of the reference raise.
     """
-    checks = list(_structured(contract.structured, reference, candidate, golden, shapes[0]))
+    watches: list[Watch] = [_Structured(name, item, shapes[0]) for name, item in contract.structured.items()]
+    watches += [Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()]
+    checks = list(_watched(watches, reference, candidate, golden))
     if contract.bitwise is not None:
         try:
             checks += repeat_checks(contract.bitwise, candidate, golden, shapes[1], budgets)
         except EngineryError as error:
-            checks.append(Check("engine", "contract runs", "", "golden", None, None, False, str(error)))
+            checks.append(_does_not_run("golden", error))
+    if contract.distributional.seeds is not None:
+        checks += two_sample_checks(contract.distributional.seeds, reference, candidate, golden)
     return tuple(checks)
 
 
-def _structured(
-    structured: Mapping[str, Structure],
-    reference: Session,
-    candidate: Session,
-    golden: GoldenSet,
-    inputs: tuple[TensorSpec, ...],
-) -> Iterator[Check]:
-    if not structured:
-        return
-    worst: dict[tuple[str, str], Check] = {}
-    for case in golden.cases:
-        sizes = sizes_of(case.inputs, inputs)
-        expected = run(reference, case.inputs)
+class Watch(Protocol):
+    """Something promised of one output, that is shown every case and then says what it found."""
+
+    def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
+        """One case: what the graph and the engine answered."""
+        ...
+
+    def checks(self) -> Iterator[Check]:
+        """What came of all cases."""
+        ...
+
+
+def _watched(watches: Sequence[Watch], reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+    """Both run once per case, whatever is promised."""
+    for case in golden.cases if watches else ():
+        graph = run(reference, case.inputs)
         try:
-            actual = run(candidate, case.inputs)
+            engine = run(candidate, case.inputs)
         except EngineryError as error:
-            yield Check("engine", "contract runs", "", case.name, None, None, False, str(error))
+            yield _does_not_run(case.name, error)
             return
-        for output, structure in structured.items():
-            if output not in actual or output not in expected:
-                yield Check(
-                    "engine", "contract output", output, case.name, None, None, False, "there is no such output"
-                )
-                return
-            for name, value, limit in structure.broken(expected[output], actual[output], sizes):
-                check = Check("engine", f"contract {name}", output, case.name, value, limit, value <= limit)
-                worst[output, name] = _worse(worst.get((output, name)), check)
-    yield from worst.values()
+        for watch in watches:
+            watch.see(case, graph, engine)
+    for watch in watches:
+        yield from watch.checks()
+
+
+def _does_not_run(case: str, error: EngineryError) -> Check:
+    return Check("engine", "contract runs", "", case, None, None, False, str(error))
+
+
+@dataclass
+class _Structured:
+    """The predicates of one output, each on the case that breaks it most."""
+
+    output: str
+    structure: Structure
+    inputs: tuple[TensorSpec, ...]
+    worst: dict[str, Check] = field(default_factory=dict)
+
+    def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
+        if self.output not in graph or self.output not in engine:
+            told = "there is no such output"
+            self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, told)
+            return
+        sizes = sizes_of(case.inputs, self.inputs)
+        broken = self.structure.broken(graph[self.output], engine[self.output], sizes, (graph, engine))
+        for name, value, limit in broken:
+            check = Check("engine", f"contract {name}", self.output, case.name, value, limit, value <= limit)
+            self.worst[name] = _worse(self.worst.get(name), check)
+
+    def checks(self) -> Iterator[Check]:
+        yield from self.worst.values()
 
 
 def _worse(before: Check | None, now: Check) -> Check:

@@ -1,12 +1,15 @@
 """Predicates over one output: each measures by how much it is broken, so that a report shows how far it was from it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
 from builders.errors import InputError
+from builders.types import Tensors
+from validation.contracts.boxes import Boxes
+from validation.contracts.sequences import End, Sequence, rows_of, up_to
 from validation.npz import Array
 
 Order = Literal["ascending", "descending", "strictly ascending", "strictly descending"]
@@ -18,7 +21,8 @@ class Structure:
 
     finite: no NaN, no infinity.  range: least and greatest value; None leaves an end open.  sums_to_one, unit_norm: how
     far the sum, or the Euclidean norm, over the last axis may be from 1.  sorted: along the last axis.  shape: sizes,
-    and names of dims.  equal_until: a token: sequences equal the graph's up to it, what follows is free.
+    and names of dims.  dtype: numpy's name of it.  equal_until: a token: sequences equal the graph's up to it, what
+    follows is free.  sequence, eos, boxes: of what is no more than nearly the graph's.
     """
 
     finite: bool | None = None
@@ -27,7 +31,11 @@ class Structure:
     unit_norm: float | None = None
     sorted: Order | None = None
     shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
     equal_until: int | None = None
+    sequence: Sequence | None = None
+    eos: End | None = None
+    boxes: Boxes | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Structure":
@@ -38,12 +46,22 @@ class Structure:
         as_tuples: dict[str, Any] = {
             name: tuple(value) if isinstance(value, (list, tuple)) else value for name, value in data.items()
         }
+        for name, kind in (("sequence", Sequence), ("eos", End), ("boxes", Boxes)):
+            if as_tuples.get(name) is not None:
+                as_tuples[name] = kind(**as_tuples[name])
         return cls(**as_tuples)
 
-    def broken(self, expected: Array, actual: Array, sizes: Mapping[str, int]) -> list[tuple[str, float, float]]:
-        """(predicate, by how much it is broken, the limit) for each that is asked for. NaN breaks all of them.
+    def broken(
+        self,
+        expected: Array,
+        actual: Array,
+        sizes: Mapping[str, int],
+        beside: tuple[Tensors, Tensors] = ({}, {}),
+    ) -> list[tuple[str, float, float]]:
+        """(predicate, by how much it is broken, the limit) for each that is asked for.
 
-        expected: the graph's own output, for `equal_until`.  sizes: of the named dims in this case.
+        expected: the graph's own output, for what compares with it.  sizes: of the named dims in this case.
+        beside: all outputs of the graph and of the engine, for `boxes`.
         """
         asked: list[tuple[str, Callable[[], float], float]] = []
         if self.finite:
@@ -60,7 +78,12 @@ class Structure:
             asked.append(("shape", lambda: _other_sizes(actual, shape, sizes), 0.0))
         if (token := self.equal_until) is not None:
             asked.append(("equal_until", lambda: _differing(expected, actual, token), 0.0))
-        return [(name, measure(), limit) for name, measure, limit in asked]
+        if (dtype := self.dtype) is not None:
+            asked.append(("dtype", lambda: float(actual.dtype.name != dtype), 0.0))
+        found = [(name, measure(), limit) for name, measure, limit in asked]
+        found += self.sequence.broken(expected, actual) if self.sequence else []
+        found += self.eos.broken(expected, actual) if self.eos else []
+        return found + (self.boxes.broken(expected, actual, beside) if self.boxes else [])
 
 
 def _wide(array: Array) -> Array:
@@ -94,7 +117,7 @@ def _unsorted(array: Array, order: Order) -> float:
     return float(good.size - good.sum())
 
 
-def _other_sizes(array: Array, shape: Sequence[int | str], sizes: Mapping[str, int]) -> float:
+def _other_sizes(array: Array, shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
     """Axes of another size than declared; all of them for another rank. A dim that no input has may be any size."""
     if array.ndim != len(shape):
         return float(max(array.ndim, len(shape)))
@@ -106,13 +129,8 @@ def _other_sizes(array: Array, shape: Sequence[int | str], sizes: Mapping[str, i
 
 def _differing(expected: Array, actual: Array, token: int) -> float:
     """Share of sequences (last axis) that differ before or at the first `token` of the reference."""
-    if expected.shape[:-1] != actual.shape[:-1]:
+    if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return np.nan
-    pairs = list(zip(expected.reshape(-1, expected.shape[-1]), actual.reshape(-1, actual.shape[-1]), strict=True))
-    differing = sum(not np.array_equal(_until(left, token), _until(right, token)) for left, right in pairs)
+    pairs = list(zip(rows_of(expected), rows_of(actual), strict=True))
+    differing = sum(not np.array_equal(up_to(left, token), up_to(right, token)) for left, right in pairs)
     return differing / len(pairs) if pairs else 0.0
-
-
-def _until(sequence: Array, token: int) -> Array:
-    ends = np.flatnonzero(sequence == token)
-    return sequence[: ends[0] + 1] if ends.size else sequence

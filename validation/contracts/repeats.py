@@ -106,7 +106,7 @@ def _within(name: str, output: str, expected: Array, values: Mapping[str, Array]
     drifts = {place: measure(expected, value) for place, value in values.items()}
     limit: float | None
     if is_exact(expected):
-        metric, limit = "agreement", budget.argmax_agreement or 1.0
+        metric, limit = "agreement", 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
         figures = {place: drift.argmax_agreement for place, drift in drifts.items()}
     else:
         metric, limit = "sqnr_db", budget.sqnr_db

@@ -59,7 +59,7 @@ def test_a_missing_blob(store: Store, manifest: Manifest) -> None:
 def test_an_edited_manifest_and_the_channel_that_led_to_it(store: Store, manifest: Manifest) -> None:
     edit(store, manifest_key("digits", "1"), manifest.to_bytes().replace(b'"unproven"', b'"proven"'))
     kinds = found(store)
-    assert ("edited", "digits@1") in kinds and ("dangling", "digits:candidate") in kinds
+    assert kinds == [("edited", "digits@1"), ("dangling", "digits:candidate")], "its blobs are no orphans"
 
 
 def test_a_channel_that_cannot_be_read(store: Store, manifest: Manifest) -> None:

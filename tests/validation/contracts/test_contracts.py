@@ -81,6 +81,17 @@ def test_dependence_on_the_size_is_told_from_position(golden: GoldenSet) -> None
     assert failed(checked(golden, LOOSE, lambda x, y: y + np.float32(len(x) > 8))) == ["batch size"]
 
 
+def test_decisions_that_may_differ_by_the_limits_may_differ_with_the_size(golden: GoldenSet) -> None:
+    def decided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.rint(y).astype(np.int64) + int(len(x) > 8)
+
+    assert failed(checked(golden, LOOSE, decided)) == ["batch size"]
+    lifted = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
+    promised = Contract.from_json(LOOSE)
+    found = contract_checks(promised, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted)
+    assert all(check.passed for check in found)
+
+
 def test_bits_that_are_asked_for_where_there_is_no_batch_fail(golden: GoldenSet) -> None:
     assert failed(checked(golden, STRICT, lambda x, y: y, None)) == ["batch"]
     assert failed(checked(golden, LOOSE, lambda x, y: y, None)) == []

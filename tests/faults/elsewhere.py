@@ -1,0 +1,138 @@
+"""Faults beside the engine: in the registry's files, in what was frozen, between rebuilds, and in production."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from builders.errors import DataError, IntegrityError
+from builders.local import LocalExecutor
+from pipeline.golden import write_frozen
+from pipeline.registry.keys import manifest_key
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.store import FileStore, open_store
+from pipeline.registry.verify import verify
+from pipeline.spec.file import load_spec
+from pipeline.steps.golden import settle_golden
+from pipeline.workshop import Workshop
+from tests.faults.bench import Bench
+from tests.faults.nets import mlp, rows
+from tests.faults.table import Caught, Fault, number
+from tests.pipeline.projects import write_project
+from tests.pipeline.registry.registries import engine, publish_engines
+from tests.validation.canary.reports import observations, report
+from tests.validation.contracts.test_rebuilds import rebuilt
+from validation.budget import Budgets, default_budget
+from validation.canary.judge import judge
+from validation.canary.observations import evidence_of
+from validation.canary.report import read_report
+from validation.contracts.rebuilds import reproducibility
+
+
+def in_registry(spoil: Callable[[FileStore, Manifest], None]) -> Callable[[Path], Caught]:
+    """Publish two engines, spoil a file where it lies, and verify."""
+
+    def plant(folder: Path) -> Caught:
+        store = open_store(folder / "registry", create=True)
+        assert isinstance(store, FileStore)
+        entries = [engine(store), engine(store, "sm_89", status="unproven")]
+        manifest = publish_engines(store, entries, channel=None).manifest
+        spoil(store, manifest)
+        problems = verify(store).problems
+        if not problems:
+            return Caught("nothing", "", "", "")
+        first, *others = sorted(problems, key=lambda problem: problem.kind)
+        place = first.affects[0] if first.affects else first.what
+        also = frozenset(f"verify {problem.kind}" for problem in others)
+        return Caught(f"verify {first.kind}", place, "", "", also)
+
+    return plant
+
+
+def truncated(store: FileStore, manifest: Manifest) -> None:
+    path = store.path(str(manifest.engines[1].digest))
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def edited(store: FileStore, manifest: Manifest) -> None:
+    path = store.root / manifest_key(manifest.model, manifest.version)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b'"unproven"', b'"proven"'))
+
+
+def frozen_golden(folder: Path) -> Caught:
+    """The spec has frozen the golden set of version 1; the source is version 2's."""
+    old, new = (Bench(folder / name, mlp(seed), rows()) for name, seed in (("old", 0), ("new", 7)))
+    new.store.put_bytes(old.store.read_blob(old.golden))
+    write_project(folder / "project")
+    write_frozen(folder / "project" / "tiny.yaml", old.golden)
+    executor = LocalExecutor(1)
+    try:
+        settle_golden(load_spec(folder / "project" / "tiny.yaml"), new.golden, Workshop(new.store, executor, executor))
+    except DataError as error:
+        told = next(part for part in str(error).split("; ") if "expected outputs" in part)
+        return Caught("golden.frozen", told.partition(": ")[2], "", "")
+    return Caught("nothing", "", "", "")
+
+
+def other_rebuild(folder: Path) -> Caught:
+    """One of three builds of the same engine answers otherwise at one size."""
+    builds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
+    told = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
+    failed = [check for check in told["failed"] if check["name"] == "sqnr_db"]
+    if not failed:
+        return Caught("nothing", "", "", "")
+    also = frozenset(f"rebuild {check['name']}" for check in told["failed"]) - {"rebuild sqnr_db"}
+    place = ", ".join(f"{check['output']} at {check['case']}" for check in failed)
+    measured, limit = (f"{number(float(failed[0][name]))} dB" for name in ("value", "limit"))
+    return Caught("rebuild sqnr_db", place, measured, f"at least {limit}", also)
+
+
+def in_production(**fault: Any) -> Callable[[Path], Caught]:
+    """12,000 simulated requests to a candidate with a fault and to the baseline, as the canary's judge sees them."""
+
+    def plant(folder: Path) -> Caught:
+        candidate, baseline = observations(folder, 12_000, 0, **fault)
+        evidence, _ = evidence_of(candidate, baseline, 15.0)
+        found = judge(evidence, replicates=200)
+        failed = [item for item in found.criteria if item.verdict == "FAIL"]
+        if found.verdict != "FAIL":
+            return Caught(f"canary {found.verdict}", "", "", "")
+        first, also = failed[0], frozenset(f"criterion {item.name}" for item in failed[1:])
+        measured = f"{_percent(first.estimate)}, at least {_percent(first.low)}"
+        return Caught("canary judge", f"criterion {first.name}", measured, f"at most {first.margin:.1%}", also)
+
+    return plant
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{number(100 * share)}%"
+
+
+def edited_report(folder: Path) -> Caught:
+    """A FAIL that was made a PASS by hand, to promote by."""
+    folder.mkdir()
+    document = report(folder, 2000, failing=0.02)
+    assert document["verdict"] == "FAIL"
+    try:
+        read_report(json.dumps({**document, "verdict": "PASS"}).encode())
+    except IntegrityError as error:
+        return Caught("canary report", "its digest" if "digest is" in str(error) else "", "", "")
+    return Caught("nothing", "", "", "")
+
+
+FAULTS = (
+    Fault("an engine without its last byte", in_registry(truncated), "verify corrupt",
+          "digits@1 engine sm_89 fp32 tensorrt-rtx", frozenset({"verify size"})),
+    Fault("an edited manifest", in_registry(edited), "verify edited", "digits@1"),
+    Fault("a frozen golden set of another version", frozen_golden, "golden.frozen",
+          "16 of 16 cases have other expected outputs"),
+    Fault("a rebuild that computes something else", other_rebuild, "rebuild sqnr_db", "y at batch=5",
+          frozenset({"rebuild max_rel"})),
+    Fault("3 % slower", in_production(slower=0.03), "canary judge", "criterion latency p50"),
+    Fault("0.5 % errors", in_production(failing=0.005), "canary judge", "criterion errors"),
+    Fault("other answers in production", in_production(differing=0.03), "canary judge",
+          "criterion answers that differ"),
+    Fault("a canary's verdict edited by hand", edited_report, "canary report", "its digest"),
+)  # fmt: skip

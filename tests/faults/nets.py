@@ -1,0 +1,120 @@
+"""Small nets with seeded weights, and ways to plant something in a copy of one."""
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper, parser
+
+from builders.types import Dim, TensorSpec
+from tests.pipeline.quantization.small_nets import build, maker
+from tests.validation.attribution.planted import weight, with_names, with_weight
+
+BATCH = Dim("batch", 1, 4, 16, (4, 16))
+ROWS = (TensorSpec("x", "float32", ("batch", 8)),)
+MLP = """
+    h0 = MatMul(x, w1)
+    h1 = Add(h0, b1)
+    h = Relu(h1)
+    n = LayerNormalization<axis=-1, epsilon=1e-5>(h, gamma, beta)
+    m0 = MatMul(n, w2)
+    m1 = Add(m0, b2)
+    m = Relu(m1)
+    logits = MatMul(m, w3)
+"""
+
+
+def mlp(seed: int = 0, text: str = MLP, **more: object) -> ModelProto:
+    """Two layers, LayerNorm, logits of ten classes: `x` [batch, 8] -> `logits` [batch, 10]. more: other weights."""
+    rng = np.random.default_rng(seed)
+    weights: dict[str, object] = {
+        "w1": rng.normal(size=(8, 16)), "b1": rng.normal(size=16),
+        "gamma": 1 + rng.normal(size=16) / 4, "beta": rng.normal(size=16) / 4,
+        "w2": rng.normal(size=(16, 16)) / 3, "b2": rng.normal(size=16) / 2, "w3": rng.normal(size=(16, 10)),
+    }  # fmt: skip
+    return with_names(build("float[batch,8] x", "float[batch,10] logits", text, weights | more))
+
+
+def rows(seed: int = 1, count: int = 48) -> dict[str, np.ndarray]:
+    """Samples for `mlp`."""
+    return {"x": np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)}
+
+
+def copy_of(model: ModelProto) -> ModelProto:
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    return copied
+
+
+def with_swapped(model: ModelProto, name: str, one: int, other: int) -> ModelProto:
+    """Two columns of a weight in each other's place."""
+    values = weight(model, name).copy()
+    values[:, [one, other]] = values[:, [other, one]]
+    return with_weight(model, name, values)
+
+
+def reordered(model: ModelProto, seed: int) -> ModelProto:
+    """The same function of `mlp` with its hidden units in another order: every sum is added up in that order."""
+    rng = np.random.default_rng(seed)
+    first, second = rng.permutation(16), rng.permutation(16)
+    order = {
+        "w1": np.s_[:, first], "b1": first, "gamma": first, "beta": first,
+        "w2": np.ix_(first, second), "b2": second, "w3": second,
+    }  # fmt: skip
+    for name, index in order.items():
+        model = with_weight(model, name, weight(model, name)[index])
+    return model
+
+
+def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
+    """Attributes of the node that makes a tensor, replaced."""
+    copied = copy_of(model)
+    node = maker(copied, tensor)
+    kept = [item for item in node.attribute if item.name not in attributes]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
+    return copied
+
+
+def without(model: ModelProto, tensor: str) -> ModelProto:
+    """The node that makes a tensor dropped: its readers read its first input."""
+    copied = copy_of(model)
+    node = maker(copied, tensor)
+    for reader in copied.graph.node:
+        reader.input[:] = [node.input[0] if name == tensor else name for name in reader.input]
+    copied.graph.node.remove(node)
+    return copied
+
+
+def after(
+    model: ModelProto, tensor: str, text: str, change: Callable[[NodeProto], None] = lambda _: None
+) -> ModelProto:
+    """Nodes put behind the one that makes `tensor`, which they read as `was` and make again, in ONNX's text form.
+
+    Names that start with `k_` are constants of their own: `k_2` is the float 2, and `k_2i` the integer.
+    """
+    copied = copy_of(model)
+    node = maker(copied, tensor)
+    node.output[0] = "was"
+    names = "was, " + ", ".join(item.name for item in copied.graph.input)
+    header = '<ir_version: 8, opset_import: ["": 20]>'
+    given = ", ".join(f"float[N] {name}" for name in names.split(", "))
+    added = parser.parse_model(f"{header} g ({given}) => (float[N] {tensor}) {{{text}}}").graph.node
+    constants = {name for item in added for name in item.input if name.startswith("k_")}
+    for name in sorted(constants):
+        digits = name.removeprefix("k_").replace("_", ".")
+        value = np.array([int(digits[:-1])], np.int64) if digits.endswith("i") else np.float32(digits)
+        copied.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    at = list(copied.graph.node).index(node) + 1
+    for index, item in enumerate(added):
+        item.name = item.name or f"{item.op_type}_{item.output[0]}"
+        change(item)
+        copied.graph.node.insert(at + index, item)
+    return copied
+
+
+# The size of the batch, and the places in it as [n, 1].
+COUNTED = """
+    shape = Shape(x) size0 = Gather(shape, k_0i) size = Squeeze(size0)
+    zero = Squeeze(k_0i) one = Squeeze(k_1i)
+    places = Range(zero, size, one) column = Unsqueeze(places, k_1i)
+"""

@@ -1,0 +1,164 @@
+"""Faults that no nearness on golden data shows: found by contracts, and by fuzzing."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from builders.types import TensorSpec
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.faults.bench import Bench, Limits
+from tests.faults.nets import COUNTED, MLP, after, mlp, rows, with_attribute
+from tests.faults.table import Caught, Fault, caught
+from tests.pipeline.quantization.small_nets import CPU, build, ranges_of
+from tests.validation.attribution.planted import with_names
+from validation.report import Check
+
+TENSORS = ("x", "h", "n", "m", "logits")
+BITWISE = {"bitwise": {"runs": 3}}
+FREE: Limits = {"sqnr_db": None, "max_rel": None}
+
+
+def promised(
+    change: Callable[[ModelProto], ModelProto], contract: Mapping[str, Any], check: str, place: Callable[[Check], str]
+) -> Callable[[Path], Caught]:
+    """An engine that is near its graph and breaks a contract."""
+
+    def plant(folder: Path) -> Caught:
+        bench = Bench(folder, mlp(), rows())
+        return caught(bench.engine(change(bench.canonical())).checks(contract), check, place)
+
+    return plant
+
+
+def noisy(model: ModelProto) -> ModelProto:
+    """The last bits are drawn anew in every run."""
+    return after(model, "logits", "noise = RandomNormalLike<scale=1e-6, seed=1.0>(was) logits = Add(was, noise)")
+
+
+def tail(model: ModelProto) -> ModelProto:
+    """A kernel that rounds the last sample of a batch otherwise."""
+    text = f"{COUNTED} end = Sub(size, one) last = Equal(column, end) many = Greater(size, one) at = And(last, many) "
+    return after(model, "logits", f"{text} factor = Where(at, k_1_0000005, k_1) logits = Mul(was, factor)")
+
+
+def batch_statistics(folder: Path) -> Caught:
+    """Exported in training mode: graph and engine agree, and each answer depends on the other requests."""
+    text = MLP.replace("n = ", "mean = ReduceMean(h, batch) centred = Sub(h, mean) n = ").replace(
+        "(h, g", "(centred, g"
+    )
+    net = mlp(text=text, batch=np.array([0]))
+    bench = Bench(folder, net, rows())
+    return caught([*bench.checks, *bench.engine().checks(BITWISE)], "engine contract batch size", _at)
+
+
+def overconfident(folder: Path) -> Caught:
+    """int8's limits of nearness leave room for logits that are all 12 % too large."""
+    bench = Bench(folder, mlp(), rows(count=192))
+    model = bench.canonical()
+    graph, _ = quantize_int8(model, ranges_of(model, rows(2), TENSORS), CPU)
+    engine = bench.engine(after(graph, "logits", "logits = Mul(was, k_1_12)"), graph, "int8")
+    contract = {"distributional": {"rows": {"logits": {"ece": 0.02}}}}
+
+    def place(check: Check) -> str:
+        return "the graph" if "it is the graph's" in check.note else "the engine, not its graph"
+
+    return caught(engine.checks(contract), "engine contract ece", place)
+
+
+def wider_noise(folder: Path) -> Caught:
+    """A stochastic model: both draw by themselves, so no two runs are near; the engine's spread is doubled."""
+    text = "noise = RandomNormalLike<seed=1.0>(x) y = Add(x, noise)"
+    net = with_names(build("float[batch,8] x", "float[batch,8] y", text, {}))
+    bench = Bench(folder, net, rows())
+    engine = bench.engine(with_attribute(bench.canonical(), "noise", scale=2.0, seed=2.0))
+    contract = {"distributional": {"seeds": {"outputs": ["y"], "draws": 40}}}
+    return caught(engine.checks(contract, FREE), "engine contract seeds", lambda check: f"output {check.output}")
+
+
+def boxes_read_wrongly(folder: Path) -> Caught:
+    """Centres taken for corners: every box lies half its size away."""
+    net = with_names(
+        build("float[batch,4,4] x", "float[batch,4,4] boxes", "a = Abs(x) boxes = Mul(a, ten)", {"ten": np.float32(10)})
+    )
+    samples = {"x": np.random.default_rng(1).normal(size=(48, 4, 4)).astype(np.float32)}
+    bench = Bench(folder, net, samples, (TensorSpec("x", "float32", ("batch", 4, 4)),))
+    text = "xy, wh = Split<axis=-1, num_outputs=2>(was) half = Mul(wh, k_0_5) corner = Add(xy, half) "
+    text += "boxes = Concat<axis=-1>(corner, wh)"
+    contract = {"structured": {"boxes": {"boxes": {"form": "xywh"}}}}
+    engine = bench.engine(after(bench.canonical(), "boxes", text))
+    return caught(engine.checks(contract, FREE), "engine contract boxes", lambda check: f"output {check.output}")
+
+
+def end_lost(folder: Path) -> Caught:
+    """A decoder whose end token (0) comes out as 9: a decision among many that may differ, but not this one."""
+    net = with_names(
+        build(
+            "float[batch,6] x",
+            "int64[batch,6] tokens",
+            "a = Abs(x) b = Mul(a, four) c = Floor(b) tokens = Cast<to=7>(c)",
+            {"four": np.float32(4)},
+        )
+    )
+    samples = {"x": np.random.default_rng(1).normal(size=(48, 6)).astype(np.float32)}
+    bench = Bench(folder, net, samples, (TensorSpec("x", "float32", ("batch", 6)),))
+    text = "none = Equal(was, k_0i) tokens = Where(none, k_9i, was)"
+    contract = {"structured": {"tokens": {"eos": {"token": 0}}}}
+    engine = bench.engine(after(bench.canonical(), "tokens", text))
+    free = {"argmax_agreement": 0.5}
+    return caught(engine.checks(contract, free), "engine contract eos", lambda check: f"output {check.output}")
+
+
+def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[Path], Caught]:
+    """An engine that every check on golden data passes; what fuzzing makes of it."""
+
+    def plant(folder: Path) -> Caught:
+        bench = Bench(folder, mlp(), rows())
+        engine = bench.engine(change(bench.canonical()))
+        if wrong := [check.name for check in engine.checks() if not check.passed]:
+            return Caught(f"engine {wrong[0]}", "", "", "")
+        report = engine.fuzzed()
+        if not report["smallest"]:
+            return Caught("nothing", "", "", "")
+        check = Check.from_json(report["smallest"][0]["failed"][0])
+        found = caught([check], f"engine {check.name}", report["smallest"][0]["case"])
+        return Caught(f"fuzz {check.name}", found.place, found.measured, found.limit)
+
+    return plant
+
+
+def at_size(model: ModelProto, condition: str) -> ModelProto:
+    """The last sample of a batch of some sizes gets zeros."""
+    text = f"{COUNTED} {condition} end = Sub(size, one) last = Equal(column, end) at = And(wrong, last) "
+    return after(model, "logits", f"{text} logits = Where(at, k_0, was)")
+
+
+def leaking(model: ModelProto) -> ModelProto:
+    """Something of the whole batch is multiplied by 0 and added: no number changes, until one of them is NaN."""
+    text = "whole = ReduceMean(was, k_0i) none = Mul(whole, k_0) logits = Add(was, none)"
+    return after(model, "logits", text)
+
+
+def _at(check: Check) -> str:
+    return f"output {check.output}, {check.case}"
+
+
+FAULTS = (
+    Fault("a nondeterministic op", promised(noisy, BITWISE, "engine contract bitwise", lambda c: f"output {c.output}"),
+          "engine contract bitwise", "output logits"),
+    Fault("a kernel that rounds the end of a batch otherwise",
+          promised(tail, {"bitwise": {"position": True}}, "engine contract batch position", _at),
+          "engine contract batch position", "output logits, 16 of 16"),
+    Fault("normalization over the batch", batch_statistics, "engine contract batch size", "output logits, first of 16"),
+    Fault("overconfident int8 logits (12 %)", overconfident, "engine contract ece", "the engine, not its graph"),
+    Fault("a sampler with twice the spread", wider_noise, "engine contract seeds", "output y"),
+    Fault("boxes by their centres", boxes_read_wrongly, "engine contract boxes", "output boxes"),
+    Fault("a lost end of sequence", end_lost, "engine contract eos", "output tokens"),
+    Fault("a wrong answer at one size inside a bucket", fuzzed(lambda m: at_size(m, "wrong = Equal(size, k_15i)"), "x"),
+          "fuzz max_rel", "batch=15 values=realistic"),
+    Fault("an answer beyond the last profile", fuzzed(lambda m: at_size(m, "wrong = Greater(size, k_16i)"), "x"),
+          "fuzz max_rel", "batch=17 values=realistic"),
+    Fault("one request's NaN in all answers", fuzzed(leaking, "x"), "fuzz nonfinite", "batch=2 values=nan"),
+)  # fmt: skip

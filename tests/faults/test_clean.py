@@ -1,0 +1,61 @@
+"""Nothing is planted, and nothing fires: the same checks over 50 models with other weights, data and shapes.
+
+Half of the engines add their sums up in another order than the graph, as another compiler's kernels would.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.types import Dim
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.registry.verify import verify
+from tests.faults.bench import Bench
+from tests.faults.nets import BATCH, MLP, mlp, reordered, rows
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, ranges_of, run
+from tests.validation.canary.simulated import KINDS, pair_evidence
+from validation.canary.judge import judge
+from validation.contracts.distribution import BRIER, ECE, FLIPS, JS, KL, TOP_K
+from validation.report import Check, describe
+
+SEEDS = range(50)
+DIMS = (BATCH, Dim("batch", 1, 3, 7), Dim("batch", 1, 8, 12, (8, 12)))
+TEXTS = (MLP, MLP.replace("Relu", "Tanh"), MLP.replace("Relu", "Sigmoid"))
+FORM = {"finite": True, "shape": ["batch", 10], "dtype": "float32", "range": [-1e3, 1e3]}
+LIKE = {"kl": KL, "js": JS, "flips": FLIPS, "top_k": TOP_K, "ece": ECE, "brier": BRIER}
+WHOLE = {
+    "bitwise": {"runs": 3},
+    "structured": {"logits": FORM},
+    "distributional": {"rows": {"logits": LIKE}},
+}
+BITS = {"bitwise": {"runs": 2}, "structured": {"logits": FORM}}
+
+
+def broken(checks: list[Check]) -> list[str]:
+    return [describe(check) for check in checks if not check.passed]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> None:
+    model, data = mlp(seed, TEXTS[seed // 3 % 3]), rows(1000 + seed, 24 + seed)
+    labels = run(model, data, optimized=False).argmax(-1)
+    bench = Bench(tmp_path / "bench", model, data, dims=(DIMS[seed % 3],), labels=labels)
+    engine = bench.engine(reordered(bench.canonical(), seed) if seed % 2 else None)
+    found = [*bench.checks, *engine.checks(WHOLE)]
+    exported, bench.metric = bench.canonical(), None  # a floor is the spec's, and int8 may cost decisions by right
+    ranges = ranges_of(exported, rows(2000 + seed, 64), ("x", "h", "n", "m", "logits"))
+    graph, _ = quantize_int8(exported, ranges, (CPU, TENSORRT_FP32)[seed % 2])
+    found += [*bench.graph_checks(graph, "int8"), *bench.engine(None, graph, "int8").checks(BITS)]
+    assert broken(found) == [] and len(found) > 40
+    assert [item["case"] for item in engine.fuzzed(seed=seed)["cases"] if item["outcome"] == "failed"] == []
+    assert verify(bench.store).sound
+    kind = sorted(KINDS)[seed % len(KINDS)]
+    assert judge(pair_evidence(np.random.default_rng(seed), 800, kind), replicates=200).verdict != "FAIL"
+    if seed % 10 == 0:
+        assert not engine.attribution().blamed and not bench.graph_attribution(graph, "int8").blamed
+
+
+def test_each_seed_is_another_model(tmp_path: Path) -> None:
+    benches = [Bench(tmp_path / str(seed), mlp(seed), rows(1000 + seed)) for seed in (0, 1)]
+    assert len({bench.onnx for bench in benches}) == len({bench.golden for bench in benches}) == 2

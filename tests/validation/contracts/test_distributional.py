@@ -1,0 +1,251 @@
+"""Distributions: each limit holds on a like engine, and breaks on the fault that it is meant for, and on no other."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders.errors import InputError
+from builders.types import Dim, TensorSpec
+from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
+from validation.budget import Budgets, default_budget
+from validation.contracts.calibration import Calibration, Forecasts
+from validation.contracts.contract import Contract, contract_checks
+from validation.contracts.distribution import BRIER, ECE, FLIPS, JS, KL, TOP_K
+from validation.contracts.likeness import as_logits
+from validation.contracts.two_sample import holm, p_value
+from validation.golden import Case, GoldenSet, freeze
+from validation.report import Check
+
+BUDGETS = Budgets(default_budget("engine", "fp32"))
+ALL = {"kl": KL, "js": JS, "flips": FLIPS, "top_k": TOP_K, "ece": ECE, "brier": BRIER}
+CLASSES = 12
+RNG = np.random.default_rng(0)
+LOGITS = (RNG.normal(size=(400, CLASSES)) * 3).astype(np.float32)
+SPEC = (TensorSpec("x", "float32", ("batch", CLASSES)),)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+class Passing:
+    """A session that gives its input, through a fault."""
+
+    inputs = outputs = SPEC
+
+    def __init__(self, fault: Any = lambda x: x) -> None:
+        self.fault = fault
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": np.asarray(self.fault(inputs["x"]))}
+
+
+def golden(labels: np.ndarray | None = None, original: Any = lambda x: x) -> GoldenSet:
+    cases = [
+        Case(f"golden {i}", "golden", {"x": part}, {"y": original(part)})
+        for i, part in enumerate((LOGITS[:150], LOGITS[150:]))
+    ]
+    edge = Case("batch=1", "edge", {"x": LOGITS[:1]}, {"y": original(LOGITS[:1])})
+    return GoldenSet((*cases, edge), labels)
+
+
+def checked(engine: Any, rows: dict[str, Any] = ALL, graph: Any = lambda x: x, **given: Any) -> dict[str, Check]:
+    contract = Contract.from_json({"distributional": {"rows": {"y": rows}}})
+    found = contract_checks(contract, Passing(graph), Passing(engine), golden(**given), (SPEC, None), BUDGETS)
+    return {check.name.removeprefix("contract "): check for check in found}
+
+
+def failed(checks: dict[str, Check]) -> list[str]:
+    return [name for name, check in checks.items() if not check.passed]
+
+
+def one_row(x: np.ndarray) -> np.ndarray:
+    y = x.copy()
+    if len(y) > 200:
+        y[7] = np.roll(y[7], 1)
+    return y
+
+
+def runners_up(x: np.ndarray) -> np.ndarray:
+    """Decisions stay; the classes far below them change places."""
+    order = np.argsort(-x, axis=1)
+    y = x.copy()
+    np.put_along_axis(y, order[:, 3:6], np.take_along_axis(x, order[:, [6, 7, 8]], 1), 1)
+    np.put_along_axis(y, order[:, 6:9], np.take_along_axis(x, order[:, [3, 4, 5]], 1), 1)
+    return y
+
+
+FAULTS: dict[str, tuple[Any, set[str]]] = {
+    "like": (lambda x: x + np.float32(1e-3) * np.sin(x * 99), set()),
+    "a constant added to the logits": (lambda x: x + 5, set()),
+    "overconfident": (lambda x: x * 1.5, {"kl", "js", "ece", "brier"}),
+    "one row of 400": (one_row, {"js", "kl"}),
+    "the runners-up": (runners_up, {"top_k", "kl", "js"}),
+    "NaN": (lambda x: np.where(np.arange(len(x))[:, None] == 1, np.nan, x), set(ALL) - {"flips", "top_k"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_breaks_the_limits_that_are_meant_for_it(fault: str) -> None:
+    engine, meant = FAULTS[fault]
+    assert set(failed(checked(engine))) == meant
+
+
+def test_decisions_that_flip_are_counted() -> None:
+    def flip(x: np.ndarray) -> np.ndarray:
+        y = x.copy()
+        y[::20] = -y[::20]
+        return y
+
+    checks = checked(flip, {"flips": FLIPS, "top_k": 0.5})
+    assert failed(checks) == ["flips"]
+    assert checks["flips"].value == pytest.approx(21 / 400) and "21 of 400" in checks["flips"].note
+
+
+def test_the_worst_row_and_its_case_are_named() -> None:
+    js = checked(one_row)["js"]
+    assert (js.case, js.note.split(",")[0]) == ("golden 1", "row 7")
+    alone = checked(lambda x: -x if len(x) == 1 else x)
+    assert failed(alone) == ["js"] and alone["js"].case == "batch=1"
+
+
+def test_what_the_graph_broke_is_said_to_be_the_graphs() -> None:
+    engine_only, both = checked(lambda x: x * 1.5)["kl"], checked(lambda x: x * 1.5, graph=lambda x: x * 1.5)["kl"]
+    assert "the graph alone has 0" in engine_only.note and "it is the graph's" not in engine_only.note
+    assert not both.passed and both.note.endswith("so it is the graph's")
+
+
+def test_probabilities_and_logits_of_them_are_the_same_promise() -> None:
+    logits = checked(lambda x: x * 1.2)
+    rows = {"values": "probabilities", **ALL}
+    given = checked(lambda x: softmax(x * 1.2), rows, graph=softmax, original=softmax)
+    for name in ALL:
+        assert given[name].value == pytest.approx(logits[name].value, rel=1e-3, abs=1e-6)
+    assert not failed(checked(lambda x: softmax(x).astype(np.float16), rows, graph=softmax, original=softmax))
+    sharp = checked(
+        lambda x: softmax(x * 4).astype(np.float16),
+        rows,
+        graph=lambda x: softmax(x * 4),
+        original=lambda x: softmax(x * 4),
+    )
+    assert not failed(sharp) and 0 <= (sharp["kl"].value or 0) < 1e-3, "what fp16 rounds to 0 is not impossible"
+    negative = checked(lambda x: softmax(x) - 0.01, rows, graph=softmax, original=softmax)
+    assert np.isnan(negative["kl"].value or 0) and "kl" in failed(negative)
+
+
+def test_a_masked_class_is_compared_and_one_that_is_masked_on_one_side_breaks_it() -> None:
+    def mask(x: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(CLASSES) == 3, -np.inf, x)
+
+    assert not failed(checked(mask, graph=mask, original=mask))
+    assert {"kl", "js"} <= set(failed(checked(mask)))
+    assert np.isnan(as_logits(np.array([[np.nan, -np.inf]]), "logits")[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        (lambda x: x[:, :5], "the original has the shape"),
+        (lambda x: x.astype(np.int64), "no distribution"),
+        (lambda x: x[:, :1], "holds no distribution"),
+    ],
+)
+def test_an_output_that_is_no_distribution_fails(engine: Any, told: str) -> None:
+    like = engine if told == "holds no distribution" else lambda x: x
+    checks = checked(engine, graph=like, original=like)
+    assert failed(checks) == ["output"] and told in checks["output"].note
+
+
+def test_calibration_is_that_of_the_definitions() -> None:
+    p = softmax(LOGITS)
+    # Right where the model doubts, wrong where it does not: bins of other widths would cancel that.
+    labels = np.where(p.max(1) < 0.6, p.argmax(1), RNG.integers(0, CLASSES, len(p)))
+    confidence, right = p.max(1), p.argmax(1) == labels
+    bins = np.ceil(confidence * 15) - 1
+    ece = sum(abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
+    found = Calibration()
+    for part in (slice(0, 100), slice(100, None)):
+        found.add(Forecasts(p[part]), labels[part])
+    assert found.ece == pytest.approx(ece)
+    assert found.brier == pytest.approx(np.square(p - np.eye(CLASSES)[labels]).sum(1).mean())
+
+
+def test_with_labels_calibration_may_get_better_and_without_may_not_change() -> None:
+    labels = np.array([RNG.choice(CLASSES, p=row) for row in softmax(LOGITS / 2)])  # the original is overconfident
+    only = {"ece": ECE, "brier": BRIER}
+    assert not failed(checked(lambda x: x / 2, only, labels=labels))
+    assert failed(checked(lambda x: x / 2, only)) == ["ece", "brier"]
+    worse = checked(lambda x: x * 2, only, labels=labels)
+    assert failed(worse) == ["ece", "brier"] and "by labels" in worse["ece"].note
+    assert "by the original's decisions" in checked(lambda x: x, only, labels=labels[:7])["ece"].note
+
+
+NOISE = (*SPECS, TensorSpec("noise", "float32", ("batch", 3)), TensorSpec("seed", "int64", ()))
+
+
+class Drawing(Linear):
+    """Linear, plus noise of its own, of the noise input, or of a generator with the seed input."""
+
+    def __init__(self, of: str, scale: float = 1.0, fault: Fault = lambda x, y: y) -> None:
+        super().__init__(fault)
+        self.of, self.scale, self.rng = of, scale, np.random.default_rng(int(scale * 100))
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        y = super().run(inputs)["y"]
+        noise = inputs["noise"]
+        if self.of == "seed":
+            noise = np.random.default_rng(int(inputs["seed"])).normal(size=y.shape)
+        elif self.of == "run":
+            noise = self.rng.normal(size=y.shape)
+        return {"y": (y + self.scale * noise).astype(np.float32), "still": y, "token": np.asarray(noise > 0)}
+
+
+def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = ("y",)) -> list[Check]:
+    given = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
+    frozen = freeze(given, NOISE, DIMS[:0], Drawing("noise").run)
+    contract = {"distributional": {"seeds": {"outputs": outputs, "vary": vary, "draws": 40, "alpha": 0.01}}}
+    batch: Dim | None = None
+    return list(contract_checks(Contract.from_json(contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
+
+
+@pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])
+def test_draws_of_one_distribution_are_told_from_those_of_another(of: str, vary: str | None) -> None:
+    (same,) = drawn(of, vary, Drawing(of))
+    (wider,) = drawn(of, vary, Drawing(of, 2.0))
+    (shifted,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))
+    assert same.passed and (same.value or 0) >= 0.01 and same.name == "contract seeds"
+    assert not wider.passed and not shifted.passed
+
+
+def test_samples_that_cannot_be_compared_fail() -> None:
+    still, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
+    assert not still.passed and "the same in every draw" in still.note
+    assert not none.passed and "no such output" in none.note
+    assert y.passed
+    (nan,) = drawn("noise", "noise", Drawing("noise", 1.0, lambda x, y: y * np.float32(np.nan)))
+    assert not nan.passed and nan.note == "the engine gave a number that is not finite"
+    with pytest.raises(InputError, match=r"seeds.vary: 'sead' is no input; known: x, noise, seed"):
+        drawn("noise", "sead", Drawing("noise"))
+
+
+def test_tokens_are_compared_by_how_many_differ() -> None:
+    assert drawn("noise", "noise", Drawing("noise"), ("token",))[0].passed
+    biased = Drawing("noise")
+    biased.run = lambda inputs: {"token": inputs["noise"] > 1}  # type: ignore[method-assign]
+    assert not drawn("noise", "noise", biased, ("token",))[0].passed
+
+
+def test_false_alarms_are_as_rare_as_alpha_says() -> None:
+    rng = np.random.default_rng(0)
+    found = [p_value(rng.normal(size=(20, 3)), rng.normal(size=(25, 3)), 199) for _ in range(300)]
+    # Binomial(300, 0.1): 45 or more has a probability of 0.4 %.
+    assert sum(p < 0.1 for p in found) < 45
+    assert 0.4 < np.mean(found) < 0.6
+
+
+def test_equal_samples_have_the_p_value_one_and_holm_corrects_step_by_step() -> None:
+    a = np.random.default_rng(0).normal(size=(20, 2))
+    assert p_value(a, a, 99) == 1.0
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}, 3) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})

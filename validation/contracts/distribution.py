@@ -1,0 +1,67 @@
+"""What is promised of an output as a distribution, with the documented default of each number (docs/validation.md)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Values = Literal["logits", "probabilities"]
+
+# The perplexity on text drawn from the original model grows by e^KL: by 1 %.
+KL = 0.01
+# No event of any row gains or loses more than 0.2 of probability: JS >= TV^2 / 2, by Pinsker's inequality.
+JS = 0.02
+# One decision, and one entry of four top-5 lists, in a hundred and in twenty.
+FLIPS, TOP_K = 0.01, 0.05
+# About what temperature scaling leaves of a network's calibration error (Guo et al. 2017, table 1).
+ECE = 0.02
+# Of calibrated probabilities, an error of 0.1 (root mean square, over the row) costs 0.01.
+BRIER = 0.01
+# One false alarm in a thousand engines; it then repeats, because the draws are seeded.
+DRAWS, ALPHA = 100, 0.001
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Limits of one output whose last axis holds a distribution, against the original model's; None is not asked for.
+
+    values: what the output holds.  kl: mean over the rows, in nats.  js: of the worst row, in nats.  flips: share of
+    rows with another decision.  top_k: share of the five likeliest that are others.  ece, brier: by how much the
+    calibration error and the Brier score may differ (with labels: be worse).
+    """
+
+    values: Values = "logits"
+    kl: float | None = None
+    js: float | None = None
+    flips: float | None = None
+    top_k: float | None = None
+    ece: float | None = None
+    brier: float | None = None
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Two samples of a stochastic model's outputs, the graph's and the engine's, must look alike.
+
+    outputs: names.  vary: the input that is a seed or noise; None: repeated runs differ by themselves.  draws: of each
+    side.  alpha: the rate of false alarms, over all outputs together.
+    """
+
+    outputs: tuple[str, ...]
+    vary: str | None = None
+    draws: int = DRAWS
+    alpha: float = ALPHA
+
+
+@dataclass(frozen=True)
+class Distributional:
+    """The distributional part of a contract. rows: by output."""
+
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    seeds: Seeds | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Distributional":
+        """Read `validation.contract.distributional` as the spec writes it."""
+        seeds = data.get("seeds")
+        rows = {output: Rows(**item) for output, item in data.get("rows", {}).items()}
+        return cls(rows, None if seeds is None else Seeds(**{**seeds, "outputs": tuple(seeds["outputs"])}))

@@ -1,0 +1,157 @@
+"""An output as a distribution: the engine's rows, and beside them the graph's, against the original model's.
+
+The promise is about what the original model says, because errors of quantization and of the engine add up. What the
+graph has by itself stands in each note, so that it shows which of the two broke the promise.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from builders.types import Tensors
+from validation.contracts.calibration import Calibration, Forecasts
+from validation.contracts.distribution import Rows as Limits
+from validation.contracts.sequences import rows_of
+from validation.drift import is_exact
+from validation.golden import Case
+from validation.npz import Array
+from validation.report import Check
+from validation.rows import TOP_K, Rows, measure_rows
+
+# Nats that an impossible entry (a logit of -inf) lies below its row's greatest: e^-200 is far below float32's smallest.
+IMPOSSIBLE = 200.0
+# The smallest positive fp16: probabilities below it are the same.
+LEAST = 2.0**-24
+
+
+class Likeness:
+    """Collects one output over the cases of a golden set. limits: asked for.  labels: true answers, or None."""
+
+    def __init__(self, output: str, limits: Limits, labels: Array | None) -> None:
+        self.output, self.limits = output, limits
+        self.sides = {"engine": _Side(), "graph": _Side()}
+        self.labels = None if labels is None else labels.reshape(-1)
+        self.with_labels, self.with_decisions = Calibration(), Calibration()
+        self.rows = 0
+        self.failure: Check | None = None
+
+    def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
+        """One case: what the graph and the engine answered."""
+        if self.failure is not None:
+            return
+        if told := self._unfit(case, graph, engine):
+            self.failure = Check("engine", "contract output", self.output, case.name, None, None, False, told)
+            return
+        original, *sides = (as_logits(item[self.output], self.limits.values) for item in (case.expected, engine, graph))
+        forecasts = [Forecasts(_softmax(item)) for item in (original, *sides)]
+        answers = forecasts[0].decision
+        labels = self._labels(len(answers)) if case.kind == "golden" else None
+        if case.kind == "golden":
+            self.with_decisions.add(forecasts[0], answers)
+            if labels is not None:
+                self.with_labels.add(forecasts[0], labels)
+        for side, logits, forecast in zip(self.sides.values(), sides, forecasts[1:], strict=True):
+            side.see(case, original, logits, (forecast, answers, labels))
+
+    def checks(self) -> Iterator[Check]:
+        """A check for each limit that was asked for."""
+        if self.failure is not None:
+            yield self.failure
+            return
+        labelled = self.labels is not None and self.rows == self.labels.size
+        engine, graph = ({**side.values(), **self._calibration(side, labelled)} for side in self.sides.values())
+        for name, (value, place, told) in engine.items():
+            limit: float | None = getattr(self.limits, name)
+            if limit is None:
+                continue
+            alone = graph[name][0]
+            parts = [
+                told,
+                f"the graph alone has {alone:.3g}",
+                *(["so it is the graph's"] if not alone <= limit else []),
+            ]
+            note = ", ".join(part for part in parts if part)
+            yield Check("engine", f"contract {name}", self.output, place, value, limit, value <= limit, note)
+
+    def _unfit(self, case: Case, graph: Tensors, engine: Tensors) -> str:
+        found = [item.get(self.output) for item in (case.expected, graph, engine)]
+        arrays = [item for item in found if item is not None]
+        if len(arrays) < len(found):
+            return "there is no such output"
+        if len({item.shape for item in arrays}) > 1:
+            return f"the original has the shape {arrays[0].shape}, the engine {arrays[2].shape}"
+        if any(map(is_exact, arrays)):
+            return "integers are decisions and have no distribution; use structured.sequence or agreement"
+        if arrays[0].ndim == 0 or arrays[0].shape[-1] < 2:
+            return f"the last axis of {arrays[0].shape} holds no distribution: it takes two entries or more"
+        return ""
+
+    def _labels(self, count: int) -> Array | None:
+        start, self.rows = self.rows, self.rows + count
+        return None if self.labels is None or self.rows > self.labels.size else self.labels[start : self.rows]
+
+    def _calibration(self, side: "_Side", labelled: bool) -> dict[str, tuple[float, str, str]]:
+        """By how much calibration differs: with labels, is worse."""
+        before, after = (self.with_labels, side.with_labels) if labelled else (self.with_decisions, side.with_decisions)
+        what = "labels" if labelled else "the original's decisions"
+        found = {}
+        for name in ("ece", "brier"):
+            old, new = getattr(before, name), getattr(after, name)
+            worse = new - old if not labelled or math.isnan(new - old) else max(0.0, new - old)
+            found[name] = (abs(worse), "golden", f"{new:.4f} against {old:.4f} by {what}")
+        return found
+
+
+class _Side:
+    """The rows of one side against the original's."""
+
+    def __init__(self) -> None:
+        self.rows = Rows()
+        self.worst: tuple[float, str, str] = (0.0, "golden", "")
+        self.with_labels, self.with_decisions = Calibration(), Calibration()
+
+    def see(
+        self, case: Case, original: Array, logits: Array, calibration: tuple[Forecasts, Array, Array | None]
+    ) -> None:
+        k = min(TOP_K, logits.shape[1] - 1)  # all of them are always the same ones
+        found = measure_rows(original, logits, k)
+        js = found.js_max if found.finite == found.count else math.nan
+        if not js <= self.worst[0] and not math.isnan(self.worst[0]):
+            self.worst = (js, case.name, f"row {found.worst[0]}" if found.worst else "a row is not finite")
+        if case.kind != "golden":
+            return
+        forecasts, answers, labels = calibration
+        self.rows = self.rows.merge(found)
+        self.with_decisions.add(forecasts, answers)
+        if labels is not None:
+            self.with_labels.add(forecasts, labels)
+
+    def values(self) -> Mapping[str, tuple[float, str, str]]:
+        """(value, case, note) by name."""
+        rows = self.rows
+        return {
+            "kl": (rows.kl, "golden", f"mean of {rows.count} rows"),
+            "js": self.worst,
+            "flips": (rows.flips / max(rows.count, 1), "golden", f"{rows.flips} of {rows.count} rows"),
+            "top_k": (round(1 - rows.top_k_agreement, 12), "golden", f"of the {rows.k} likeliest"),
+        }
+
+
+def as_logits(array: Array, values: str) -> Array:
+    """Rows of float64 logits (n, classes) whose softmax is the distribution. A negative probability gives NaN."""
+    rows = rows_of(np.asarray(array, np.float64))
+    if values == "probabilities":
+        with np.errstate(invalid="ignore"):
+            return np.where(rows >= 0, np.log(np.maximum(rows, LEAST)), np.nan)
+    masked = np.isneginf(rows)
+    if not masked.any():
+        return rows
+    greatest = np.where(masked, -np.inf, rows).max(axis=1, keepdims=True)
+    return np.where(masked & np.isfinite(greatest), greatest - IMPOSSIBLE, rows)
+
+
+def _softmax(logits: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))

@@ -1,0 +1,106 @@
+"""Sequences of tokens along the last axis: how far they are equal, and where they end."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from validation.npz import Array
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """How far a sequence must be the graph's. until: a token; what follows its first place is free; None: to the end.
+
+    first: so many tokens must be equal, or all up to `until` where that is fewer.  edits: insertions, deletions and
+    replacements (Levenshtein 1966), as a share of the longer sequence, at most. Of both, the worst sequence counts.
+    """
+
+    until: int | None = None
+    first: int | None = None
+    edits: float | None = None
+
+    def broken(self, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
+        """(name, by how much, limit): tokens by which the first difference comes too early, and the share of edits."""
+        pairs = list(_pairs(expected, actual, self.until))
+        fits = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
+        found = []
+        if (first := self.first) is not None:
+            early = [max(0, min(first, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
+            found.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
+        if self.edits is not None:
+            shares = [_edits(*pair) / max(1, *map(len, pair)) for pair in pairs]
+            found.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, self.edits))
+        return found
+
+
+@dataclass(frozen=True)
+class End:
+    """Where sequences end. token: the end.  apart: places by which the ends may differ from the graph's; None: any.
+
+    pad: what must fill the rest after it; None: anything. An end that only one of the two has is a broken one, always.
+    """
+
+    token: int
+    apart: int | None = None
+    pad: int | None = None
+
+    def broken(self, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
+        """(name, by how much, limit): sequences where one side alone ends, places between ends, tokens after one."""
+        if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
+            return [("eos", np.nan, 0.0)]
+        ends = [_ends(side, self.token) for side in (expected, actual)]
+        found = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
+        both = (ends[0] >= 0) & (ends[1] >= 0)
+        if self.apart is not None:
+            far = np.abs(ends[0] - ends[1])[both].max(initial=0)
+            found.append(("eos apart", float(far), float(self.apart)))
+        if self.pad is not None:
+            rows = rows_of(actual)
+            after = (np.arange(rows.shape[1]) > ends[1][:, None]) & (ends[1][:, None] >= 0)
+            found.append(("eos pad", float((after & (rows != self.pad)).sum()), 0.0))
+        return found
+
+
+def _pairs(expected: Array, actual: Array, until: int | None) -> Iterator[tuple[Array, Array]]:
+    if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
+        return
+    for pair in zip(rows_of(expected), rows_of(actual), strict=True):
+        left, right = pair if until is None else (up_to(item, until) for item in pair)
+        yield left, right
+
+
+def rows_of(array: Array) -> Array:
+    """The sequences of an array, one per row."""
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def up_to(sequence: Array, token: int) -> Array:
+    """The sequence up to and with the first `token`; all of it where there is none."""
+    ends = np.flatnonzero(sequence == token)
+    return sequence[: ends[0] + 1] if ends.size else sequence
+
+
+def _ends(side: Array, token: int) -> Array:
+    """The place of the first `token` of each sequence; -1 where there is none."""
+    found = np.pad(rows_of(side) == token, ((0, 0), (0, 1)))  # an empty sequence has no greatest place
+    return np.where(found.any(axis=1), found.argmax(axis=1), -1)
+
+
+def _first_difference(left: Array, right: Array) -> int:
+    """The place of the first difference; the length of the longer one when there is none."""
+    shorter = min(len(left), len(right))
+    differ = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(differ[0]) if differ.size else shorter if len(left) != len(right) else len(left)
+
+
+def _edits(left: Array, right: Array) -> int:
+    """Levenshtein's distance, a row of its table at a time."""
+    before = np.arange(len(right) + 1)
+    steps = np.arange(len(right) + 1)
+    for index, token in enumerate(left):
+        now = np.concatenate([[index + 1], np.minimum(before[1:] + 1, before[:-1] + (right != token))])
+        # An insertion continues from the left: min over j' <= j of now[j'] + (j - j').
+        before = np.minimum.accumulate(now - steps) + steps
+    return int(before[-1])

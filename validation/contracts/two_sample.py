@@ -1,0 +1,140 @@
+"""Two samples of a stochastic model: are the engine's outputs drawn from the graph's distribution?
+
+The maximum mean discrepancy (Gretton et al., "A Kernel Two-Sample Test", 2012) with a Gaussian kernel whose width is
+the median distance of the pooled sample (their section 8), tested by permuting which side each draw came from. The
+p-value (1 + as large) / (1 + permutations) makes the test exact: of equal distributions it is below alpha in at most
+alpha of the cases (Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010). Over several outputs Holm's
+correction ("A Simple Sequentially Rejective Multiple Test Procedure", 1979) holds alpha for all of them together.
+
+The two sides draw with other seeds each: the test asks for independent samples, and equal seeds are no promise of an
+engine (its generator may be another one). Everything that is drawn here follows from SEED.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from builders.errors import EngineryError, InputError
+from builders.types import Session, Tensors
+from validation.compare import run
+from validation.contracts.distribution import Seeds
+from validation.drift import is_exact
+from validation.golden import GoldenSet
+from validation.npz import Array
+from validation.report import Check
+
+SEED = 0
+# Permutations for each step of alpha that is to be told apart, and how many are held at once.
+PER_STEP, AT_ONCE = 10, 2048
+# Elements of an output that are compared; of larger ones, that many are chosen once, at random.
+MOST_ELEMENTS = 1 << 14
+
+
+def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+    """One check per output: the p-value after Holm's correction, which must not be below alpha.
+
+    The inputs are the first case's. What the candidate raises is a failed check; errors of the reference raise, and
+    so does (InputError) a `vary` that is no input.
+    """
+    case = golden.cases[0]
+    generator = np.random.default_rng(SEED)
+    if wanted.vary is not None and wanted.vary not in case.inputs:
+        raise InputError(f"seeds.vary: {wanted.vary!r} is no input; known: {', '.join(case.inputs)}")
+    expected = [run(reference, item) for item in _drawn(wanted, case.inputs, generator)]
+    try:
+        actual = [run(candidate, item) for item in _drawn(wanted, case.inputs, generator)]
+    except EngineryError as error:
+        yield Check("engine", "contract runs", "", case.name, None, None, False, str(error))
+        return
+    p_values: dict[str, float] = {}
+    for output in wanted.outputs:
+        sides = [[item.get(output) for item in side] for side in (expected, actual)]
+        told = _unfit(*sides)
+        if told:
+            yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, told)
+            continue
+        permutations = math.ceil(PER_STEP * len(wanted.outputs) / wanted.alpha)
+        p_values[output] = p_value(_rows(sides[0]), _rows(sides[1]), permutations)
+    note = f"p-value of {wanted.draws} draws of each side, over {len(wanted.outputs)} outputs"
+    for output, p in holm(p_values, len(wanted.outputs)).items():
+        yield Check("engine", "contract seeds", output, case.name, p, wanted.alpha, p >= wanted.alpha, note)
+
+
+def p_value(expected: Array, actual: Array, permutations: int) -> float:
+    """That two samples (draws, elements) of one distribution are as far apart as these. Exact for any sizes."""
+    pooled = np.concatenate([expected, actual])
+    generator = np.random.default_rng(SEED)
+    kernel = _kernel(pooled, generator)
+    kernel = kernel - kernel.mean(axis=0) - kernel.mean(axis=1, keepdims=True) + kernel.mean()
+    kernel = kernel.astype(np.float32)  # centred, sums of it do not cancel, and the weights of the sides sum to 0
+    sides = np.concatenate([np.full(len(expected), 1 / len(expected)), np.full(len(actual), -1 / len(actual))])
+    sides = sides.astype(np.float32)
+    observed = float(sides @ kernel @ sides)
+    larger, left = 0, permutations
+    while left:
+        count = min(left, AT_ONCE)
+        signs = generator.permuted(np.broadcast_to(sides, (count, len(sides))), axis=1)
+        found = np.einsum("ij,ij->i", signs @ kernel, signs)
+        larger += int((found >= observed * (1 - 1e-5)).sum())  # equal arrangements are summed in another order
+        left -= count
+    return (1 + larger) / (1 + permutations)
+
+
+def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
+    """P-values after Holm's step-down correction for so many tests, by name, in the order they were given."""
+    adjusted, least = dict[str, float](), 0.0
+    for index, name in enumerate(sorted(p_values, key=lambda item: p_values[item])):
+        least = max(least, min(1.0, (tests - index) * p_values[name]))
+        adjusted[name] = least
+    return {name: adjusted[name] for name in p_values}
+
+
+def _drawn(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
+    """The inputs, once per draw: with whole random numbers in an integer `vary`, and normal ones in another."""
+    for _ in range(wanted.draws):
+        if wanted.vary is None:
+            yield inputs
+            continue
+        array = inputs[wanted.vary]
+        if array.dtype.kind in "iu":
+            most = min(int(np.iinfo(array.dtype).max), 2**31 - 1)
+            value = np.asarray(generator.integers(0, most, array.shape, dtype=np.int64)).astype(array.dtype)
+        else:
+            value = np.asarray(generator.standard_normal(array.shape)).astype(array.dtype)
+        yield {**inputs, wanted.vary: value}
+
+
+def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
+    """Why two samples cannot be compared; '' when they can."""
+    known = [item for item in (*expected, *actual) if item is not None]
+    if len(known) < len(expected) + len(actual):
+        return "there is no such output"
+    if len({item.shape for item in known}) > 1:
+        return "its shape is another one from draw to draw"
+    if not all(np.isfinite(item).all() for item in known):
+        side = "the graph" if not all(np.isfinite(item).all() for item in known[: len(expected)]) else "the engine"
+        return f"{side} gave a number that is not finite"
+    if all(np.array_equal(item, known[0]) for item in known):
+        return "it is the same in every draw of both sides; name the input that is the seed in seeds.vary"
+    return ""
+
+
+def _rows(side: Sequence[Array | None]) -> Array:
+    return np.stack([np.asarray(item).reshape(-1) for item in side])
+
+
+def _kernel(pooled: Array, generator: np.random.Generator) -> Array:
+    """exp(-d^2 / 2 w^2) of all pairs, w^2 the median d^2; of integers, d^2 counts the places that differ."""
+    if pooled.shape[1] > MOST_ELEMENTS:
+        pooled = pooled[:, np.sort(generator.choice(pooled.shape[1], MOST_ELEMENTS, replace=False))]
+    if is_exact(pooled):
+        squares = np.stack([(pooled != row).sum(axis=1) for row in pooled]).astype(np.float64)
+    else:
+        wide = pooled.astype(np.float64)
+        wide -= wide.mean(axis=0)  # distances of large values would cancel
+        lengths = np.square(wide).sum(axis=1)
+        squares = np.maximum(lengths[:, None] + lengths - 2 * wide @ wide.T, 0)
+    apart = squares[np.triu_indices(len(squares), 1)]
+    middle = float(np.median(apart)) or float(apart.max())
+    return np.asarray(np.exp(-squares / (2 * middle)))
