@@ -24,8 +24,9 @@ from typing import Any, ClassVar
 
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
+from builders.profiles import RunProfile
 from builders.tensorrt_words import builder_reason, clean, parser_reason
-from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 _RTX_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
@@ -123,6 +124,20 @@ class _TensorRT:
         if reason:
             raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
         return open_engine(self._import(), recorder(self.module), engine)
+
+    def load_runtime(self) -> None:
+        """Import TensorRT's bindings."""
+        self._import()
+
+    def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
+        """Time each layer, by TensorRT's own profiler. Never run on a GPU."""
+        from builders.tensorrt_profile import profiled
+        from builders.tensorrt_session import EngineSession
+
+        with self.open(engine) as session:
+            if not isinstance(session, EngineSession):
+                raise EngineryError(f"{engine.path.name}: this session has no layers to time")
+            return profiled(self._import(), session, inputs, runs)
 
     def _plan(self, trt: Any, said: Any, request: BuildRequest, model: Path) -> bytes:
         builder = trt.Builder(said)
