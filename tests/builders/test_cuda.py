@@ -101,6 +101,7 @@ def test_arrays_go_there_and_back_and_nothing_leaks(driver):
         device.get("x", received)
         device.buffer("empty", 0)
         device.wait()
+        assert device.used_bytes() == 1 << 20
     np.testing.assert_array_equal(received, sent)
     assert [counter(driver, name) for name in ("live", "contexts", "streams")] == [0, 0, 0]
 

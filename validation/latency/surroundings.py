@@ -71,21 +71,6 @@ class Watch:
         return Surroundings(seconds, _load(), others, steal, rate, periods, cores)
 
 
-def together(parts: list[Surroundings]) -> Surroundings:
-    """Several stretches as one, weighted by their length."""
-    whole = sum(part.seconds for part in parts)
-
-    def mean(name: str) -> float | None:
-        values = [(getattr(part, name), part.seconds) for part in parts]
-        known = [(value, seconds) for value, seconds in values if value is not None]
-        return sum(value * seconds for value, seconds in known) / sum(s for _, s in known) if known else None
-
-    periods = [part.throttled for part in parts if part.throttled is not None]
-    last = parts[-1]
-    throttled = sum(periods) if periods else None
-    return Surroundings(whole, last.load, mean("others"), mean("steal"), mean("switches") or 0.0, throttled, last.cores)
-
-
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return time.perf_counter(), _ticks(), usage.ru_utime + usage.ru_stime, usage.ru_nivcsw, _throttled()

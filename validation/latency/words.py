@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from validation.latency.machine import machine_text
+from validation.plots.texts import seconds_text
 
 Json = Mapping[str, Any]
 COLUMNS = ("bucket", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
@@ -14,16 +15,6 @@ _BOUNDS = {
     "bandwidth": "bandwidth-bound",
     "overhead": "overhead-bound",
 }
-
-
-def seconds_text(value: float | None) -> str:
-    """A time: '12.3 ms'."""
-    if value is None:
-        return ""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0"
 
 
 def count_text(value: float | None, unit: str = "") -> str:
@@ -60,7 +51,7 @@ def bucket_row(bucket: Json) -> dict[str, str]:
     if bucket["streams_items_per_s"] is not None:
         rate += f"; {count_text(bucket['streams_items_per_s'])} in {bucket['streams']} streams"
     kept = bucket["runs"] - bucket["discarded"]
-    runs = f"{kept} of {bucket['runs']}" + ("" if bucket["steady"] else ", not steady")
+    runs = f"{kept} (+{bucket['discarded']} warm-up)" + ("" if bucket["steady"] else ", not steady")
     memory = bytes_text(bucket["memory_bytes"])
     if bucket["device_bytes"] is not None:
         memory += f", device {bytes_text(bucket['device_bytes'])}"
@@ -87,7 +78,7 @@ def busy_text(report: Json) -> str:
     found = [reason for bucket in report["buckets"] for reason in bucket["surroundings"]["busy"]]
     if not found:
         return "the machine was quiet"
-    return f"THE MACHINE WAS BUSY: {busiest(found)}; times hold for such a machine"
+    return f"the machine was busy: {busiest(found)}; the times hold for such a machine"
 
 
 def busiest(reasons: list[str]) -> str:
@@ -111,20 +102,34 @@ def anatomy_lines(anatomy: Json) -> Iterator[str]:
             yield f"not counted, for want of their {kind}: {', '.join(names[:6])}{more}"
 
 
-def diagnosis_text(anatomy: Json) -> str:
-    """One sentence."""
+def headline(anatomy: Json) -> str:
+    """The bound, in a few words."""
     told = anatomy["diagnosis"]
     if told is None:
-        return f"at {anatomy['bucket']}: no diagnosis; the machine's limits are measured for CPU engines only"
-    parts = {
-        "compute": f"arithmetic at this machine's rate would take {share_text(told['compute'])}",
-        "bandwidth": f"moving its bytes {share_text(told['bandwidth'])}",
-        "overhead": f"starting the run and its nodes {share_text(told['overhead'])}",
-    }
+        return f"no diagnosis at {anatomy['bucket']}: the machine's limits are measured for CPU engines only"
+    if told["clear"]:
+        return f"{_BOUNDS[told['bound']]} at {anatomy['bucket']}"
+    return f"no clear bound at {anatomy['bucket']}; {_BOUNDS[told['bound']]}, if any"
+
+
+def evidence(anatomy: Json) -> str:
+    """What the diagnosis rests on; nothing without one."""
+    told = anatomy["diagnosis"]
+    if told is None:
+        return ""
+    parts = (
+        f"arithmetic at this machine's rate would take {share_text(told['compute'])}",
+        f"moving its bytes {share_text(told['bandwidth'])}",
+        f"starting the run and its nodes {share_text(told['overhead'])}",
+    )
     outside = "" if told["outside"] is None else f"; {share_text(told['outside'])} of it is outside of any kernel"
-    weak = "" if told["clear"] else "; none of these explains much: its kernels are far from what the machine can do"
-    of = f"of {seconds_text(told['seconds'])} a run"
-    return f"at {anatomy['bucket']}: {_BOUNDS[told['bound']]}: {of}, {', '.join(parts.values())}{outside}{weak}"
+    weak = "" if told["clear"] else "; the rest is kernels far from what the machine can do, or a busy machine"
+    return f"of {seconds_text(told['seconds'])} a run, {', '.join(parts)}{outside}{weak}"
+
+
+def diagnosis_text(anatomy: Json) -> str:
+    """The bound with its evidence."""
+    return ": ".join(part for part in (headline(anatomy), evidence(anatomy)) if part)
 
 
 def traffic_text(moved: Json) -> str:

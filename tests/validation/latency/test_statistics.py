@@ -45,7 +45,7 @@ def test_a_quantile_that_the_runs_cannot_give_is_not_invented():
 @pytest.mark.parametrize(("memory", "least"), [(0.0, 0.93), (0.8, 0.90)])
 def test_the_intervals_hold_what_they_should(memory, least):
     truth = {p: np.exp(0.05 * NormalDist().inv_cdf(p)) * 1e-3 for p in (0.5, 0.9)}
-    held = {p: 0 for p in truth}
+    held = dict.fromkeys(truth, 0)
     for seed in range(120):
         for item in quantiles(latencies(np.random.default_rng(seed), 500, memory), tuple(truth)):
             held[item.p] += item.low <= truth[item.p] <= item.high
