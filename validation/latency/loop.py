@@ -20,10 +20,10 @@ PATIENCE = 20
 Run = Callable[[], Any]
 
 
-def latencies(run: Run, seconds: float) -> Array:
+def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     """Wall-clock seconds of each call of `run`, one right after the other (closed loop), for about `seconds`.
 
-    At least LEAST_RUNS, unless those take PATIENCE times as long; at most MOST_RUNS.
+    At least `least`, unless those take PATIENCE times as long; at most MOST_RUNS.
     """
     clock = time.perf_counter_ns
     found: list[int] = []
@@ -34,7 +34,7 @@ def latencies(run: Run, seconds: float) -> Array:
             run()
             now = clock()
             found.append(now - before)
-            if now >= soft and (len(found) >= LEAST_RUNS or now >= hard):
+            if now >= soft and (len(found) >= least or now >= hard):
                 break
             before = clock()
     return np.array(found) * 1e-9

@@ -1,9 +1,10 @@
 """What this machine can do at most, measured with the engine's own runtime, threads and process (Williams, Waterman &
 Patterson, "Roofline", CACM 52, 2009).
 
-Operations a second: a product of square matrices for each type that matters. Bytes a second: an addition of two arrays
-(STREAM's Add, McCalpin 1995: three arrays move), once of arrays that no cache holds and once of arrays that fit one.
-And the two costs below any roof: of one run that does next to nothing, and of one node more in it.
+Operations a second: a product of square matrices for each type that matters. Bytes a second: an addition of a number to
+an array (as STREAM's Scale, McCalpin 1995: one array is read and one written), once of arrays that no cache holds and
+once of arrays that fit one. And the two costs below any roof: of one run that does next to nothing, and of one node
+more in it.
 
 A roof is the best of several tries; the costs of a run and a node are medians, as what they explain is a median.
 """
@@ -33,6 +34,7 @@ CHAIN = 16
 # The last-level cache where the system does not say; and what is allocated at most to get past it.
 _CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
 _OPSET, _IR = 20, 10
+_LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
     cache = last_level_cache()
     long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     one = np.ones(1, np.float32)
-    memory = 3 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": long[::-1].copy()}, workdir, seconds)
+    memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
     run_1, run_n = (_median(opens, _chain(count), {"x": one, "c": one}, workdir, seconds) for count in (1, NODES))
     node = max((run_n - run_1) / (NODES - 1), 1e-9)
-    chained = _best(opens, _chain(CHAIN), {"x": short, "c": short[::-1].copy()}, workdir, seconds)
-    moved = 3 * short.nbytes * CHAIN
+    chained = _best(opens, _chain(CHAIN), {"x": short, "c": one}, workdir, seconds)
+    moved = 2 * short.nbytes * CHAIN
     busy = max(chained - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chained)
     cached = float(max(moved / busy, memory))
     return Roofs(rates, memory, cached, cache // 2, max(run_1 - node, 0.0), node)
@@ -116,7 +118,7 @@ def _times(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: 
     path.write_bytes(model.SerializeToString())
     with opens(path) as session:
         session.run(inputs)
-        return latencies(lambda: session.run(inputs), seconds)
+        return latencies(lambda: session.run(inputs), seconds, _LEAST)
 
 
 def _product(kind: str) -> tuple["ModelProto", dict[str, Any]]:
@@ -136,7 +138,7 @@ def _product(kind: str) -> tuple["ModelProto", dict[str, Any]]:
 
 
 def _chain(count: int) -> "ModelProto":
-    """`count` additions, each of what came out of the one before it."""
+    """`count` additions of a number, each to what came out of the one before it."""
     from onnx import helper
 
     names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
@@ -151,7 +153,7 @@ def _model(nodes: "list[NodeProto]", inputs: dict[str, Any], output: str, result
 
     def described(name: str, dtype: Any, rank: int) -> Any:
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return helper.make_tensor_value_info(name, kind, [f"d{axis}" for axis in range(rank)])
+        return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
 
     given = [described(name, array.dtype, array.ndim) for name, array in inputs.items()]
     rank = next(iter(inputs.values())).ndim
