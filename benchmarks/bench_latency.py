@@ -1,8 +1,8 @@
-"""What the timing loop costs over bare `session.run` calls: `python -m benchmarks.bench_latency [--seconds S] [--rounds N]`.
+"""What the timing loop costs over bare `session.run` calls: `python -m benchmarks.bench_latency [--seconds S]`.
 
-Nets from tiny to large. Bare: the mean over a plain loop that reads the clock twice in all. Ours: the mean of what
-`validation.latency.loop` measures, and the wall-clock time that it takes for each run. Interleaved, round by round; the
-median of the rounds' ratios, with their quartiles.
+Bare: the mean over a plain loop that reads the clock twice in all. Ours: the mean of what `validation.latency.loop`
+measures, and the wall-clock time that it takes for each run. Interleaved, round by round; the median of the rounds'
+ratios, with their quartiles.
 """
 
 import argparse

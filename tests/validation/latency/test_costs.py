@@ -80,6 +80,23 @@ def test_a_quantized_product_counts_as_one_and_its_conversions_fuse(tmp_path):
     assert found.unfused_bytes > found.fused_bytes + 4 * (64 * 32 + 256 + 128)
 
 
+def test_what_is_read_twice_stays_where_it_is(tmp_path):
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[batch, 64] x) => (float[batch, 64] y) {
+        a = MatMul(x, w)
+        r = Relu(a)
+        y = Add(a, r)
+    }
+    """
+    path = saved(tmp_path / "twice.onnx", text, w=np.ones((64, 64), "f"))
+    graph = graph_costs(path, [TensorSpec("x", "float32", ("batch", 64))], {"batch": 2})
+    found = traffic(graph)
+    # The Relu's result is read by the Add alone, which joins it; the product's is read by both.
+    assert found.groups == 2
+    assert found.fused_bytes == 4 * ((128 + 64 * 64 + 128) + (128 + 128))
+
+
 def test_small_types_are_packed_and_picks_read_what_they_pick():
     assert [size_bytes((kind, (3,))) for kind in ("int4", "bfloat16", "float8e4m3fn", "bool", "float64")] == [
         2,

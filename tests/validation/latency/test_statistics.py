@@ -71,12 +71,12 @@ def test_a_slow_beginning_is_cut_and_a_spike_is_not_taken_for_one():
     assert warm_up(drifting) == (200, False)
 
 
-def pairs(seed, slower=0.0, memory=0.6, luck=0.0):
+def pairs(seed, slower=0.0, memory=0.6, luck=0.0, storm=0.05):
     """Eight openings of 80 runs of either; both suffer the same slow weather."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(8):
-        weather = np.exp(remembering(rng, 80, 0.95, 0.05))
+        weather = np.exp(remembering(rng, 80, 0.95, storm))
         sides = [latencies(rng, 80, memory) * weather * np.exp(luck * rng.standard_normal()) for _ in range(2)]
         found.append((sides[0] * (1 + slower), sides[1]))
     return found
@@ -95,3 +95,8 @@ def test_a_real_difference_is_shown_and_what_could_have_been_is_said():
     equal = judge(pairs(2), 2)
     assert 0.0 < equal.ratios[0].detectable < 0.2
     assert equal.ratios[1].ratio is None and "it takes 1000" in equal.ratios[1].note
+
+
+def test_what_happens_to_both_cancels():
+    calm, stormy = (judge(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
+    assert stormy < 3 * calm
