@@ -13,11 +13,9 @@ were the same for optimization levels 0 to 5, tiling levels, L2 limits and auxil
 """
 
 import importlib
-import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +23,7 @@ from typing import Any, ClassVar
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.profiles import RunProfile
-from builders.tensorrt_words import builder_reason, clean, parser_reason
+from builders.tensorrt_words import builder_reason, clean, parser_reason, recorder
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
@@ -273,26 +271,6 @@ def check_model(model: Path) -> None:
         onnx.checker.check_model(str(model))
     except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
-
-
-@cache
-def recorder(module: str) -> Any:
-    """The process's one TensorRT logger for that module (later ones would be ignored); it keeps what it hears from
-    warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
-    trt = importlib.import_module(module)
-
-    class Recorder(trt.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.messages: list[tuple[str, str]] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.WARNING:
-                self.messages.append((severity.name, message))
-            if severity <= trt.ILogger.INFO:
-                print(f"[{severity.name}] {message}", file=sys.stderr)
-
-    return Recorder()
 
 
 def _add_profile(builder: Any, config: Any, shapes: ShapeProfile) -> None:

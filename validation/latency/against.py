@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from builders.types import Session, Tensors
-from validation.canary.criteria import LEAST_BEYOND, quantile_effects
+from validation.canary.criteria import LEAST_BEYOND, Effect, quantile_effects
 from validation.canary.distributions import NORMAL, t_quantile
 from validation.canary.rates import POWER
 from validation.latency.loop import latencies, timed
@@ -102,10 +102,7 @@ def judge(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) ->
     both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
     rng = np.random.default_rng(seed)
     effects = quantile_effects(both, list(SHOWN), True, rng, replicates)
-    ratios = [
-        _ratio(p, effect.log_ratio, effect.error, effect.blocks, effect.beyond, pairs)
-        for p, effect in zip(SHOWN, effects, strict=True)
-    ]
+    ratios = [_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True)]
     first = ratios[0]
     verdict: Verdict = "no difference shown"
     if first.low is not None and first.high is not None:
@@ -114,20 +111,17 @@ def judge(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) ->
     return Race(verdict, ratios, medians, len(both[0]), len(pairs))
 
 
-def _ratio(p: float, log_ratio: float, error: float, blocks: int, beyond: float, pairs: Sequence[Pair]) -> Ratio:
-    if math.isnan(log_ratio) or beyond < LEAST_BEYOND:
-        least = math.ceil(LEAST_BEYOND / min(p, 1 - p))
-        have = sum(len(pair[0]) for pair in pairs)
-        return Ratio(
-            p, None, None, None, None, f"{have} runs say nothing about it; it takes {least}, or more in bursts"
-        )
-    spread, freedom = error * math.sqrt(blocks / (blocks - 1.0)), float(blocks - 1)
-    if len(pairs) > 1:
-        each = [math.log(float(np.quantile(a, p)) / float(np.quantile(b, p))) for a, b in pairs]
-        between = float(np.std(each, ddof=1)) / math.sqrt(len(each))
-        if between >= spread:
-            spread, freedom = between, float(len(each) - 1)
+def _ratio(p: float, effect: Effect, pairs: Sequence[Pair]) -> Ratio:
+    if math.isnan(effect.log_ratio) or effect.beyond < LEAST_BEYOND:
+        least, have = math.ceil(LEAST_BEYOND / min(p, 1 - p)), sum(len(pair[0]) for pair in pairs)
+        note = f"{have} runs say nothing about it; it takes {least}, or more in bursts"
+        return Ratio(p, None, None, None, None, note)
+    error, freedom = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1.0)), effect.freedom
+    each = [math.log(float(np.quantile(a, p)) / float(np.quantile(b, p))) for a, b in pairs]
+    between = float(np.std(each, ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    if between >= error:
+        error, freedom = between, min(freedom, len(each) - 1.0)
     factor = t_quantile(1.0 - (1.0 - LEVEL) / 2, freedom)
-    low, high = (math.exp(log_ratio + sign * factor * spread) for sign in (-1, 1))
-    detectable = math.expm1((factor + NORMAL.inv_cdf(POWER)) * spread)
-    return Ratio(p, math.exp(log_ratio), low, high, detectable)
+    low, high = (math.exp(effect.log_ratio + sign * factor * error) for sign in (-1, 1))
+    detectable = math.expm1((factor + NORMAL.inv_cdf(POWER)) * error)
+    return Ratio(p, math.exp(effect.log_ratio), low, high, detectable)
