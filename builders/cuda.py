@@ -126,6 +126,12 @@ class Device:
         address, _ = self._buffers[name]
         self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))
 
+    def used_bytes(self) -> int:
+        """Memory of the GPU that is in use, by this process and all others."""
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        return total.value - free.value
+
     def wait(self) -> None:
         """Wait for what was put on the stream."""
         self._call("cuStreamSynchronize", self._stream)

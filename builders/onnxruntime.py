@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
+from builders.profiles import RunProfile
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -130,6 +131,17 @@ class OnnxRuntime:
             )
         with self.session(engine.path) as session:
             yield session
+
+    def load_runtime(self) -> None:
+        """Import ONNX Runtime."""
+        import onnxruntime  # noqa: F401
+
+    def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
+        """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""
+        from builders.onnxruntime_profile import profiled
+
+        level = _LEVELS[self.graph_optimization][1]
+        return profiled(engine.path, inputs, runs, workdir, lambda: _options(level, self.intra_op_threads), _open)
 
     def session(self, path: Path) -> "OrtSession":
         """Open a file as its engines are opened: an engine, or a part of one."""

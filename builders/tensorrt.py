@@ -13,19 +13,18 @@ were the same for optimization levels 0 to 5, tiling levels, L2 limits and auxil
 """
 
 import importlib
-import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
-from builders.tensorrt_words import builder_reason, clean, parser_reason
-from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target
+from builders.profiles import RunProfile
+from builders.tensorrt_words import builder_reason, clean, parser_reason, recorder
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 _RTX_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
@@ -123,6 +122,20 @@ class _TensorRT:
         if reason:
             raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
         return open_engine(self._import(), recorder(self.module), engine)
+
+    def load_runtime(self) -> None:
+        """Import TensorRT's bindings."""
+        self._import()
+
+    def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
+        """Time each layer, by TensorRT's own profiler. Never run on a GPU."""
+        from builders.tensorrt_profile import profiled
+        from builders.tensorrt_session import EngineSession
+
+        with self.open(engine) as session:
+            if not isinstance(session, EngineSession):
+                raise EngineryError(f"{engine.path.name}: this session has no layers to time")
+            return profiled(self._import(), session, inputs, runs)
 
     def _plan(self, trt: Any, said: Any, request: BuildRequest, model: Path) -> bytes:
         builder = trt.Builder(said)
@@ -258,26 +271,6 @@ def check_model(model: Path) -> None:
         onnx.checker.check_model(str(model))
     except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
-
-
-@cache
-def recorder(module: str) -> Any:
-    """The process's one TensorRT logger for that module (later ones would be ignored); it keeps what it hears from
-    warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
-    trt = importlib.import_module(module)
-
-    class Recorder(trt.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.messages: list[tuple[str, str]] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.WARNING:
-                self.messages.append((severity.name, message))
-            if severity <= trt.ILogger.INFO:
-                print(f"[{severity.name}] {message}", file=sys.stderr)
-
-    return Recorder()
 
 
 def _add_profile(builder: Any, config: Any, shapes: ShapeProfile) -> None:

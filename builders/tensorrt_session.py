@@ -64,6 +64,14 @@ class EngineSession:
             self._device.get(name, array)
         return results
 
+    def listen(self, profiler: Any) -> None:
+        """Have TensorRT report the time of each layer to an `IProfiler` from now on."""
+        self._context.profiler = profiler
+
+    def used_bytes(self) -> int:
+        """Memory of the GPU that is in use, by whomever, as its driver says."""
+        return self._device.used_bytes()
+
     def _output(self, spec: TensorSpec) -> np.ndarray[Any, Any]:
         """A host array of the shape that TensorRT infers, with its device buffer bound."""
         shape = tuple(self._context.get_tensor_shape(spec.name))

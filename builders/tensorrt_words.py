@@ -1,7 +1,10 @@
 """Turns what TensorRT's parser and logger say into one message: what, which node, TensorRT's own words, the remedy."""
 
+import importlib
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 _MAX_PROBLEMS = 5
@@ -51,3 +54,23 @@ def _clause(problem: Any) -> str:
     code = problem.code().name.lower().replace("_", " ")
     words = code if _AN_ASSERTION.match(words) else f"{words} ({code})"
     return f"node {node!r} ({operator}): {words}" if operator else words
+
+
+@cache
+def recorder(module: str) -> Any:
+    """The process's one TensorRT logger for that module (later ones would be ignored); it keeps what it hears from
+    warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
+    trt = importlib.import_module(module)
+
+    class Recorder(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.messages: list[tuple[str, str]] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.WARNING:
+                self.messages.append((severity.name, message))
+            if severity <= trt.ILogger.INFO:
+                print(f"[{severity.name}] {message}", file=sys.stderr)
+
+    return Recorder()

@@ -80,6 +80,8 @@ def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Ru
     built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
     judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
     judged = attribute_failures(judged, spec, ready.exported, shop, run)
+    # One by one: two engines at once would time each other.
+    judged = [run.call(steps.measure, item, spec, ready.exported, shop) for item in judged]
     return run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
 
 

@@ -12,6 +12,7 @@ from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline.plan import remember_requests
 from pipeline.registry.attributions import ATTRIBUTION, attributions
+from pipeline.registry.latencies import attach_latency, latencies
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, attach_page, find_published, publish
 from pipeline.registry.quantization import RECIPE, RECORD, quantization_records
@@ -73,6 +74,9 @@ def publish_version(
     metrics = dict(draft.metrics)
     if published is None:
         return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics)
+    for item in judged:
+        if item.latency:
+            attach_latency(shop.store, published.manifest, item.latency)
     name = f"{spec.model}@{published.version}"
     shop.progress.finished(name, "already published" if published.existed else "published")
     return Outcome(
@@ -131,12 +135,12 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
     resolved = resolved_spec(spec)
-    provenance = {"spec": digest_of(resolved), **_data_digests(spec), **_scales(graphs)}
+    # How long engines are timed changes nothing about what they are.
+    said = resolved | {"validation": {k: v for k, v in resolved["validation"].items() if k != "latency"}}
+    provenance = {"spec": digest_of(said), **_data_digests(spec), **_scales(graphs)}
     units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
     refused = [[unit.name, unit.reason] for unit in plan.refused]
-    content = digest_of(
-        {"spec": resolved, "sources": sources, "inputs": provenance, "units": units, "refused": refused}
-    )
+    content = digest_of({"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused})
     records = {f"{RECORD} {graph.flavour.name}": graph.record for graph in graphs if graph.record}
     return Manifest(
         model=spec.model,
@@ -292,6 +296,7 @@ def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str
         failures = [_failure(item) for item in judged if item.built.failure]
         told: Json = {"quantization": quantization_records(shop.store, published.manifest)}
         told["attributions"] = _attributed(published.manifest, judged, shop)
+        told["latencies"] = latencies(shop.store, published.manifest)
         page = render({**published.manifest.to_json(), "reports": reports, "failures": failures, **told})
         attach_page(shop.store, published.manifest, page.encode())
     uri = f"{shop.store.uri}/{key}"

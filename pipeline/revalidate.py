@@ -9,9 +9,11 @@ from pydantic import ValidationError
 from builders import backends
 from builders.errors import IntegrityError
 from pipeline.registry.attestations import attest, judged
+from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
+from pipeline.steps.latency import time_engine
 from pipeline.steps.proofs import try_to_prove
 from pipeline.values import Built, Flavour, Graph, Proof, Unit
 from pipeline.verdict import make_report
@@ -21,12 +23,16 @@ from validation.report import Report
 
 @dataclass(frozen=True)
 class Attested:
-    """One engine's result: 'proven', 'failed', or 'unproven' with the reason why it was not run here."""
+    """One engine's result: 'proven', 'failed', or 'unproven' with the reason why it was not run here.
+
+    report, latency: digests of the reports that were attached.
+    """
 
     entry: EngineEntry
     verdict: str
     reason: str
     report: str | None = None
+    latency: str | None = None
 
 
 def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | None = None) -> Iterator[Attested]:
@@ -44,7 +50,9 @@ def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | No
             yield Attested(entry, entry.status, entry.reason if entry.status == "proven" else reason)
         else:
             report = _prove(manifest, entry, spec, shop)
-            yield Attested(entry, report.verdict, report.reason, attest(shop.store, manifest, report))
+            attested = attest(shop.store, manifest, report)
+            timed = _time(manifest, entry, spec, shop) if report.verdict == "proven" else None
+            yield Attested(entry, report.verdict, report.reason, attested, timed)
 
 
 def spec_of(manifest: Manifest) -> ModelSpec:
@@ -65,6 +73,17 @@ def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksh
     golden = manifest.sources["golden"]
     proof = try_to_prove(built, spec, golden, shop, afresh=True)
     return make_report(built, golden, [_published_proof(entry, shop), proof], None)
+
+
+def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> str | None:
+    """Time the engine on this kind of machine, where the spec asks for it, and attach the report."""
+    asked = spec.validation.latency
+    if asked is None:
+        return None
+    found = time_engine(as_built(entry), spec, asked, manifest.sources["golden"], shop, afresh=True)
+    if found:
+        attach_latency(shop.store, manifest, found)
+    return found
 
 
 def as_built(entry: EngineEntry) -> Built:

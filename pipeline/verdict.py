@@ -14,13 +14,15 @@ from validation.report import Check, Report, judge
 class Judged:
     """A unit at the end of its way: with a report, or with the failure of its build.
 
-    attributed: which node drifted, where a check failed.
+    attributed: which node drifted, where a check failed.  latency: digest of the latency report of an engine that runs
+    here, as a blob.
     """
 
     built: Built
     report: Report | None = None
     metrics: tuple[tuple[str, float], ...] = ()
     attributed: tuple[Attributed, ...] = ()
+    latency: str | None = None
 
     @property
     def verdict(self) -> str:

@@ -21,7 +21,8 @@ def render(version_report: Mapping[str, Any]) -> str:
 
     Each failure has unit, kind, reason, log and command, as `builders.types.BuildFailure` has. `quantization`, if any:
     flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
-    `validation.attribution.result` has it, with `name` and `units`.
+    `validation.attribution.result` has it, with `name` and `units`.  `latencies`, if any: latency reports by the digest
+    of their engine.
     """
     return templates().get_template("report.html.j2").render(overview(version_report))
 

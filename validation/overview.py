@@ -6,6 +6,7 @@ from typing import Any
 
 from builders.types import PRECISIONS
 from validation.attribution.words import section
+from validation.latency.section import sections
 from validation.quantized import quantizations
 from validation.report import Check
 
@@ -23,7 +24,7 @@ Json = Mapping[str, Any]
 
 def overview(manifest: Json) -> dict[str, Any]:
     """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`,
-    `attributions`."""
+    `attributions`, `latencies`."""
     engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
@@ -39,6 +40,7 @@ def overview(manifest: Json) -> dict[str, Any]:
         "joints": _joints(manifest.get("reports", ())),
         "quantizations": quantizations(manifest),
         "attributions": [section(item) for item in manifest.get("attributions", ())],
+        "latencies": sections(manifest.get("latencies", {})),
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),
         "provenance": _provenance(manifest),

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from pipeline.registry.pull import Pulled
     from pipeline.registry.verify import Verification
-
-_PIPE_COLUMNS = 240
+    from pipeline.values import Json
 
 
 @click.command("list")
@@ -54,7 +56,8 @@ def show(reference: str, quantization: bool, registry: str, as_json: bool) -> No
     for graph, metrics in sorted(facts["metrics"].items()):
         click.echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
-    _print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
+    print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
+    _print_latencies(facts["latencies"])
 
 
 @click.command()
@@ -185,10 +188,25 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         click.echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
         rows = [row(tensor) for tensor in record["tensors"]]
         if rows:
-            _print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+            print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
         for line in left_lines(record):
             click.echo(line)
         click.echo()
+
+
+def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
+    """How fast each engine was on each kind of machine, in a line, and what bounds it."""
+    from validation.latency.machine import machine_text
+    from validation.latency.words import bucket_row, diagnosis_text
+
+    columns = ("engine", "bucket", "p50", "p99", "items/s", "memory")
+    for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
+        reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
+        click.echo(f"\nlatency on {machine}")
+        rows = [{"engine": report["unit"], **bucket_row(item)} for report in reports for item in report["buckets"]]
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+        for report in reports:
+            click.echo(f"{report['unit']}, {diagnosis_text(report['anatomy'])}")
 
 
 def _list_models(registry: str, as_json: bool) -> None:
@@ -199,7 +217,7 @@ def _list_models(registry: str, as_json: bool) -> None:
     if as_json:
         emit_json(rows)
         return
-    _print_table(
+    print_table(
         ("model", "versions", "newest", "channels"),
         [[row["model"], str(len(row["versions"])), row["versions"][-1], _cell(row["channels"])] for row in rows],
     )
@@ -214,7 +232,7 @@ def _list_versions(registry: str, model: str, as_json: bool) -> None:
         emit_json(rows)
         return
     columns = ("version", "created_at", "engines", "channels")
-    _print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
+    print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
 
 
 def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
@@ -262,22 +280,6 @@ def _print_channel(channel: Any, as_json: bool) -> None:
         return
     only = " (serving only proven engines)" if channel.proven_only else ""
     click.echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")
-
-
-def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _PIPE_COLUMNS
-    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def _cell(value: Any) -> str:

@@ -61,6 +61,7 @@ def _row(item: "Attested") -> dict[str, str | None]:
         "status": item.verdict,
         "reason": item.reason,
         "report": item.report,
+        "latency": item.latency,
     }
 
 

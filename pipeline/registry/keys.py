@@ -7,6 +7,7 @@
     records/<kind>/<key>.json                             what a step gave (see `records`)
     models/<model>/versions/<version>/manifest.json       the truth about a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
+    models/<model>/versions/<version>/latency/<engine>/<report>.json
     models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
 """
@@ -82,6 +83,16 @@ def attestations_prefix(model: str, version: str) -> str:
 def attestation_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one attestation: the report `report` about the engine `engine`, both digests."""
     return f"{attestations_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def latencies_prefix(model: str, version: str) -> str:
+    """Prefix of the latency reports of a version's engines."""
+    return f"{versions_prefix(model)}{check_version(version)}/latency/"
+
+
+def latency_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one latency report about the engine `engine`; both are digests."""
+    return f"{latencies_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
 
 
 def channels_prefix(model: str) -> str:

@@ -8,6 +8,7 @@ from builders.errors import UnknownNameError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import judged
 from pipeline.registry.keys import page_key
+from pipeline.registry.latencies import latencies
 from pipeline.registry.names import Reference
 from pipeline.registry.store import Store
 
@@ -39,6 +40,7 @@ def shown(store: Store, reference: Reference) -> dict[str, Any]:
         "manifest": manifest.digest,
         "engines": [asdict(entry) for entry in judged(store, manifest)],
         "channels": [name for name, version in pointing.items() if version == manifest.version],
+        "latencies": latencies(store, manifest),
         "page": f"{store.uri}/{key}" if store.read(key) is not None else None,
     }
 

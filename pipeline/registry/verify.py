@@ -13,6 +13,7 @@ from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attestations
 from pipeline.registry.keys import BLOBS, RECORDS, blob_key
 from pipeline.registry.landing import reachable
+from pipeline.registry.latencies import latency_reports
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.records import read_record
@@ -119,6 +120,7 @@ def _take(found: _Findings, manifest: Manifest) -> None:
         found.needed.setdefault(digest, []).append(f"{reference} {what}")
     try:
         list(attestations(found.store, manifest))
+        list(latency_reports(found.store, manifest))
     except IntegrityError as error:
         found.add("edited", reference, str(error))
     for entry in manifest.engines:

@@ -1,12 +1,12 @@
 """What counts as the same function: golden set, task metric, limits."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from builders.types import Precision
 from pipeline.spec.contract import Contract
-from pipeline.spec.words import File, Part, as_value_error
+from pipeline.spec.words import File, Part, as_value_error, off
 from validation.canary.thresholds import Thresholds
 
 
@@ -80,12 +80,28 @@ class Canary(Part):
         return self
 
 
+class Latency(Part):
+    """How long the engines that run here are timed after they are proven (docs/latency.md)."""
+
+    seconds: float = Field(0.1, gt=0, le=600, description="for each bucket")
+    buckets: Literal["few", "all"] = Field(
+        "few", description="few: every dim at its least, at opt and at its most; all: both ends of every bucket"
+    )
+
+
+def _latency(value: object) -> object:
+    return None if off(value) == "off" else value
+
+
 class Validation(Part):
     """What counts as the same function, and what a canary tolerates."""
 
     limits: dict[Precision, JointLimits] = Field({})
-    attribution: Literal["automatic", "off"] = Field(
+    attribution: Annotated[Literal["automatic", "off"], BeforeValidator(off)] = Field(
         "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
     )
     contract: Contract = Contract()
     canary: Canary = Canary()
+    latency: Annotated[Latency | None, BeforeValidator(_latency)] = Field(
+        Latency(), description="null or off: engines are not timed"
+    )

@@ -70,6 +70,11 @@ def _axis(value: object) -> object:
 Axis = Annotated[int | str, BeforeValidator(_axis)]
 
 
+def off(value: object) -> object:
+    """'off' for what YAML reads as false."""
+    return "off" if value is False else value
+
+
 class Part(BaseModel):
     """Base of all parts of a spec: frozen and closed."""
 

@@ -6,6 +6,7 @@ Every step is a plain function: tests call it directly, the in-process runner ca
 from pipeline.steps.attributions import attribute, suspects
 from pipeline.steps.engines import build
 from pipeline.steps.graphs import quantize
+from pipeline.steps.latency import measure
 from pipeline.steps.model import export
 from pipeline.steps.proofs import validate
 from pipeline.steps.ranges import choose, merge, observe, parts_of, searched
@@ -15,6 +16,7 @@ __all__ = [
     "build",
     "choose",
     "export",
+    "measure",
     "merge",
     "observe",
     "parts_of",

@@ -19,6 +19,7 @@ QUANTIZATION_CODE = (
     "pipeline.jobs.graphs",
     "pipeline.quantization",
     "pipeline.sources",
+    "validation.latency.macs",
 )
 CHECK_CODE = ("builders", "validation", "pipeline.jobs.engines", *QUANTIZATION_CODE)
 OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")

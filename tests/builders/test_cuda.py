@@ -37,6 +37,7 @@ int cuMemAlloc_v2(uint64_t *p, size_t n) {
   if (n > 1u << 30) return 2;
   *p = (uint64_t)(uintptr_t)malloc(n); live++; return 0;
 }
+int cuMemGetInfo_v2(size_t *f, size_t *t) { *f = 3 << 20; *t = 4 << 20; return 0; }
 int cuMemFree_v2(uint64_t p) { free((void *)(uintptr_t)p); live--; return 0; }
 int cuMemcpyHtoD_v2(uint64_t d, const void *s, size_t n) { memcpy((void *)(uintptr_t)d, s, n); return 0; }
 int cuMemcpyDtoH_v2(void *d, uint64_t s, size_t n) { memcpy(d, (const void *)(uintptr_t)s, n); return 0; }
@@ -100,6 +101,7 @@ def test_arrays_go_there_and_back_and_nothing_leaks(driver):
         device.get("x", received)
         device.buffer("empty", 0)
         device.wait()
+        assert device.used_bytes() == 1 << 20
     np.testing.assert_array_equal(received, sent)
     assert [counter(driver, name) for name in ("live", "contexts", "streams")] == [0, 0, 0]
 

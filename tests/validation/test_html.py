@@ -65,7 +65,7 @@ def test_it_needs_no_network_and_no_scripts():
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
 
 
-KEPT = frozenset({"finding", "status", "precision", "joint", "name", "verdict", "created_at", "unit"})
+KEPT = frozenset({"finding", "status", "precision", "joint", "name", "verdict", "created_at", "unit", "bound"})
 
 
 def hostile(value, kept=KEPT):

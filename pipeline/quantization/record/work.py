@@ -1,6 +1,5 @@
 """Multiplications with weights: how many of them a quantized graph does in integers (or in fp8)."""
 
-import math
 from collections.abc import Collection, Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -8,6 +7,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from pipeline.quantization.calibration.observations import Observations
 from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.sites import OP_TYPES
+from validation.latency.macs import per_value
 
 
 def weighted_macs(model: ModelProto, seen: Observations) -> dict[str, int]:
@@ -37,8 +37,5 @@ def _counted(node: NodeProto) -> str:
 
 
 def _per_value(node: NodeProto, weight: TensorProto) -> int:
-    sizes = [int(size) for size in weight.dims]
-    if node.op_type in ("Conv", "ConvTranspose"):
-        return math.prod(sizes[1:])
     transposed = any(item.name == "transB" and item.i for item in node.attribute)
-    return sizes[-1] if transposed or len(sizes) == 1 else sizes[-2]
+    return per_value(node.op_type, [int(size) for size in weight.dims], transposed)

@@ -1,0 +1,92 @@
+"""`enginery profile`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, published_engine, registry_option
+
+if TYPE_CHECKING:
+    from pipeline.values import Json
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@registry_option
+@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
+@click.option("--precision", help="Take only engines of this precision.")
+@click.option("--bucket", "buckets", multiple=True, help="Sizes, as batch=8,length=64. May be given repeatedly.")
+@click.option("--all-buckets", is_flag=True, help="Both ends of every bucket, not just least, opt and most.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="For each bucket; with --against for all.",
+)
+@click.option("--streams", type=click.IntRange(1, 256), default=1, show_default=True, help="Sessions at once, as well.")
+@click.option("--against", metavar="REF2", help="Run both side by side instead, and say which is faster.")
+@click.option("--against-precision", help="Of REF2; default: the same as --precision.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order in an A/B.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+def profile(
+    reference: str,
+    registry: str,
+    target: str,
+    precision: str | None,
+    buckets: tuple[str, ...],
+    all_buckets: bool,
+    seconds: float,
+    streams: int,
+    against: str | None,
+    against_precision: str | None,
+    seed: int,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Time the engine of REF here: latency by bucket with confidence intervals, memory, nodes, and what bounds it.
+
+    With --against the two engines run in small blocks in a drawn order, so that what the machine does happens to both.
+    """
+    from pipeline.canary.engines import choose
+    from pipeline.latency import Asked, profile_published, race_published
+    from pipeline.registry.machine import target_named
+    from pipeline.registry.names import parse_reference
+
+    asked = Asked(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
+        if against is None:
+            found = profile_published(chosen, asked, shop)
+        else:
+            other = against_precision or precision
+            second = choose(shop.store, parse_reference(against), target_named(target), other)
+            found = race_published(chosen, second, asked, shop)
+    if as_json:
+        emit_json(found)
+    elif against is None:
+        _show(found)
+    else:
+        _show_race(found)
+
+
+def _show(report: "Json") -> None:
+    from pipeline.commands.tables import print_table
+    from validation.latency.words import COLUMNS, NODE_COLUMNS, bucket_row, lines, node_rows
+
+    click.echo(f"{report['model']}@{report['version']} {report['unit']}")
+    rows = [bucket_row(bucket) for bucket in report["buckets"]]
+    print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
+    for line in lines(report):
+        click.echo(line)
+    if nodes := node_rows(report["anatomy"]):
+        print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
+
+
+def _show_race(race: "Json") -> None:
+    from validation.latency.words import race_lines
+
+    names = [f"{side['model']}@{side['version']} {side['precision']}" for side in (race["first"], race["second"])]
+    click.echo(f"{names[0]} against {names[1]}, on {race['first']['target']}")
+    for line in race_lines(race):
+        click.echo(line)

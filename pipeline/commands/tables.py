@@ -1,0 +1,21 @@
+"""Tables on stdout, for commands that list things."""
+
+from collections.abc import Sequence
+
+_PIPE_COLUMNS = 240
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_COLUMNS
+    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

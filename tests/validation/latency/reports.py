@@ -1,0 +1,63 @@
+"""A made-up latency report of realistic size, through the values that real ones are made of."""
+
+import numpy as np
+
+from builders.profiles import NodeTime, RunProfile
+from validation.latency.anatomy import anatomy
+from validation.latency.graph_costs import GraphCosts, GraphNode
+from validation.latency.measure import FORMAT, BucketLatency, Speed
+from validation.latency.quantiles import curve, quantiles
+from validation.latency.roofs import Roofs
+from validation.latency.surroundings import Surroundings
+
+ENGINE = "e" * 64
+ROOFS = Roofs({"float32": 1.2e11, "int8": 4.1e11}, 9e9, 5e10, 18 << 20, 2.9e-5, 6e-7)
+
+
+def bucket(batch: int, count: int = 500, others: float = 0.02) -> BucketLatency:
+    rng = np.random.default_rng(batch)
+    series = 4e-5 * batch * np.exp(0.05 * rng.standard_normal(count))
+    quiet = Surroundings(1.0, 0.3, others, 0.0, 2.0, None, 2)
+    return BucketLatency(
+        f"batch={batch}", {"batch": batch}, batch, 1e-3, count + 20, 20, True, float(series.mean()), quantiles(series),
+        curve(series), batch / float(series.mean()), 12_000_000 + batch, quiet.to_json(),
+    )  # fmt: skip
+
+
+def profile(layers: int = 14) -> RunProfile:
+    nodes = []
+    for index in range(layers):
+        name = f"/encoder/layers.{index}/attention/output/dense/MatMul"
+        shapes = ("float32", (8, 64, 384)), ("float32", (384, 384 * (1 + index % 2)))
+        nodes.append(NodeTime(name, "MatMul", 4e-4 + 1e-5 * index, shapes, (("float32", (8, 64, 384)),)))
+        tensor = ("float32", (8, 64, 384))
+        nodes.append(NodeTime(f"/encoder/layers.{index}/Add", "Add", 6e-5, (tensor, tensor), (tensor,)))
+    return RunProfile(nodes, 30, 7e-3)
+
+
+def latency_report(others: float = 0.02) -> dict:
+    from validation.latency.anatomy import executed_costs
+
+    found = profile()
+    costs = executed_costs(found)
+    graph = GraphCosts([GraphNode(cost, {}, {}) for cost in costs], ["y"], ["/mask/NonZero"])
+    buckets = [bucket(1, 300), bucket(8, others=others), bucket(32)]
+    return {
+        "format": FORMAT,
+        "unit": "cpu fp32 onnxruntime",
+        "engine": ENGINE,
+        "golden": "f" * 64,
+        "machine": {
+            "cpu": "Intel(R) Xeon(R) Processor @ 2.50GHz",
+            "kind": "x86_64-avx512-vnni",
+            "cores": 2,
+            "system": "Linux",
+            "gpus": [],
+        },
+        "created_at": "2026-11-20T08:43:35+00:00",
+        "asked": {"seconds": 0.1, "buckets": "few", "streams": 1},
+        "import_s": 0.09,
+        "size_bytes": 142_653,
+        **Speed(0.012, 9_000_000, True, buckets).to_json(),
+        "anatomy": anatomy("batch=8", 8e-3, graph, found, ROOFS).to_json(),
+    }

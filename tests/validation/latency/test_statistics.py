@@ -1,0 +1,102 @@
+"""Warm-up, quantiles and the A/B on series whose truth is known: nothing here measures a time."""
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from validation.latency.against import judge
+from validation.latency.quantiles import below, order_ranks, quantiles, runs_needed
+from validation.latency.warmup import warm_up
+
+
+def remembering(rng, count, memory, size):
+    """An AR(1) process of standard deviation `size`, started in its steady state."""
+    noise = rng.standard_normal(count) * np.sqrt(1 - memory**2)
+    series = np.empty(count)
+    last = rng.standard_normal()
+    for index in range(count):
+        last = series[index] = memory * last + noise[index]
+    return series * size
+
+
+def latencies(rng, count=600, memory=0.0, spikes=0.0):
+    values = np.exp(remembering(rng, count, memory, 0.05)) * 1e-3
+    return np.where(rng.random(count) < spikes, values * 8, values)
+
+
+def test_the_ranks_are_those_of_the_binomial_distribution():
+    # Hahn & Meeker (1991), table A.15a, and by summing: n = 100, p = 0.5, 95 %.
+    assert order_ranks(100, 0.5) == (40, 61)
+    assert below(100, 0.5, 39) == pytest.approx(0.017600, abs=1e-6)
+    assert order_ranks(6, 0.5) == (1, 6) and order_ranks(5, 0.5) is None
+    assert runs_needed(0.5) == 6 and runs_needed(0.99) == 368
+    assert order_ranks(367, 0.99) is None and order_ranks(368, 0.99) is not None
+
+
+def test_a_quantile_that_the_runs_cannot_give_is_not_invented():
+    found = {item.p: item for item in quantiles(latencies(np.random.default_rng(0), 300))}
+    assert found[0.5].low < found[0.5].value < found[0.5].high
+    for p, least in ((0.99, 368), (0.999, 3688)):
+        assert (found[p].value, found[p].low, found[p].high) == (None, None, None)
+        assert found[p].needed >= least
+
+
+@pytest.mark.parametrize(("memory", "least"), [(0.0, 0.93), (0.8, 0.90)])
+def test_the_intervals_hold_what_they_should(memory, least):
+    truth = {p: np.exp(0.05 * NormalDist().inv_cdf(p)) * 1e-3 for p in (0.5, 0.9)}
+    held = dict.fromkeys(truth, 0)
+    for seed in range(120):
+        for item in quantiles(latencies(np.random.default_rng(seed), 500, memory), tuple(truth)):
+            held[item.p] += item.low <= truth[item.p] <= item.high
+    assert min(held.values()) / 120 >= least
+
+
+def test_runs_that_resemble_each_other_count_for_fewer():
+    alone, alike = (quantiles(latencies(np.random.default_rng(3), 1000, memory))[0] for memory in (0.0, 0.95))
+    assert alone.effective > 600 and alike.effective < 200
+    assert alike.high - alike.low > 1.5 * (alone.high - alone.low)
+
+
+def test_a_slow_beginning_is_cut_and_a_spike_is_not_taken_for_one():
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        steady = latencies(rng, 400, spikes=0.01)
+        assert warm_up(steady)[0] <= 60
+        slow = steady.copy()
+        slow[:80] *= 1.6
+        cut, settled = warm_up(slow)
+        assert 75 <= cut <= 140 and settled
+    drifting = 1e-3 * np.linspace(2.0, 1.0, 400)
+    assert warm_up(drifting) == (200, False)
+
+
+def pairs(seed, slower=0.0, memory=0.6, luck=0.0, storm=0.05):
+    """Eight openings of 80 runs of either; both suffer the same slow weather."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(8):
+        weather = np.exp(remembering(rng, 80, 0.95, storm))
+        sides = [latencies(rng, 80, memory) * weather * np.exp(luck * rng.standard_normal()) for _ in range(2)]
+        found.append((sides[0] * (1 + slower), sides[1]))
+    return found
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.03])
+def test_an_engine_against_itself_shows_no_difference(luck):
+    verdicts = [judge(pairs(seed, luck=luck), seed, replicates=150).verdict for seed in range(100)]
+    assert sum(verdict != "no difference shown" for verdict in verdicts) <= 8  # 5 %, and what 100 trials leave open
+
+
+def test_a_real_difference_is_shown_and_what_could_have_been_is_said():
+    slower = judge(pairs(1, slower=0.2), 1)
+    assert slower.verdict == "slower" and slower.ratios[0].low < 1.2 < slower.ratios[0].high
+    assert judge(pairs(1, slower=-0.2), 1).verdict == "faster"
+    equal = judge(pairs(2), 2)
+    assert 0.0 < equal.ratios[0].detectable < 0.2
+    assert equal.ratios[1].ratio is None and "it takes 1000" in equal.ratios[1].note
+
+
+def test_what_happens_to_both_cancels():
+    calm, stormy = (judge(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
+    assert stormy < 3 * calm

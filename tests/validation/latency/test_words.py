@@ -1,0 +1,76 @@
+"""What people are told of a latency report, in text and on the page."""
+
+import re
+
+from tests.validation.latency.reports import ENGINE, latency_report
+from tests.validation.page_data import version_report
+from validation.html import render
+from validation.latency.surroundings import Surroundings, Watch
+from validation.latency.words import bucket_row, count_text, diagnosis_text, lines, node_rows, race_lines
+
+
+def test_a_row_shows_intervals_and_what_is_missing():
+    row = bucket_row(latency_report()["buckets"][0])
+    assert re.fullmatch(r"\S+ µs \(\S+ µs to \S+ µs\)", row["p50"])
+    assert row["p99"] == "needs 368 runs" and row["p99.9"].startswith("needs 37")
+    assert row["runs"] == "300 (+20 warm-up)" and row["memory"] == "12 MB"
+
+
+def test_the_diagnosis_comes_with_its_evidence():
+    report = latency_report()
+    text = diagnosis_text(report["anatomy"])
+    assert text.startswith("compute-bound at batch=8: of 8 ms a run, arithmetic at this machine's rate would take ")
+    assert "outside of any kernel" in text
+    report["anatomy"]["diagnosis"] |= {"clear": False}
+    assert diagnosis_text(report["anatomy"]).startswith("no clear bound at batch=8; compute-bound, if any")
+    report["anatomy"] |= {"diagnosis": None}
+    assert "measured for CPU engines only" in diagnosis_text(report["anatomy"])
+
+
+def test_a_busy_machine_is_said_once_for_each_reason():
+    quiet, busy = latency_report(), latency_report(others=0.8)
+    busy["buckets"][1]["surroundings"]["busy"] *= 2
+    assert "the machine was quiet" in list(lines(quiet))
+    (told,) = [line for line in lines(busy) if "busy" in line]
+    assert told.count("other processes used 80 % of the 2 cores") == 1
+    assert any("/mask/NonZero" in line for line in lines(quiet))
+
+
+def test_surroundings_say_why_a_machine_counts_as_busy():
+    now = Watch().stop()
+    assert now.cores >= 1 and now.seconds > 0
+    assert Surroundings(1.0, 0.1, 0.05, 0.0, 10.0, 0, 2).reasons == []
+    assert Surroundings(1.0, None, None, None, 0.0, None, 2).reasons == []
+    assert len(Surroundings(1.0, 9.0, 0.4, 0.05, 100.0, 2, 2).reasons) == 4
+
+
+def test_the_slowest_nodes_come_first_with_what_bounds_them():
+    rows = node_rows(latency_report()["anatomy"])
+    assert len(rows) == 12 and rows[0]["node"].startswith("/encoder/layers.13/")
+    assert rows[0]["op"] == "MatMul" and rows[0]["bound"].startswith("compute ")
+
+
+def test_an_ab_says_what_it_could_have_shown():
+    ratios = [
+        {"p": 0.5, "ratio": 0.97, "low": 0.95, "high": 0.99, "detectable": 0.028, "note": ""},
+        {"p": 0.99, "ratio": None, "low": None, "high": None, "detectable": None, "note": "too few"},
+    ]
+    race = {"verdict": "faster", "ratios": ratios, "medians_s": [9.7e-5, 1e-4], "runs": 900, "openings": 8}
+    first, second, third, _ = race_lines({**race, "bucket": "batch=8", "seed": 3})
+    assert first == "faster: 97 µs against 100 µs at batch=8"
+    assert "0.9700 times" in second and "a difference of 2.8 % would have been shown" in second
+    assert third.endswith("p99: too few")
+
+
+def test_large_numbers_have_prefixes():
+    assert [count_text(value, "B") for value in (12, 2.5e3, 7.31e9)] == ["12 B", "2.5 kB", "7.31 GB"]
+
+
+def test_the_page_has_a_section_with_table_distribution_and_roofline():
+    page = render({**version_report(), "latencies": {ENGINE: [latency_report()]}})
+    section = page[page.index("<h2>Latency</h2>") :]
+    section = section[: section.index("</section>")]
+    assert "compute-bound at batch=8" in section and "needs 368 runs" in section
+    assert section.count("<svg") == 2 and "Roofline at batch=8: 28 nodes" in section
+    assert "/encoder/layers.13/attention/output/dense/MatMul" in section and "16 more nodes take less" in section
+    assert "<h2>Latency</h2>" not in render({**version_report(), "latencies": {}})

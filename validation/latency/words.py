@@ -1,0 +1,174 @@
+"""A latency report for people: numbers with units, one line for a bucket, one sentence for the diagnosis."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from validation.latency.machine import machine_text
+from validation.plots.texts import seconds_text
+
+Json = Mapping[str, Any]
+COLUMNS = ("bucket", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
+NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
+SHOWN_NODES = 12
+_BOUNDS = {
+    "compute": "compute-bound",
+    "bandwidth": "bandwidth-bound",
+    "overhead": "overhead-bound",
+}
+
+
+def count_text(value: float | None, unit: str = "") -> str:
+    """A large number with a prefix: '4.93 M', '12.1 GB/s'."""
+    if value is None:
+        return ""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def share_text(value: float) -> str:
+    """A share in percent."""
+    return f"{100 * value:.0f} %" if abs(value) >= 0.01 or not value else "under 1 %"
+
+
+def quantile_text(item: Json) -> str:
+    """'38.1 µs (37.9 to 38.4)', or how many runs it takes."""
+    if item["value"] is None:
+        return f"needs {item['needed']} runs"
+    return f"{seconds_text(item['value'])} ({seconds_text(item['low'])} to {seconds_text(item['high'])})"
+
+
+def quantile_name(p: float) -> str:
+    """'p99.9'."""
+    return f"p{100 * p:.4g}"
+
+
+def bucket_row(bucket: Json) -> dict[str, str]:
+    """A row of COLUMNS."""
+    quantiles = {quantile_name(item["p"]): quantile_text(item) for item in bucket["quantiles"]}
+    rate = count_text(bucket["items_per_s"])
+    if bucket["streams_items_per_s"] is not None:
+        rate += f"; {count_text(bucket['streams_items_per_s'])} in {bucket['streams']} streams"
+    kept = bucket["runs"] - bucket["discarded"]
+    runs = f"{kept} (+{bucket['discarded']} warm-up)" + ("" if bucket["steady"] else ", not steady")
+    memory = bytes_text(bucket["memory_bytes"])
+    if bucket["device_bytes"] is not None:
+        memory += f", device {bytes_text(bucket['device_bytes'])}"
+    return {"bucket": bucket["name"], **quantiles, "items/s": rate, "memory": memory, "runs": runs}
+
+
+def bytes_text(size: float) -> str:
+    """Bytes in powers of 1000, as bandwidths are."""
+    return count_text(size, "B")
+
+
+def lines(report: Json) -> Iterator[str]:
+    """What a report says besides its tables."""
+    yield f"on {machine_text(report['machine'])}, {report['created_at']}"
+    imported = "" if report["import_s"] is None else f", after {seconds_text(report['import_s'])} to import the runtime"
+    first = ", ".join(f"{seconds_text(item['first_s'])} at {item['name']}" for item in report["buckets"])
+    yield f"cold load {seconds_text(report['load_s'])} from a file in the page cache{imported}; first run {first}"
+    yield busy_text(report)
+    yield from anatomy_lines(report["anatomy"])
+
+
+def busy_text(report: Json) -> str:
+    """Whether the machine was busy."""
+    found = [reason for bucket in report["buckets"] for reason in bucket["surroundings"]["busy"]]
+    if not found:
+        return "the machine was quiet"
+    return f"the machine was busy: {busiest(found)}; the times hold for such a machine"
+
+
+def busiest(reasons: list[str]) -> str:
+    """Each kind of reason once: they differ by their numbers alone."""
+    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
+    return "; ".join(kinds.values())
+
+
+def anatomy_lines(anatomy: Json) -> Iterator[str]:
+    """Costs, traffic and diagnosis."""
+    yield diagnosis_text(anatomy)
+    graph, moved = anatomy["graph"], anatomy["traffic"]
+    yield (
+        f"the graph does {count_text(graph['macs'])} multiply-adds in {graph['nodes']} nodes "
+        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte)"
+    )
+    yield traffic_text(moved)
+    for kind, names in (("operations", graph["uncounted"]), ("shapes", graph["unsized"])):
+        if names:
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            yield f"not counted, for want of their {kind}: {', '.join(names[:6])}{more}"
+
+
+def headline(anatomy: Json) -> str:
+    """The bound, in a few words."""
+    told = anatomy["diagnosis"]
+    if told is None:
+        return f"no diagnosis at {anatomy['bucket']}: the machine's limits are measured for CPU engines only"
+    if told["clear"]:
+        return f"{_BOUNDS[told['bound']]} at {anatomy['bucket']}"
+    return f"no clear bound at {anatomy['bucket']}; {_BOUNDS[told['bound']]}, if any"
+
+
+def evidence(anatomy: Json) -> str:
+    """What the diagnosis rests on; nothing without one."""
+    told = anatomy["diagnosis"]
+    if told is None:
+        return ""
+    parts = (
+        f"arithmetic at this machine's rate would take {share_text(told['compute'])}",
+        f"moving its bytes {share_text(told['bandwidth'])}",
+        f"starting the run and its nodes {share_text(told['overhead'])}",
+    )
+    outside = "" if told["outside"] is None else f"; {share_text(told['outside'])} of it is outside of any kernel"
+    weak = "" if told["clear"] else "; the rest is kernels far from what the machine can do, or a busy machine"
+    return f"of {seconds_text(told['seconds'])} a run, {', '.join(parts)}{outside}{weak}"
+
+
+def diagnosis_text(anatomy: Json) -> str:
+    """The bound with its evidence."""
+    return ": ".join(part for part in (headline(anatomy), evidence(anatomy)) if part)
+
+
+def traffic_text(moved: Json) -> str:
+    """What fusing saved."""
+    whose = "the runtime's" if moved["source"] == "runtime" else "a greedy model's"
+    start = f"unfused it would move {bytes_text(moved['unfused_bytes'])}; in {whose} {moved['groups']} groups"
+    end = "saved" if moved["saved"] >= 0 else "more, for conversions that the runtime added"
+    return f"{start} it moves {bytes_text(moved['fused_bytes'])} ({share_text(abs(moved['saved']))} {end})"
+
+
+def node_rows(anatomy: Json, most: int = SHOWN_NODES) -> list[dict[str, str]]:
+    """The slowest nodes: rows of NODE_COLUMNS; nothing where the runtime shows none."""
+    profile = anatomy["profile"]
+    return [] if profile is None else [_node_row(node, profile["kernels_s"]) for node in profile["nodes"][:most]]
+
+
+def _node_row(node: Json, whole: float) -> dict[str, str]:
+    cost, told, seconds = node["cost"], node["diagnosis"], node["seconds"]
+    rate = [""] * 2
+    if cost and seconds:
+        rate = [f"{cost['operations'] / seconds / 1e9:.3g}"]
+        rate.append(f"{(cost['read_bytes'] + cost['written_bytes']) / seconds / 1e9:.3g}")
+    bound = f"{told['bound']} {share_text(told[told['bound']])}" if told else ""
+    share = share_text(seconds / whole) if whole else ""
+    values = (node["name"], node["op_type"], seconds_text(seconds), share, *rate, bound)
+    return dict(zip(NODE_COLUMNS, values, strict=True))
+
+
+def race_lines(race: Json) -> Iterator[str]:
+    """An A/B, the verdict first."""
+    first, second = (seconds_text(value) for value in race["medians_s"])
+    yield f"{race['verdict']}: {first} against {second} at {race['bucket']}"
+    for item in race["ratios"]:
+        name = quantile_name(item["p"])
+        if item["ratio"] is None:
+            yield f"  {name}: {item['note']}"
+        else:
+            yield (
+                f"  {name}: {item['ratio']:.4f} times the other's (95 %: {item['low']:.4f} to {item['high']:.4f}); "
+                f"a difference of {100 * item['detectable']:.2g} % would have been shown"
+            )
+    yield f"  {race['runs']} runs of each in {race['openings']} openings, interleaved by seed {race['seed']}"
