@@ -1,11 +1,11 @@
 """What the page says about errors in detail: distribution functions per output, and the worst samples."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from builders.types import PRECISIONS
 from validation.joints import JOINTS
 from validation.plots.charts import Curve, ecdf, series, spanning
 from validation.plots.marks import Axis, Colour, Plot, svg
@@ -20,20 +20,12 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Found:
-    """A spread, and the units that share it."""
+    """A spread, the units that share it, what it is called, and its colour among the others of its output."""
 
     spread: Spread
     units: tuple[Json, ...]
-
-    @property
-    def name(self) -> str:
-        """'export', 'int8 graph', 'cpu int8 onnxruntime'."""
-        if self.spread.joint == "export":
-            return "export"
-        names = dict.fromkeys(str(unit["precision"]) for unit in self.units)
-        if self.spread.joint == "engine" and len(self.units) == 1:
-            return str(self.units[0]["unit"])
-        return f"{', '.join(names)} {'graph' if self.spread.joint == 'quantization' else 'engines'}"
+    name: str = ""
+    colour: Colour = "muted"
 
 
 def distributions(reports: Sequence[Json]) -> list[dict[str, Any]]:
@@ -62,7 +54,35 @@ def _found(reports: Sequence[Json]) -> list[_Found]:
         for data in report.get("spreads", ()):
             groups.setdefault(repr(data), (Spread.from_json(data), []))[1].append(report)
     found = [_Found(spread, tuple(units)) for spread, units in groups.values()]
-    return sorted(found, key=lambda item: list(JOINTS).index(item.spread.joint))
+    found.sort(key=lambda item: list(JOINTS).index(item.spread.joint))
+    short = Counter((item.spread.output, _name(item)) for item in found)
+    looks = _colours(reports)
+    return [
+        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=looks[item.units[0]["unit"]])
+        if item.spread.joint != "export"
+        else replace(item, name="export")
+        for item in found
+    ]
+
+
+def _name(found: _Found, long: bool = False) -> str:
+    """'int8 graph', 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
+    if found.spread.joint == "engine" and len(found.units) == 1:
+        return str(found.units[0]["unit"])
+    names = [f"{unit['precision']} {unit['backend']}" if long else str(unit["precision"]) for unit in found.units]
+    return f"{', '.join(dict.fromkeys(names))} {'graph' if found.spread.joint == 'quantization' else 'engines'}"
+
+
+def _colours(reports: Sequence[Json]) -> dict[str, Colour]:
+    """A colour per unit: units of one graph have one, so that an engine is seen beside its graph."""
+    graphs = {
+        report["unit"]: repr(
+            (report["precision"], [item for item in report.get("spreads", ()) if item["joint"] == "quantization"])
+        )
+        for report in reports
+    }
+    order = {graph: index for index, graph in enumerate(dict.fromkeys(graphs.values()))}
+    return {unit: series(order[graph])[0] for unit, graph in graphs.items()}
 
 
 def _median(found: _Found) -> float:
@@ -106,19 +126,11 @@ def _errors(output: str, found: Sequence[_Found]) -> Plot | None:
 
 
 def _curve(found: _Found, values: Sequence[float], quantiles: bool = False) -> Curve:
-    """Quantiles are spread evenly from 0 to 100 %; a list of samples rises by one sample each."""
-    last, first = (max(len(values) - 1, 1), 0) if quantiles else (len(values), 1)
-    colour, dash = _look(found)
-    return Curve(found.name, values, [(at + first) / last for at in range(len(values))], colour=colour, dash=dash)
-
-
-def _look(found: _Found) -> tuple[Colour, bool]:
-    """A colour per precision; engines are dashed."""
-    if found.spread.joint == "export":
-        return "muted", False
-    precision = found.units[0]["precision"]
-    place = PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)
-    return series(place)[0], found.spread.joint == "engine"
+    """Quantiles are spread evenly from 0 to 100 %; a list of samples rises by one sample each. Engines are dashed."""
+    last = len(values) - 1 if quantiles else len(values)
+    shares = [(at + (not quantiles)) / max(last, 1) for at in range(len(values))]
+    dash = found.spread.joint == "engine"
+    return Curve(found.name, [values[0], *values], [0.0, *shares], colour=found.colour, dash=dash)
 
 
 def _row(found: _Found, worst: Worst) -> dict[str, Any]:

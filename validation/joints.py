@@ -67,7 +67,7 @@ def _cause(cells: Json) -> str:
     if joint := _failed(cells):
         return f"fails at {joint}"
     known = sorted((level, joint) for joint, cell in cells.items() if (level := _level(cell)) is not None)
-    if len(known) < 2 or known[1][0] - known[0][0] < _APART_DB:
+    if len(known) < 2 or known[0][0] == math.inf or known[1][0] - known[0][0] < _APART_DB:
         return ""
     return f"nearly all at {known[0][1]}"
 

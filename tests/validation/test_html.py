@@ -1,11 +1,14 @@
 """The page: it says the verdict first, escapes everything, needs nothing else, and fits narrow and wide windows."""
 
+import re
 from functools import cache
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.validation.page_data import joint_checks, version_report
+from validation.distributions import distributions
 from validation.html import metric_text, render, size_text
 from validation.overview import headroom_db, overview
 from validation.report import Check
@@ -207,3 +210,29 @@ def test_what_failed_has_the_command_that_does_it_again():
     report["reports"][0]["checks"].append(joint_checks("engine", 3.0, 22.0, passed=False)[3].to_json())
     report["engines"][0] |= {"digest": None}
     assert "enginery build SPEC.yaml --targets cpu --precisions fp32 --backends onnxruntime" in render(report)
+
+
+def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_of_their_own():
+    report = bare()
+    int8 = [item for item in report["reports"] if item["precision"] == "int8"]
+    int8[-1]["spreads"][1] |= {"samples": 59}
+    curves = curves_of(distributions(int8)[0]["pictures"][0])
+    assert list(curves) == ["export", "int8 onnxruntime, int8 tensorrt-rtx graph", "int8 tensorrt-rtx graph", ENGINE]
+    assert curves[ENGINE] == curves["int8 onnxruntime, int8 tensorrt-rtx graph"] != curves["int8 tensorrt-rtx graph"]
+
+
+ENGINE = "cpu int8 onnxruntime"
+
+
+def curves_of(picture: str) -> dict[str, str]:
+    """Name and colour of each curve."""
+    found = ElementTree.fromstring(picture).findall("g[@class='curve']")
+    return {item.find("title").text: re.search(r"stroke: ([^;]*)", item.find("path").get("style"))[1] for item in found}
+
+
+def test_joints_that_are_both_exact_have_no_drift():
+    report = bare()
+    report["reports"] = report["reports"][:1]
+    for check in report["reports"][0]["checks"]:
+        check["value"] = "inf" if check["name"] == "sqnr_db" else check["value"]
+    assert overview(report)["beside"]["shown"][0]["cause"] == ""
