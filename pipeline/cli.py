@@ -23,6 +23,7 @@ COMMANDS = {
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
     "list": ("registry", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),
+    "report": ("report", "Draw the page of a version or a canary from its JSON."),
     "pull": ("registry", "Fetch the engine that fits a target."),
     "verify": ("registry", "Re-hash the registry and report damage."),
     "validate": ("validate", "Run a version's engines here and attach the proof."),

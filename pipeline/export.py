@@ -26,6 +26,8 @@ from validation.golden import Case, GoldenSet, freeze
 from validation.noise import Noise, noise_floor
 from validation.report import Check
 from validation.samples import Samples, resize, sizes_of
+from validation.spread import Spread
+from validation.tally import Spreads
 
 if TYPE_CHECKING:
     import onnx
@@ -72,7 +74,7 @@ class ExportRequest:
 class Exported:
     """Files of an export, their digests, and the checks of the ONNX model against its source.
 
-    notes: what a person should know, such as that golden inputs are random.
+    notes: what a person should know, such as that golden inputs are random.  spreads: how the errors spread.
     """
 
     onnx: Path
@@ -81,11 +83,14 @@ class Exported:
     golden_digest: str
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
+    spreads: tuple[Spread, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with the paths as text and the checks as objects."""
         checks = [check.to_json() for check in self.checks]
-        return {**asdict(self), "onnx": str(self.onnx), "golden": str(self.golden), "checks": checks}
+        spreads = [spread.to_json() for spread in self.spreads]
+        paths = {"onnx": str(self.onnx), "golden": str(self.golden)}
+        return {**asdict(self), **paths, "checks": checks, "spreads": spreads}
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ def export(
     Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
+    spreads = Spreads()
     groups = samples or list(random_groups(request.inputs, request.dims))
     with _source(request, workdir) as source:
         if known is None:
@@ -125,9 +131,9 @@ def export(
         golden = replace(golden, noise=_noise(request, model_file, session, golden))
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
-        checks = expected_checks("export", session, golden, budget)
+        checks = expected_checks("export", session, golden, budget, spreads)
     notes = [*source.notes, *([] if samples else [_random_note()]), *_noise_note(golden)]
-    return Exported(model_file, digest, golden_file, golden_digest, checks, tuple(notes))
+    return Exported(model_file, digest, golden_file, golden_digest, checks, tuple(notes), spreads.at("export"))
 
 
 def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenSet) -> Noise:

@@ -13,16 +13,21 @@ os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
+import httpx
 from prefect import Task, flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 
 from builders.errors import EngineryError, UnavailableError
+from pipeline.artifacts import show_document
 from pipeline.compile import compile_model as compile_steps
+from pipeline.pages import VERSION, published_document
 from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
+from pipeline.registry.store import Store
+from pipeline.registry.versions import load
 from pipeline.run import RunOptions, opened
+from pipeline.values import Json
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -43,7 +48,7 @@ def compile_model(
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
     with opened(spec, options, FlowProgress(get_run_logger())) as run:
         outcome = compile_steps(run.spec, run.selection, run.shop, PrefectRunner())
-    show_in_prefect(outcome)
+        _show(outcome, run.shop.store)
     return outcome
 
 
@@ -119,21 +124,33 @@ class FlowProgress:
         yield
 
 
-def show_in_prefect(outcome: Outcome) -> None:
-    """Leave the engines as a table and the result as markdown in the Prefect UI."""
-    columns = ("target", "precision", "backend", "status", "size", "reason")
-    rows = [{column: engine[column] for column in columns} for engine in outcome.engines]
-    key = f"engines-{outcome.model}".replace("_", "-").replace(".", "-")
-    create_table_artifact(rows, key=key, description=f"Engines of {outcome.model}@{outcome.version}")
-    create_markdown_artifact(_markdown(outcome), key=key.replace("engines", "result", 1))
+def show_report(document: Json, page: str) -> list[str]:
+    """Leave a version's or a canary's report (`pipeline.pages`) on the Prefect server; the keys of its artifacts.
+
+    page: address of the HTML. Raises UnavailableError without a server, or when it does not answer.
+    """
+    if not PREFECT_API_URL.value():
+        raise UnavailableError(
+            "no Prefect server is configured; set PREFECT_API_URL to the one that shall have the report"
+        )
+    try:
+        with _api_in_reach():
+            return show_document(document, page)
+    except httpx.HTTPError as error:
+        raise UnavailableError(
+            f"Prefect: {PREFECT_API_URL.value()} does not answer ({error}); start its server"
+        ) from error
 
 
-def _markdown(outcome: Outcome) -> str:
-    lines = [f"# {outcome.model}@{outcome.version}", ""]
-    lines += [f"- {name}: {values}" for name, values in outcome.metrics.items()]
-    lines += [f"- failed: {item['target']} {item['precision']}: {item['reason']}" for item in outcome.failed]
-    lines += [f"- report: `{outcome.page}`"] if outcome.page else []
-    return "\n".join(lines)
+def _show(outcome: Outcome, store: Store) -> None:
+    """Leave the report of the version in the Prefect UI; of a run that published nothing, how each unit ended."""
+    if outcome.version is None:
+        rows = [{**engine, "size_bytes": engine["size"]} for engine in outcome.engines]
+        document = {"kind": VERSION, "model": outcome.model, "version": "none", "engines": rows}
+    else:
+        document = published_document(store, load(store, outcome.model, outcome.version))
+    page = outcome.page if outcome.page is None or "://" in outcome.page else Path(outcome.page).as_uri()
+    show_document(document, page)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The last step: entries, manifest, report and channel for a judged plan; or the version that already says the same."""
 
 import getpass
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -285,20 +286,20 @@ def _row(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> Json:
 
 
 def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str | None:
-    """The version's HTML report, beside its manifest; written once."""
-    from pipeline.registry.keys import page_key
+    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once."""
+    from pipeline.registry.keys import page_data_key, page_key
 
-    key = page_key(published.manifest.model, published.version)
-    if shop.store.read(key) is None:
-        from validation.html import render
+    key, data_key = (place(published.manifest.model, published.version) for place in (page_key, page_data_key))
+    if shop.store.read(key) is None or shop.store.read(data_key) is None:
+        from pipeline.pages import drawn, version_document
 
         reports = [item.report.to_json() for item in judged if item.report]
         failures = [_failure(item) for item in judged if item.built.failure]
         told: Json = {"quantization": quantization_records(shop.store, published.manifest)}
         told["attributions"] = _attributed(published.manifest, judged, shop)
         told["latencies"] = latencies(shop.store, published.manifest)
-        page = render({**published.manifest.to_json(), "reports": reports, "failures": failures, **told})
-        attach_page(shop.store, published.manifest, page.encode())
+        data = version_document(published.manifest, {"reports": reports, "failures": failures, **told})
+        attach_page(shop.store, published.manifest, drawn(json.loads(data)).encode(), data)
     uri = f"{shop.store.uri}/{key}"
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 

@@ -99,4 +99,6 @@ def _published_proof(entry: EngineEntry, shop: Workshop) -> Proof:
     if entry.report is None:
         return Proof()
     report = Report.from_json(json.loads(shop.store.read_blob(entry.report)))
-    return Proof(tuple(check.to_json() for check in report.checks if check.joint in ("export", "quantization")))
+    before = ("export", "quantization")
+    spreads = tuple(spread.to_json() for spread in report.spreads if spread.joint in before)
+    return Proof(tuple(check.to_json() for check in report.checks if check.joint in before), spreads=spreads)

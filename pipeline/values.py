@@ -35,15 +35,19 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one joint. checks: `validation.report.Check` as JSON.  metrics: task metrics by name."""
+    """What was measured at one joint. checks: `validation.report.Check` as JSON.  metrics: task metrics by name.
+
+    spreads: `validation.spread.Spread` as JSON.
+    """
 
     checks: tuple[Json, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
+    spreads: tuple[Json, ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Proof":
         """Read the value of a checking step."""
-        return cls(tuple(data["checks"]), tuple(sorted(data["metrics"].items())))
+        return cls(tuple(data["checks"]), tuple(sorted(data["metrics"].items())), tuple(data.get("spreads", ())))
 
     @property
     def failed(self) -> tuple[Json, ...]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from pipeline.values import Attributed, Built, Proof
 from validation.report import Check, Report, judge
+from validation.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: 
         created_at=now(),
         host=host(),
         versions=dict(request.toolchain),
+        spreads=tuple(Spread.from_json(spread) for proof in proofs for spread in proof.spreads),
     )
 
 

@@ -18,18 +18,29 @@ from validation.drift import DECISIONS, Drift, is_exact, measure
 from validation.golden import Case, GoldenSet
 from validation.npz import Array
 from validation.report import Check
+from validation.tally import Spreads, samples_of
 
 
 def drift_checks(
-    joint: str, reference: Session, candidate: Session, golden: GoldenSet, budget: Budget | Budgets
+    joint: str,
+    reference: Session,
+    candidate: Session,
+    golden: GoldenSet,
+    budget: Budget | Budgets,
+    spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
-    """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks."""
-    return _checks(joint, lambda case: run(reference, case.inputs), candidate, golden, budget)
+    """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks.
+
+    spreads: takes how the errors spread, for a report to show.
+    """
+    return _checks(joint, lambda case: run(reference, case.inputs), candidate, golden, budget, spreads)
 
 
-def expected_checks(joint: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets) -> tuple[Check, ...]:
+def expected_checks(
+    joint: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
+) -> tuple[Check, ...]:
     """Compare a session with the golden set's own expected outputs."""
-    return _checks(joint, lambda case: case.expected, candidate, golden, budget)
+    return _checks(joint, lambda case: case.expected, candidate, golden, budget, spreads)
 
 
 def task_check(session: Session, golden: GoldenSet, metric: Mapping[str, Any]) -> Check:
@@ -72,11 +83,15 @@ def case_checks(
 class _Drifts:
     """What was found per output: golden cases in one, edges by case name; and failures that ended a comparison."""
 
+    spreads: Spreads | None
     golden: dict[str, Drift] = field(default_factory=dict)
     edges: dict[str, dict[str, Drift]] = field(default_factory=dict)
     failures: list[Check] = field(default_factory=list)
 
-    def add(self, case: Case, output: str, drift: Drift) -> None:
+    def add(self, case: Case, output: str, drift: Drift, pair: tuple[Array, Array]) -> None:
+        if self.spreads is not None:
+            samples = samples_of(case.inputs.values(), pair[0])
+            self.spreads.add(output, case.name, case.kind == "golden", pair, samples)
         if case.kind == "golden":
             self.golden[output] = self.golden.get(output, Drift()).merge(drift)
         else:
@@ -84,9 +99,14 @@ class _Drifts:
 
 
 def _checks(
-    joint: str, expected_of: Callable[[Case], Tensors], candidate: Session, golden: GoldenSet, budget: Budget | Budgets
+    joint: str,
+    expected_of: Callable[[Case], Tensors],
+    candidate: Session,
+    golden: GoldenSet,
+    budget: Budget | Budgets,
+    spreads: Spreads | None,
 ) -> tuple[Check, ...]:
-    drifts = _Drifts()
+    drifts = _Drifts(spreads)
     limits = budget if isinstance(budget, Budgets) else Budgets(budget)
     for case in golden.cases:
         expected = expected_of(case)
@@ -107,7 +127,7 @@ def _compare(joint: str, case: Case, output: str, expected: Array, actual: Array
         drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, "this output is missing"))
         return
     try:
-        drifts.add(case, output, measure(expected, actual, also=DECISIONS))
+        drifts.add(case, output, measure(expected, actual, also=DECISIONS), (expected, actual))
     except ValueError as error:
         drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, str(error)))
 

@@ -6,25 +6,21 @@ from typing import Any
 
 from builders.types import PRECISIONS
 from validation.attribution.words import section
+from validation.distributions import distributions, worst_cases
+from validation.joints import joints, side_by_side
 from validation.latency.section import sections
 from validation.quantized import quantizations
 from validation.report import Check
 
 STATUSES = ("proven", "unproven", "failed", "refused")
 _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
-_JOINTS = {
-    "export": "the ONNX model against the original framework",
-    "quantization": "the quantized or cast graph against the fp32 graph",
-    "engine": "the compiled engine against the graph it was built from",
-}
-_BAR_DB = 140.0
 
 Json = Mapping[str, Any]
 
 
-def overview(manifest: Json) -> dict[str, Any]:
+def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
     """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`,
-    `attributions`, `latencies`."""
+    `attributions`, `latencies`.  pictures: without them nothing that needs a picture is worked out."""
     engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
@@ -37,10 +33,14 @@ def overview(manifest: Json) -> dict[str, Any]:
         "verdict": _verdict(counts),
         "matrix": _matrix(engines),
         "tasks": _tasks(manifest, engines),
-        "joints": _joints(manifest.get("reports", ())),
-        "quantizations": quantizations(manifest),
+        "joints": joints(manifest.get("reports", ())),
+        "beside": side_by_side(manifest.get("reports", ())),
+        "distributions": distributions(manifest.get("reports", ())) if pictures else [],
+        "worst": worst_cases(manifest.get("reports", ())),
+        "quantizations": quantizations(manifest) if pictures else [],
         "attributions": [section(item) for item in manifest.get("attributions", ())],
-        "latencies": sections(manifest.get("latencies", {})),
+        "latencies": sections(manifest.get("latencies", {}), pictures),
+        "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),
         "provenance": _provenance(manifest),
@@ -78,6 +78,18 @@ def _engine(index: int, entry: Json, manifest: Json) -> dict[str, Any]:
         "total_checks": len(checks),
         "ran": any(check.joint == "engine" for check in checks),
     }
+
+
+def _again(reference: str, engines: Sequence[Json]) -> Iterator[dict[str, str]]:
+    """Commands that do again what failed: of a published engine the proof, else the build."""
+    for engine in engines:
+        if engine["status"] == "failed" and engine["digest"]:
+            run = f"enginery validate {reference} --target {engine['target']}"
+            drifted = f"enginery attribute {reference} --target {engine['target']} --precision {engine['precision']}"
+            yield {"unit": engine["unit"], "command": f"{run}\n{drifted}"}
+        elif engine["status"] == "failed" and engine["failed_checks"]:
+            words = f"--targets {engine['target']} --precisions {engine['precision']} --backends {engine['backend']}"
+            yield {"unit": engine["unit"], "command": f"enginery build SPEC.yaml {words}"}
 
 
 def _by_target(engines: Sequence[Json]) -> list[dict[str, Any]]:
@@ -182,63 +194,6 @@ def _place(value: float, axis: tuple[float, float]) -> float:
 
 def _below(value: float, floor: float | None) -> bool:
     return floor is not None and not value >= floor
-
-
-def _joints(reports: Sequence[Json]) -> list[dict[str, Any]]:
-    """Per joint the distinct sets of checks, each with the units it holds for: many units share a graph."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for report in reports:
-        for joint in _JOINTS:
-            checks = [check for check in report["checks"] if check["joint"] == joint]
-            if checks:
-                group = groups.setdefault((joint, repr(checks)), {"joint": joint, "checks": checks, "units": []})
-                group["units"].append(report)
-    return [
-        {"name": joint, "what": what, "groups": [_group(group) for group in groups.values() if group["joint"] == joint]}
-        for joint, what in _JOINTS.items()
-    ]
-
-
-def _group(group: Json) -> dict[str, Any]:
-    checks = [Check.from_json(check) for check in group["checks"]]
-    return {
-        "title": _title(group["joint"], group["units"]),
-        "units": [report["unit"] for report in group["units"]],
-        "checks": checks,
-        "failed": [check for check in checks if not check.passed],
-        "sqnr": _worst(checks, "sqnr_db"),
-        "max_rel": _worst(checks, "max_rel"),
-        "agreement": _worst(checks, "argmax_agreement") or _worst(checks, "agreement"),
-    }
-
-
-def _title(joint: str, reports: Sequence[Json]) -> str:
-    if joint == "engine" and len(reports) == 1:
-        return str(reports[0]["unit"])
-    names = dict.fromkeys(f"{report['precision']} {report['backend']}" for report in reports)
-    if joint == "export":
-        return "fp32 graph"
-    return ", ".join(names)
-
-
-def _worst(checks: Sequence[Check], name: str) -> dict[str, Any] | None:
-    """The worst check of a metric, and where a bar of it ends and its limit stands, in percent (SQNR: of 140 dB)."""
-    found = [check for check in checks if check.name == name and check.value is not None]
-    if not found:
-        return None
-    worst = min(found, key=lambda check: (check.passed, _goodness(check)))
-    return {"check": worst, "at": _bar(worst.value), "limit_at": None if worst.limit is None else _bar(worst.limit)}
-
-
-def _goodness(check: Check) -> float:
-    value = -math.inf if check.value is None or math.isnan(check.value) else check.value
-    return -value if check.name.startswith("max_") else value
-
-
-def _bar(value: float | None) -> float:
-    if value is None or math.isnan(value):
-        return 0.0
-    return round(100 * min(max(value, 0.0), _BAR_DB) / _BAR_DB, 2)
 
 
 def _by_reason(engines: Sequence[Json]) -> list[dict[str, Any]]:

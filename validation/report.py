@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from builders.digest import digest_of
 from builders.errors import IntegrityError
+from validation.spread import Spread
 
 Verdict = Literal["proven", "unproven", "failed"]
 _KEY = object()
@@ -48,6 +49,7 @@ class Report:
     """All checks of one unit. engine: its digest, None when there is no engine.  golden: digest of the golden set.
 
     created_at: ISO 8601, UTC.  host: what machine the checks ran on.  versions: of compiler and runtime.
+    spreads: how the errors of each joint and output spread, where that was measured; reports of before have none.
     """
 
     unit: str
@@ -62,6 +64,7 @@ class Report:
     created_at: str
     host: Mapping[str, str]
     versions: Mapping[str, str]
+    spreads: tuple[Spread, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -75,9 +78,11 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        plain = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spreads"}
+        spreads = {"spreads": [spread.to_json() for spread in self.spreads]} if self.spreads else {}
         return {
             **plain,
+            **spreads,
             "checks": [check.to_json() for check in self.checks],
             "host": dict(self.host),
             "versions": dict(self.versions),
@@ -86,12 +91,13 @@ class Report:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Report":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        found = _only_fields(cls, data)
+        found = _only_fields(cls, {"spreads": (), **data})
         if found["verdict"] not in get_args(Verdict):
             raise IntegrityError(
                 f"report of {found['unit']!r} has verdict {found['verdict']!r}; validate the engine again"
             )
-        return cls(**{**found, "checks": tuple(Check.from_json(item) for item in found["checks"])})
+        checks = tuple(Check.from_json(item) for item in found["checks"])
+        return cls(**{**found, "checks": checks, "spreads": tuple(map(Spread.from_json, found["spreads"]))})
 
 
 class Approved:

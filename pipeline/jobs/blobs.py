@@ -1,6 +1,7 @@
 """What the jobs have in common: JSON to values, blobs to verified files, checks to JSON."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from pipeline.values import Json
 
 if TYPE_CHECKING:
     from validation.golden import GoldenSet
+    from validation.spread import Spread
 
 
 def tensors_from(items: list[Json]) -> tuple[TensorSpec, ...]:
@@ -45,13 +47,16 @@ def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))
 
 
-def proof_of(checks: Any, session: Session, golden: "GoldenSet", metric: Json | None, what: str) -> Json:
-    """Checks and task metric as JSON; the metric is a check of its own. what: the thing that was run."""
+def proof_of(
+    checks: Any, session: Session, golden: "GoldenSet", metric: Json | None, what: str, spreads: "Sequence[Spread]" = ()
+) -> Json:
+    """Checks, task metric and spreads as JSON; the metric is a check of its own. what: the thing that was run."""
     from validation.compare import task_check
 
     task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
     metrics = {check.name: check.value for check in task if check.value is not None}
-    return {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
+    found = {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
+    return {**found, "spreads": [spread.to_json() for spread in spreads]}
 
 
 def runnable(graph: Path, precision: Precision) -> Path:

@@ -62,8 +62,9 @@ def check_engine(
     from builders.onnxruntime import OrtSession
     from validation.budget import budgets
     from validation.compare import drift_checks
+    from validation.tally import Spreads
 
-    place = open_store(store)
+    place, spreads = open_store(store), Spreads()
     wanted = BuildRequest.from_json(request)
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
@@ -72,10 +73,10 @@ def check_engine(
         OrtSession(graph, optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        checks = drift_checks("engine", expected, actual, frozen, budget)
+        checks = drift_checks("engine", expected, actual, frozen, budget, spreads)
         if contract:
             checks += _contract_checks(contract, expected, actual, frozen, budget)
-        return proof_of(checks, actual, frozen, metric, "engine")
+        return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
 
 
 def _contract_checks(

@@ -116,8 +116,9 @@ def check_graph(
     from builders.onnxruntime import OrtSession
     from validation.budget import budgets
     from validation.compare import drift_checks
+    from validation.tally import Spreads
 
-    place = open_store(store)
+    place, spreads = open_store(store), Spreads()
     frozen = golden_set(place, golden, workdir)
     candidate = runnable(fetch(place, graph, workdir / "graph.onnx"), precision)
     budget = budgets("quantization", precision, frozen.noise).override(limits)
@@ -125,4 +126,5 @@ def check_graph(
         OrtSession(fetch(place, reference, workdir / "reference.onnx"), optimized=False) as expected,
         OrtSession(candidate, optimized=False) as actual,
     ):
-        return proof_of(drift_checks("quantization", expected, actual, frozen, budget), actual, frozen, metric, "graph")
+        checks = drift_checks("quantization", expected, actual, frozen, budget, spreads)
+        return proof_of(checks, actual, frozen, metric, "graph", spreads.at("quantization"))

@@ -42,7 +42,7 @@ def export_model(
     exported = export(wanted, samples, column, workdir, limits, known)
     frozen = GoldenSet.load(exported.golden)
     with OrtSession(exported.onnx, optimized=False) as session:
-        proof = proof_of(exported.checks, session, frozen, metric, "exported model")
+        proof = proof_of(exported.checks, session, frozen, metric, "exported model", exported.spreads)
     return {
         "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
         "golden": {"golden": place.put_file(exported.golden), "notes": list(exported.notes), **proof},

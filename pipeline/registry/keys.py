@@ -9,6 +9,7 @@
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
     models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
+    models/<model>/versions/<version>/report.json         what that page is drawn from
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
 """
 
@@ -73,6 +74,11 @@ def manifest_key(model: str, version: str) -> str:
 def page_key(model: str, version: str) -> str:
     """Key of the copy of a version's HTML report."""
     return f"{versions_prefix(model)}{check_version(version)}/report.html"
+
+
+def page_data_key(model: str, version: str) -> str:
+    """Key of the JSON that a version's HTML report is drawn from."""
+    return f"{versions_prefix(model)}{check_version(version)}/report.json"
 
 
 def attestations_prefix(model: str, version: str) -> str:

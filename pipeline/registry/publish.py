@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from builders.digest import digest_of
 from builders.errors import ConflictError, InputError, IntegrityError
 from pipeline.registry import channels, versions
-from pipeline.registry.keys import manifest_key, page_key
+from pipeline.registry.keys import manifest_key, page_data_key, page_key
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
@@ -88,10 +88,11 @@ def find_published(store: Store, manifest: Manifest) -> Manifest | None:
     return theirs or _recent(store, manifest, _highest_number(store, manifest.model))
 
 
-def attach_page(store: Store, manifest: Manifest, page: bytes) -> str:
-    """Put a copy of the version's HTML report beside its manifest, and return its key."""
+def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
+    """Put a copy of the version's HTML report beside its manifest, with the JSON it is drawn from; the page's key."""
     key = page_key(manifest.model, manifest.version)
-    store.replace(key, page, store.read(key))
+    for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
+        store.replace(place, content, store.read(place))
     return key
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,6 +21,12 @@ def with_prefect(project: Project, *words: str) -> subprocess.CompletedProcess[s
     return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
 
 
+def artifacts(project: Project) -> set[tuple[str, str]]:
+    """Key and type of every artifact that the run's own server kept."""
+    with closing(sqlite3.connect(project.folder.parent / "prefect" / "prefect.db")) as database:
+        return set(database.execute("select key, type from artifact"))
+
+
 def keys(outcome: Any) -> dict[str, str]:
     return {f"{e['target']} {e['precision']}": e["status"] for e in outcome["engines"]}
 
@@ -32,6 +40,7 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert keys(outcome) == keys(reference)
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in done.stderr
+    assert artifacts(project) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
     again = with_prefect(project, "--executor", "ray")
     assert json.loads(again.stdout)["cached"] is True
     assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"

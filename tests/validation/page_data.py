@@ -1,11 +1,13 @@
 """A made-up version of realistic size, in the shape that the page is rendered from."""
 
 import hashlib
+import math
 from dataclasses import replace
 
 from tests.validation.latency.reports import latency_report
 from validation.attribution.result import Attribution, Error, Row, Taps
 from validation.report import Check, Report, describe
+from validation.spread import Spread, Worst
 
 TARGETS = ["cpu", "sm_75", "sm_80", "sm_86", "sm_89", "l4", "sm_90", "sm_120"]
 SQNR = {"fp32": 118.2, "fp16": 61.4, "bf16": 39.7, "int8": 23.6}
@@ -64,6 +66,9 @@ def report(entry: dict) -> Report:
         checks += [*joint_checks("quantization", SQNR[precision], LIMIT[precision]), task(ACCURACY[precision])]
     if ran:
         checks += [*joint_checks("engine", SQNR[precision] + 12, LIMIT[precision] + 7), task(ACCURACY[precision])]
+    spreads = [spread("export", 127.3)]
+    spreads += [spread("quantization", SQNR[precision])] if precision != "fp32" else []
+    spreads += [spread("engine", SQNR[precision] + 12)] if ran else []
     return Report(
         unit=f"{entry['target']} {precision} {entry['backend']}",
         target=entry["target"],
@@ -77,7 +82,20 @@ def report(entry: dict) -> Report:
         created_at="2026-11-20T08:43:35+00:00",
         host={"name": "builder-7"},
         versions=entry["toolchain"],
+        spreads=tuple(spreads),
     )
+
+
+def spread(joint: str, sqnr: float) -> Spread:
+    """A spread of 60 samples around an SQNR, with two worst cases."""
+    samples = tuple(sqnr - 9 + 20 * math.sqrt(index / 60) for index in range(60))
+    size = 10 ** (-sqnr / 20)
+    errors = (0.0, *(size * 3 * (index / 100) ** 1.5 for index in range(1, 101)))
+    worst = (
+        Worst("golden 2", 17, (17, 3), 4.218443, 4.218443 + 9 * size, sqnr - 9),
+        Worst("batch=32", 5, (5, 0), -1.733, -1.733 - 4 * size, sqnr - 6),
+    )
+    return Spread(joint, "logits", 3600, 60, 12, 0, errors, samples, worst)
 
 
 def entry(target: str, precision: str) -> dict:

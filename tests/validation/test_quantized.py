@@ -57,7 +57,7 @@ def test_a_row_says_range_extremes_clipping_scale_and_sqnr():
 def test_thousands_of_tensors_do_not_make_a_page_without_end():
     many = [{**record()["tensors"][-1], "name": f"t{index}"} for index in range(5000)]
     page = render(report(tensors=many))
-    assert page.count('<td class="name">') == MOST
+    assert page[page.index("<h2>Quantization</h2>") :].count('<td class="name">') == MOST
     assert "4600 more are in the record" in page
     assert len(page) < 500_000
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from builders.errors import IntegrityError
 from validation.report import Approved, Check, Report, approve, describe, judge
+from validation.spread import Spread, Worst
 
 GOOD = Check("engine", "sqnr_db", "logits", "golden", 41.0, 22.0, True)
 BAD = replace(GOOD, value=12.0, passed=False)
@@ -44,6 +45,16 @@ def test_reports_survive_json():
     assert Report.from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
     assert Report.from_json(REPORT.to_json()).digest == REPORT.digest
     assert replace(REPORT, golden="c" * 64).digest != REPORT.digest
+
+
+def test_spreads_survive_json_and_a_report_of_before_keeps_its_digest():
+    worst = Worst("golden 0", 3, (3, 1), 1.0, math.nan, math.nan)
+    spread = Spread("engine", "logits", 6, 3, 1, 1, (0.0, 0.25), (20.0, math.inf), (worst,))
+    report = replace(REPORT, spreads=(spread,))
+    text = json.dumps(report.to_json(), allow_nan=False)
+    back = Report.from_json(json.loads(text))
+    assert back.digest == report.digest and back.spreads[0].sqnr_db == (20.0, math.inf)
+    assert "spreads" not in REPORT.to_json(), "its digest was taken without"
 
 
 @pytest.mark.parametrize("change", [{"more": 1}, {"verdict": "fine"}])

@@ -57,7 +57,7 @@ def _name(identity: Json) -> str:
 
 def _criterion(item: Json) -> dict[str, Any]:
     texts = {
-        f"{name}_text": describe_value(item[name], item["kind"])
+        f"{name}_text": describe_value(item[name], item["kind"]).replace("-", "−")  # noqa: RUF001 - a real minus sign
         for name in ("estimate", "low", "high", "margin", "detectable", "provable")
     }
     low = texts["low_text"].removesuffix(" %")

@@ -19,13 +19,13 @@ from validation.latency.words import (
 )
 
 
-def sections(latencies: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def sections(latencies: Mapping[str, Sequence[Mapping[str, Any]]], pictures: bool = True) -> list[dict[str, Any]]:
     """One per report. latencies: by the engine's digest, as `pipeline.registry.latencies` gives them."""
-    found = [_section(report) for each in latencies.values() for report in each]
+    found = [_section(report, pictures) for each in latencies.values() for report in each]
     return sorted(found, key=lambda section: str(section["name"]))
 
 
-def _section(report: Mapping[str, Any]) -> dict[str, Any]:
+def _section(report: Mapping[str, Any], pictures: bool) -> dict[str, Any]:
     first, *rest = lines(report)
     busy = busy_text(report)
     anatomy = report["anatomy"]
@@ -43,6 +43,6 @@ def _section(report: Mapping[str, Any]) -> dict[str, Any]:
         "node_columns": NODE_COLUMNS,
         "nodes": node_rows(anatomy),
         "more": max(0, len(profile["nodes"]) + profile["omitted"] - SHOWN_NODES) if profile else 0,
-        "distribution": distribution_svg(report["buckets"]),
-        "roofline": roofline_svg(anatomy),
+        "distribution": distribution_svg(report["buckets"]) if pictures else "",
+        "roofline": roofline_svg(anatomy) if pictures else "",
     }

@@ -10,6 +10,7 @@ import math
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -43,6 +44,7 @@ _SETTINGS: Any = {
     "font.size": SIZE,
 }
 _SILENT = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+_STEPS = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
 _EDGE, _GAP, _ROW = 4.0, 10.0, 18.0
 # matplotlib's settings are the process's; they are ours only while we draw.
 _LOCK = threading.Lock()
@@ -81,14 +83,14 @@ class _Drawing:
     """One figure with one axes, and margins as wide as its labels need."""
 
     def __init__(self, plot: Plot) -> None:
+        self.rows = _rows(plot.legend, plot.width)
+        plot = replace(plot, height=int(plot.height + _ROW * max(0, len(self.rows) - 1)))  # no less room for the data
         self.plot, self.marked = plot, dict[str, tuple[str, str]]()
         self.figure = Figure(figsize=(plot.width / 72, plot.height / 72), dpi=72)
         self.canvas = FigureCanvasSVG(self.figure)
         self.figure.patch.set_visible(False)
         self.ticks = _ticks(plot.x), _ticks(plot.y)
-        self.rows = _rows(plot.legend, plot.width)
-        left, right, low, high = self._box()
-        self.box = left, right, low, high
+        self.box = self._box()
         self.axes = self._axes()
 
     def svg(self) -> str:
@@ -263,7 +265,7 @@ def _ticks(axis: Axis) -> Ticks:
     """Where an axis has lines, with their labels."""
     if axis.ticks is not None:
         return [item for item in axis.ticks if axis.low <= item[0] <= axis.high]
-    places = _log_ticks(axis) if axis.log else MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(axis.low, axis.high)
+    places = _log_ticks(axis) if axis.log else _STEPS.tick_values(axis.low, axis.high)
     slack = 1e-9 * (axis.high - axis.low)
     inside = [0.0 if abs(place) < slack else float(place) for place in places]
     return [(place, axis.text(place)) for place in inside if axis.low - slack <= place <= axis.high + slack]
@@ -272,7 +274,7 @@ def _ticks(axis: Axis) -> Ticks:
 def _log_ticks(axis: Axis) -> Iterable[float]:
     decades = math.log10(axis.high / axis.low)
     if decades < 0.7:
-        return [float(value) for value in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(axis.low, axis.high)]
+        return [float(value) for value in _STEPS.tick_values(axis.low, axis.high)]
     subs = (1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,)
     places = [float(value) for value in LogLocator(subs=subs, numticks=64).tick_values(axis.low, axis.high)]
     inside = [place for place in places if axis.low <= place * (1 + 1e-9) and place <= axis.high * (1 + 1e-9)]

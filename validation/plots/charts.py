@@ -16,7 +16,10 @@ _QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
 
 @dataclass(frozen=True)
 class Curve:
-    """A distribution function: shares (0 to 1, rising) of what is at most each x; low, high: its confidence band."""
+    """A distribution function: shares (0 to 1, rising) of what is at most each x; low, high: its confidence band.
+
+    colour: None for the next of the series.
+    """
 
     name: str
     xs: Sequence[float]
@@ -24,6 +27,7 @@ class Curve:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     colour: Colour | None = None
+    dash: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,10 @@ def ecdf(curves: Sequence[Curve], x: Axis, words: str, y_label: str = "", legend
     marks: list[Mark] = []
     keys = []
     for index, curve in enumerate(curves):
-        colour, dash = series(index) if curve.colour is None else (curve.colour, False)
+        colour, dash = series(index) if curve.colour is None else (curve.colour, curve.dash)
         if len(curve.low) and len(curve.high):
             marks.append(Band(curve.xs, curve.low, curve.high, colour, steps=True))
-        kind = "curve" if curve.colour is None else f"curve {curve.name}"
-        marks.append(Line(curve.xs, curve.shares, colour, dash=dash, steps=True, kind=kind, title=curve.name))
+        marks.append(Line(curve.xs, curve.shares, colour, dash=dash, steps=True, kind="curve", title=curve.name))
         keys.append(Key(curve.name, colour, dash))
     y = Axis(0.0, 1.0, y_label, ticks=_QUARTERS)
     return Plot("ecdf", words, x, y, tuple(marks), tuple(keys) if legend else ())

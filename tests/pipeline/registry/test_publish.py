@@ -124,7 +124,7 @@ def test_a_channel_that_refuses_does_not_undo_the_version(store: Store) -> None:
 def test_the_page_lies_beside_the_manifest(store: Store) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     for page in (b"<html>", b"<html>2"):
-        assert store.read(attach_page(store, manifest, page)) == page
+        assert store.read(attach_page(store, manifest, page, b"{}")) == page
     assert versions.versions(store, "digits") == ["1"]
 
 

@@ -20,7 +20,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
     monkeypatch.setenv("USER", "ada")
     store = open_store(tmp_path / "registry", create=True)
-    attach_page(store, publish_engines(store, [engine(store)], "a").manifest, b"<html>")
+    attach_page(store, publish_engines(store, [engine(store)], "a").manifest, b"<html>", b"{}")
     publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "b", others=[refusal()])
     return store
 

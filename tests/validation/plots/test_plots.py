@@ -137,7 +137,9 @@ def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
     import validation
 
     light, dark = (
-        (Path(validation.__file__).parent / "report.css").read_text().split("@media (prefers-color-scheme: dark)")
+        (Path(validation.__file__).parent / "report.css")
+        .read_text()
+        .split("@media screen and (prefers-color-scheme: dark)")
     )
     for name in COLOURS:
         assert f"--{name}:" in light and f"--{name}:" in dark.split("}\n}")[0], name

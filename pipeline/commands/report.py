@@ -1,0 +1,39 @@
+"""`enginery report`."""
+
+from pathlib import Path
+
+import click
+
+from pipeline.commands.options import registry_option, say
+
+
+@click.command()
+@click.argument("source", metavar="REF|FILE")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="The page."
+)
+@click.option("--prefect", "to_prefect", is_flag=True, help="Also leave it as artifacts on the Prefect server.")
+@registry_option
+def report(source: str, out: Path, to_prefect: bool, registry: str) -> None:
+    """Draw the page of a version (REF, as of today), or of a report.json of a version or a canary (FILE).
+
+    The page is one file: no network, no scripts, light and dark, ready to print.
+    """
+    from pipeline.pages import drawn, published_document, read_document
+    from pipeline.registry.landing import write_whole
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+
+    if source.endswith(".json") or "/" in source:
+        document = read_document(Path(source))
+    else:
+        store = open_store(registry)
+        document = published_document(store, locate(store, parse_reference(source)).manifest)
+    write_whole(out, drawn(document).encode())
+    if to_prefect:
+        from pipeline.flows import show_report
+
+        for key in show_report(document, out.absolute().as_uri()):
+            say(f"artifact: {key}")
+    click.echo(str(out))

@@ -1,0 +1,70 @@
+"""Pages as headless Chromium lays them out: all of them in one run, because starting it is slow."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# A picture's text is 12 units of its view box high.
+SCRIPT = """<script>
+function measured(frame) {
+  const page = frame.contentDocument, width = frame.clientWidth, root = page.documentElement;
+  for (const details of page.querySelectorAll('details')) details.open = true;
+  const boxes = [...page.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, thead, svg'));
+  const wide = boxes.filter(item => item.getBoundingClientRect().right > width);
+  const svgs = [...page.querySelectorAll('svg')];
+  const cut = svgs.flatMap(svg => {
+    const box = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('text')].filter(text => {
+      const inner = text.getBoundingClientRect();
+      return inner.left < box.left - 1 || inner.right > box.right + 1
+        || inner.top < box.top - 2 || inner.bottom > box.bottom + 2;
+    }).map(text => text.textContent);
+  });
+  const strokes = svgs.flatMap(svg => [...svg.querySelectorAll('path')].map(path => getComputedStyle(path).stroke));
+  const shown = item => item.getBoundingClientRect().height > 0;
+  return {
+    overflow: root.scrollWidth - width, wide: wide.map(item => item.className || item.tagName), cut,
+    text: Math.min(...svgs.map(svg => 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)),
+    svgs: svgs.filter(shown).length, tables: [...page.querySelectorAll('table')].filter(shown).length,
+    verdict: page.querySelector('.verdict').getBoundingClientRect().top, height: root.scrollHeight,
+    colours: new Set(strokes).size,
+  };
+}
+onload = () => {
+  const found = {};
+  for (const frame of document.querySelectorAll('iframe')) found[frame.name] = measured(frame);
+  document.body.innerHTML = '<pre id="found"></pre>';
+  document.getElementById('found').textContent = JSON.stringify(found);
+};
+</script>"""
+
+
+def laid_out(
+    folder: Path, pages: Mapping[str, str], widths: tuple[int, ...] = (1280, 420)
+) -> dict[str, dict[str, Any]]:
+    """What Chromium finds in each page at each width: 'name at width' -> measures."""
+    frames = []
+    for name, page in pages.items():
+        bare = html.escape(re.sub(r"<meta http-equiv=[^>]*>", "", page))
+        frames += [
+            f'<iframe name="{name} at {width}" srcdoc="{bare}" style="width: {width}px; height: 900px"></iframe>'
+            for width in widths
+        ]
+    (folder / "frames.html").write_text(
+        f"<!doctype html><style>iframe {{ border: 0 }}</style><body>{''.join(frames)}</body>{SCRIPT}"
+    )
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+    command = [str(CHROMIUM), *options, "--window-size=1600,2000", "--dump-dom", f"file://{folder}/frames.html"]
+    environment = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    found: dict[str, dict[str, Any]] = json.loads(
+        html.unescape(done.stdout.split('<pre id="found">')[1].split("</pre>")[0])
+    )
+    return found
