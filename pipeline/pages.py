@@ -30,7 +30,7 @@ def version_document(manifest: Manifest, parts: Mapping[str, Any]) -> bytes:
 
 
 def published_document(store: Store, manifest: Manifest) -> Json:
-    """A version's document with the statuses, reports and latencies of today: attestations count. Raises UnknownNameError."""
+    """A version's document with its statuses, reports and latencies of today. Raises UnknownNameError."""
     where = f"{manifest.model}@{manifest.version}"
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:

@@ -6,6 +6,8 @@ import pytest
 
 from builders.errors import InputError, IntegrityError, SpecError
 from builders.types import Dim
+from pipeline.artifacts import version_markdown
+from pipeline.pages import published_document
 from pipeline.registry.latencies import attach_latency, latencies
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import load
@@ -45,6 +47,9 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     assert validated.json["engines"][0]["latency"] is not None
     assert len(list(store.list("models/tiny/versions/1/latency/"))) == 2
     assert len(latencies(store, manifest)[engine]) == 1
+    today = published_document(store, manifest)
+    assert today["latencies"] == latencies(store, manifest) != {engine: [report]}
+    assert "| cpu fp32 onnxruntime | batch=4 |" in version_markdown(today, None)
 
     (project.registry / next(iter(store.list("models/tiny/versions/1/latency/")))).write_text('{"format": 1}')
     assert project.run("verify").code == 1
