@@ -35,6 +35,7 @@ class Anatomy:
             "graph": {
                 **whole.to_json(),
                 "nodes": len(self.graph.nodes),
+                "working_bytes": self.graph.working_bytes,
                 "by_dtype": dict(operations_by_dtype(self.graph.costs)),
                 "uncounted": uncounted(self.graph.costs),
                 "unsized": list(self.graph.unsized),
@@ -42,7 +43,7 @@ class Anatomy:
             "traffic": self.traffic.to_json(),
             "roofs": None if self.roofs is None else self.roofs.to_json(),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.to_json(),
-            "profile": None if self.profile is None else _profile(self.profile, self.roofs),
+            "profile": None if self.profile is None else _profile(self.profile, self.roofs, self.graph.working_bytes),
         }
 
 
@@ -52,7 +53,7 @@ def anatomy(bucket: str, seconds: float, graph: GraphCosts, profile: RunProfile 
     moved = traffic(graph, executed)
     kernels = sum(node.seconds for node in profile.nodes) if profile else None
     costs = executed or graph.costs
-    diagnosis = diagnose_run(seconds, costs, roofs, kernels) if roofs else None
+    diagnosis = diagnose_run(seconds, costs, roofs, graph.working_bytes, kernels) if roofs else None
     return Anatomy(bucket, graph, profile, moved, roofs, diagnosis)
 
 
@@ -63,9 +64,8 @@ def executed_costs(profile: RunProfile | None) -> list[Cost]:
     return [cost_of_node(node) for node in profile.nodes]
 
 
-def _profile(profile: RunProfile, roofs: Roofs | None) -> dict[str, Any]:
+def _profile(profile: RunProfile, roofs: Roofs | None, footprint: int) -> dict[str, Any]:
     costs: Sequence[Cost | None] = executed_costs(profile) or [None] * len(profile.nodes)
-    footprint = sum(cost.moved_bytes for cost in costs if cost)
     rows = [_row(node, cost, roofs, footprint) for node, cost in zip(profile.nodes, costs, strict=True)]
     kernels = sum(node.seconds for node in profile.nodes)
     return {

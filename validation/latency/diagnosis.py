@@ -52,18 +52,21 @@ class Diagnosis:
         return {**asdict(self), "bound": self.bound, "clear": self.clear}
 
 
-def diagnose_run(seconds: float, costs: Sequence[Cost], roofs: Roofs, kernels_s: float | None = None) -> Diagnosis:
-    """A whole run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler."""
+def diagnose_run(
+    seconds: float, costs: Sequence[Cost], roofs: Roofs, footprint_bytes: int, kernels_s: float | None = None
+) -> Diagnosis:
+    """A whole run. costs: of the nodes that are executed.  footprint_bytes: what it needs at hand: it decides whether
+    a cache holds it from run to run.  kernels_s: the time in the nodes, by the profiler."""
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved = sum(cost.moved_bytes for cost in costs)
     overhead = roofs.run_s + len(costs) * roofs.node_s
     outside = None if kernels_s is None else max(0.0, 1.0 - kernels_s / seconds)
-    bandwidth = moved / roofs.bandwidth(moved)
+    bandwidth = moved / roofs.bandwidth(footprint_bytes)
     return Diagnosis(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
 
 
 def diagnose_node(seconds: float, cost: Cost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
-    """One node. footprint_bytes: what the whole run moves: it decides whether a cache still holds what the node reads.
+    """One node. footprint_bytes: what the whole run needs at hand.
 
     A profiler counts in microseconds; a time under one counts as one.
     """

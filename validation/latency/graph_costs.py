@@ -5,6 +5,7 @@ A product between Q/DQ pairs counts in the type behind its DequantizeLinear: tha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,25 @@ class GraphCosts:
     nodes: Sequence[GraphNode]
     outputs: Sequence[str]
     unsized: Sequence[str] = field(default=())
+
+    @property
+    def working_bytes(self) -> int:
+        """What one run needs at hand: inputs and constants, and the most tensors in between that are alive at once."""
+        made = {name for node in self.nodes for name in node.makes}
+        given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
+        last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
+        last |= dict.fromkeys(self.outputs, len(self.nodes))
+        alive = most = 0
+        for index, node in enumerate(self.nodes):
+            alive += sum(node.makes.values())
+            most = max(most, alive)
+            ended = [name for name in {*node.reads, *node.makes} if name in made and last.get(name, index) == index]
+            alive -= sum(self._sizes[name] for name in ended)
+        return sum(given.values()) + most
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return {name: size for node in self.nodes for name, size in node.makes.items()}
 
     @property
     def costs(self) -> list[Cost]:

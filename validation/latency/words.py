@@ -93,7 +93,8 @@ def anatomy_lines(anatomy: Json) -> Iterator[str]:
     graph, moved = anatomy["graph"], anatomy["traffic"]
     yield (
         f"the graph does {count_text(graph['macs'])} multiply-adds in {graph['nodes']} nodes "
-        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte)"
+        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte), "
+        f"and needs {bytes_text(graph['working_bytes'])} at hand"
     )
     yield traffic_text(moved)
     for kind, names in (("operations", graph["uncounted"]), ("shapes", graph["unsized"])):

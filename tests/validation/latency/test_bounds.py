@@ -1,7 +1,7 @@
 """The roofline turns with what is planted: a product is arithmetic, an addition is bytes, tiny nodes are overhead.
 
-The limits and the times are measured on this machine, one right after the other; a neighbour that slows either down by
-a few times leaves the bound where it is.
+The limits and the times are measured on this machine, one right after the other. A neighbour can slow down either of
+them alone, so that what is not seen at once is measured again, twice at most.
 """
 
 import numpy as np
@@ -20,30 +20,32 @@ from validation.latency.roofs import Roofs, measure_roofs
 PLANTED = {"compute": nets.huge_product, "bandwidth": nets.big_addition, "overhead": nets.many_tiny}
 
 
-@pytest.fixture(scope="module")
-def roofs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("roofs")
-    return measure_roofs(lambda path: OrtSession(path, optimized=False), folder, ["float32"], 0.02)
-
-
 @pytest.mark.parametrize("bound", PLANTED)
-def test_what_is_planted_is_what_bounds(bound, roofs, tmp_path):
+def test_what_is_planted_is_what_bounds(bound, tmp_path):
     path = nets.save(PLANTED[bound](), tmp_path / "net.onnx")
+    for _ in range(3):
+        found = measured(path, tmp_path)
+        rows = found.to_json()["profile"]["nodes"]
+        seen = {found.diagnosis.bound, bound if bound == "overhead" else rows[0]["diagnosis"]["bound"]}
+        if seen == {bound} and found.diagnosis.clear:
+            break
+    assert seen == {bound}
+    assert found.diagnosis.clear
+    assert len(found.profile.nodes) == len(found.graph.nodes)
+    assert {row["cost"]["macs"] for row in rows} == {768**3 if bound == "compute" else 0}
+
+
+def measured(path, folder):
+    roofs = measure_roofs(lambda part: OrtSession(part, optimized=False), folder, ["float32"], 0.02)
     backend = OnnxRuntime()
     with backend.session(path) as session:
         specs = session.inputs
         inputs = {spec.name: np.ones(spec.shape, np.float32) for spec in specs}
         seconds = float(np.min(latencies(lambda: session.run(inputs), 0.05)))
     request = BuildRequest("a" * 64, "fp32", Target("cpu"), "onnxruntime", tuple(specs), (), ())
-    profile = backend.profile(Engine(request, path, "a" * 64, 1, ".onnx"), inputs, 10, tmp_path)
+    profile = backend.profile(Engine(request, path, "a" * 64, 1, ".onnx"), inputs, 10, folder)
     graph = graph_costs(path, [TensorSpec("x", "float32", tuple(specs[0].shape))], {})
-    found = anatomy("static", seconds, graph, profile, roofs)
-    assert found.diagnosis.bound == bound
-    assert found.diagnosis.clear
-    assert len(profile.nodes) == len(graph.nodes)
-    rows = found.to_json()["profile"]["nodes"]
-    assert {row["cost"]["macs"] for row in rows} == {768**3 if bound == "compute" else 0}
-    assert bound == "overhead" or rows[0]["diagnosis"]["bound"] == bound
+    return anatomy("static", seconds, graph, profile, roofs)
 
 
 LIMITS = Roofs({"float32": 1e9, "int8": 4e9}, 1e8, 1e9, 1000, 1e-5, 1e-6)
@@ -54,12 +56,12 @@ def cost(operations=0, moved=0, dtype="float32"):
 
 
 def test_shares_are_least_times_over_the_measured_one():
-    told = diagnose_run(1e-3, [cost(400_000, 900), cost(400_000, 0, "int8")], LIMITS, kernels_s=0.9e-3)
+    told = diagnose_run(1e-3, [cost(400_000, 900), cost(400_000, 0, "int8")], LIMITS, 1000, kernels_s=0.9e-3)
     assert told.compute == pytest.approx(0.5) and told.bandwidth == pytest.approx(0.0009)
     assert told.overhead == pytest.approx(0.012) and told.outside == pytest.approx(0.1)
     assert told.bound == "compute" and told.clear
     # More than the cache holds comes from memory, ten times slower.
-    assert diagnose_run(1e-3, [cost(0, 2000)], LIMITS).bandwidth == pytest.approx(0.02)
-    slow = diagnose_run(1.0, [cost(400_000)], LIMITS)
+    assert diagnose_run(1e-3, [cost(0, 2000)], LIMITS, 1001).bandwidth == pytest.approx(0.02)
+    slow = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
     assert slow.bound == "compute" and not slow.clear
     assert diagnose_node(1e-6, cost(10, 10), LIMITS, 10).bound == "overhead"

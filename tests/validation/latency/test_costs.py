@@ -56,6 +56,12 @@ def test_a_net_is_counted_at_the_size_of_its_bucket(conv):
     assert conv(2).unsized == [] and total(conv(2).costs).known
 
 
+def test_what_a_run_needs_at_hand_is_what_is_alive_at_once(conv):
+    # Two of three tensors in between are alive while the Relu runs, and two while its result is flattened.
+    assert conv(1).working_bytes == 4 * (192 + 108 + 4 + 10 * 256) + 4 * 2 * 256
+    assert conv(3).working_bytes - conv(1).working_bytes == 4 * 2 * (192 + 2 * 256)
+
+
 def test_fusing_saves_what_is_written_to_be_read_again(conv):
     graph = conv(1)
     unfused = sum(4 * n for n in (192 + 112 + 256, 256 + 256, 0, 256 + 2560 + 10))
