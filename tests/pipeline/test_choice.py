@@ -51,7 +51,7 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     assert [note for note in notes if "the floor: quantized alone it leaves" in note]
     assert "0 nodes compute in int8" in notes[1]
     page = (small.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
-    assert 'class="frontier"' in page and "where at least 130 dB were asked for" in page
+    assert 'class="picture frontier"' in page and "where at least 130 dB were asked for" in page
     assert "the floor: quantized alone it leaves" in page
     assert "left in float: " in small.run("show", "tiny", "--quantization").out
 

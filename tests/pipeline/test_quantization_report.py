@@ -38,7 +38,7 @@ def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) 
 
 def test_the_page_shows_it(built: Project) -> None:
     text = page(built)
-    assert "<h2>Quantization</h2>" in text and '<svg class="histogram"' in text
+    assert "<h2>Quantization</h2>" in text and '<svg class="picture histogram"' in text
     assert CPU in text and GPU in text
 
 

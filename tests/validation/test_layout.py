@@ -12,7 +12,7 @@ from tests.validation.test_html import hostile
 from validation.canary.page import render as render_canary
 from validation.html import render
 
-PICTURES = {"version": 9, "hostile version": 9, "canary": 4}
+PICTURES = {"version": 11, "hostile version": 11, "canary": 4}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
