@@ -11,8 +11,7 @@ from builders.errors import InputError, UnavailableError, UnknownNameError
 from pipeline.cli import enginery
 from pipeline.registry.publish import attach_page
 from pipeline.registry.store import Store, open_store
-from tests.pipeline.registry.registries import engine, publish_engines, refusal
-from tests.pipeline.registry.test_store import flip
+from tests.pipeline.registry.registries import engine, flip, publish_engines, refusal
 
 
 @pytest.fixture

@@ -1,0 +1,130 @@
+"""Reading from a bucket: documents whole, blobs as streams, digested on the way and resumed where they broke."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from botocore import exceptions as aws
+
+from builders.digest import CHUNK_BYTES
+from builders.errors import IntegrityError, UnavailableError
+from pipeline.registry.s3.answers import Declined, ask, pauses, raise_if_declined, refuse
+from pipeline.registry.s3.client import client
+from pipeline.registry.s3.place import Place
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+def head(place: Place, key: str) -> dict[str, Any] | None:
+    """What the server says of an object without its bytes (ContentLength, ETag, Metadata, ...); None if absent."""
+    try:
+        found: dict[str, Any] = ask(
+            place, f"looking at {key}", lambda: client(place).head_object(Bucket=place.bucket, Key=place.key(key))
+        )
+    except Declined:
+        return None
+    return found
+
+
+def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
+    """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
+
+    def send() -> tuple[bytes, str]:
+        answer = client(place).get_object(Bucket=place.bucket, Key=place.key(key))
+        with answer["Body"] as body:
+            if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
+                raise IntegrityError(
+                    f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
+                )
+            return body.read(), answer["ETag"]
+
+    try:
+        return ask(place, f"reading {key}", send, attempts)
+    except Declined:
+        return None
+
+
+def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
+    """Write an object's bytes to `sink` and return their SHA-256. A body that breaks off is resumed at that byte.
+
+    The pauses start anew whenever it came further, so that a bad network ends nothing while bytes move. Raises Declined
+    (404) when it is absent, UnavailableError, and the sink's OSError.
+    """
+    start, furthest, waiting = sink.tell(), 0, pauses()
+    sha, etag = hashlib.sha256(), ""
+    while True:
+        have = sink.tell() - start
+        try:
+            etag, blocks = _opened(place, key, have, etag)
+            for block in blocks:
+                sink.write(block)
+                sha.update(block)
+            return sha.hexdigest()
+        except Declined as declined:
+            if not have or declined.status == 404:
+                raise
+            # Another object by now (412), or a server that has no ranges (416): from the beginning.
+            broken: Exception = declined
+            sink.seek(start)
+            sink.truncate()
+            sha, etag = hashlib.sha256(), ""
+        except (aws.BotoCoreError, aws.ClientError) as error:
+            broken = error
+        if (came := sink.tell() - start) > furthest:
+            furthest, waiting = came, pauses()
+        _wait(place, key, broken, next(waiting))
+
+
+class Nowhere:
+    """A sink that keeps nothing and knows how much came: to digest what is too large to keep."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def write(self, data: bytes, /) -> int:
+        """Count the bytes."""
+        self._size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """How many came."""
+        return self._size
+
+    def seek(self, offset: int, /) -> int:
+        """Start again from `offset`."""
+        self._size = offset
+        return offset
+
+    def truncate(self) -> int:
+        """There is nothing to cut off."""
+        return self._size
+
+
+def _wait(place: Place, key: str, broken: Exception, pause: float | None) -> None:
+    """Before another attempt; raises when there is none."""
+    if not isinstance(broken, Declined):
+        refuse(place, f"reading {key}", broken, last=pause is None)
+    elif pause is None:
+        raise UnavailableError(f"{place.locator(key)} keeps changing while it is read; run again")
+    time.sleep(pause or 0)
+
+
+def _opened(place: Place, key: str, have: int, etag: str) -> tuple[str, Iterator[bytes]]:
+    """The object's ETag, and its bytes from `have` on. Raises Declined when it is not the same object any more."""
+    wanted = {"Range": f"bytes={have}-", "IfMatch": etag} if have else {}
+    try:
+        answer = client(place).get_object(Bucket=place.bucket, Key=place.key(key), **wanted)
+    except aws.ClientError as error:
+        raise_if_declined(error)
+        raise
+    if have and not answer.get("ContentRange", "").startswith(f"bytes {have}-"):
+        answer["Body"].close()
+        raise Declined(416, "no range")
+    return str(answer["ETag"]), _blocks(answer["Body"])
+
+
+def _blocks(body: Any) -> Iterator[bytes]:
+    with body:
+        while block := body.read(CHUNK_BYTES):
+            yield block
