@@ -11,7 +11,7 @@ from pipeline.registry import channels, versions
 from pipeline.registry.attestations import judged
 from pipeline.registry.keys import page_key
 from pipeline.registry.latencies import latencies
-from pipeline.registry.names import Reference
+from pipeline.registry.names import Reference, version_order
 from pipeline.registry.store import Store
 
 # Requests on their way at once, for a registry that is far away.
@@ -29,13 +29,22 @@ def listed_models(store: Store) -> list[dict[str, Any]]:
         ]
 
 
-def listed_versions(store: Store, model: str) -> list[dict[str, Any]]:
-    """Each version of a model with how many engines have which status. Raises UnknownNameError for no such model."""
+def listed_versions(
+    store: Store, model: str, *, limit: int | None = None, before: str | None = None
+) -> list[dict[str, Any]]:
+    """Versions of a model, oldest first, each with how many engines have which status. Reads the manifests of these.
+
+    limit: at most so many, the newest.  before: only versions older than this one, which pages through all of them.
+    Raises UnknownNameError for no such model.
+    """
     known = versions.versions(store, model)
     if not known:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
     pointing = _channels(store, model)
-    return [_listed_version(store, model, version, pointing) for version in known]
+    older = [version for version in known if before is None or version_order(version) < version_order(before)]
+    wanted = older if limit is None else older[max(0, len(older) - limit) :]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda version: _listed_version(store, model, version, pointing), wanted))
 
 
 def shown(store: Store, reference: Reference) -> dict[str, Any]:

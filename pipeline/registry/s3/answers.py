@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from botocore import exceptions as aws
+from botocore.parsers import ResponseParserError
 
 from builders.errors import EngineryError, InputError, UnavailableError
 from pipeline.registry.s3.place import Place
@@ -27,6 +28,8 @@ LONGEST_PAUSE_S = 5.0
 # Answers that are about the object and not about the way there: the asker decides what they mean.
 _DECLINED = (304, 404, 409, 412, 416)
 _ELSEWHERE = ("NoSuchBucket", "NotImplemented")
+# An ETag of a part came cut off, so that the parts cannot be put together.
+_GARBLED = ("InvalidPart", "InvalidPartOrder")
 _PASSING = (
     "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "InternalError",
     "ServiceUnavailable", "RequestTimeout", "TooManyRequests", "BadDigest", "IncompleteBody",
@@ -37,6 +40,10 @@ _CREDENTIALS = (
     "TokenRefreshRequired", "UnrecognizedClientException", "InvalidClientTokenId",
 )  # fmt: skip
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
+
+
+# All that botocore raises for a request.
+FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError)
 
 
 class Declined(Exception):  # noqa: N818 - an answer, and no failure
@@ -64,7 +71,7 @@ def ask(place: Place, doing: str, send: Callable[[], T], attempts: int | None = 
     for pause in pauses(attempts):
         try:
             return send()
-        except (aws.BotoCoreError, aws.ClientError) as error:
+        except FAILURES as error:
             refuse(place, doing, error, last=pause is None)
             time.sleep(pause or 0)
     raise AssertionError("unreachable")
@@ -80,8 +87,19 @@ def refuse(place: Place, doing: str, error: Exception, *, last: bool) -> None:
 def raise_if_declined(error: Exception) -> None:
     """Raise Declined if the server said no about the object."""
     status, code = status_of(error), code_of(error)
-    if status in _DECLINED and code not in _ELSEWHERE:
+    if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
         raise Declined(status, code) from error
+
+
+def whole(answer: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
+    headers looks to Python like an answer that has no more of them, and no body."""
+    missing = [name for name in names if name not in answer]
+    if missing:
+        if "Body" in answer:
+            answer["Body"].close()
+        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing[0])
+    return answer
 
 
 def status_of(error: Exception) -> int:
@@ -100,9 +118,9 @@ def passing(error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     if isinstance(error, aws.ClientError):
         return (status_of(error) >= 500 and status_of(error) != 501) or code_of(error) in _PASSING
-    if isinstance(error, aws.SSLError | aws.ProxyConnectionError | aws.ConnectTimeoutError):
+    if isinstance(error, aws.SSLError | aws.ProxyConnectionError):
         return False
-    return isinstance(error, aws.HTTPClientError | aws.IncompleteReadError | aws.ResponseParserError)
+    return isinstance(error, aws.HTTPClientError | aws.ConnectionError | aws.IncompleteReadError | ResponseParserError)
 
 
 def translated(place: Place, doing: str, error: Exception) -> EngineryError:
@@ -157,7 +175,7 @@ def _unanswered(place: Place, where: str, error: Exception) -> EngineryError:
         )
     if isinstance(error, aws.ProxyConnectionError):
         return UnavailableError(f"{where}: the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
-    if isinstance(error, aws.HTTPClientError | aws.IncompleteReadError):
+    if isinstance(error, aws.HTTPClientError | aws.ConnectionError | aws.IncompleteReadError | ResponseParserError):
         return UnavailableError(
             f"{where}: no whole answer{_at(place)} ({kind}); check the endpoint and the network, then run again"
         )

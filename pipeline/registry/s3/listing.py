@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.registry.s3.answers import ask
+from pipeline.registry.s3.answers import ask, whole
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import Place
 
@@ -32,8 +32,8 @@ def _pages(place: Place, start: str, **how: str) -> Iterator[dict[str, Any]]:
         page: dict[str, Any] = ask(
             place,
             "listing",
-            lambda after=after: client(place).list_objects_v2(  # type: ignore[misc]
-                Bucket=place.bucket, Prefix=start, **how, **after
+            lambda after=after: whole(  # type: ignore[misc]
+                client(place).list_objects_v2(Bucket=place.bucket, Prefix=start, **how, **after), "IsTruncated"
             ),
         )
         yield {"Contents": page.get("Contents", ()), "CommonPrefixes": page.get("CommonPrefixes", ())}

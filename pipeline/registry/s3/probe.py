@@ -11,7 +11,7 @@ from botocore import exceptions as aws
 
 from builders.errors import InputError, UnavailableError
 from pipeline.registry.keys import MARKER
-from pipeline.registry.s3.answers import Declined, pauses, refuse
+from pipeline.registry.s3.answers import FAILURES, Declined, pauses, refuse
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.reading import read_document
 from pipeline.registry.s3.writing import ABSENT, put_once, unchanged
@@ -46,7 +46,7 @@ def _honoured(place: Place, marker: bytes, condition: dict[str, str]) -> bool:
         except Declined as declined:
             if declined.status != 409 or pause is None:
                 return True
-        except (aws.BotoCoreError, aws.ClientError) as error:
+        except FAILURES as error:
             if isinstance(error, aws.ClientError) and error.response["Error"]["Code"] == "NotImplemented":
                 return False
             refuse(place, "asking for conditional writes", error, last=pause is None)

@@ -2,25 +2,30 @@
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from typing import Any, BinaryIO
 
 from botocore import exceptions as aws
 
 from builders.digest import CHUNK_BYTES
 from builders.errors import IntegrityError, UnavailableError
-from pipeline.registry.s3.answers import Declined, ask, pauses, raise_if_declined, refuse
+from pipeline.registry.s3.answers import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import Place
 
 MAX_DOCUMENT_BYTES = 64 << 20
+
+_FACTS = ("ContentLength", "ETag")
 
 
 def head(place: Place, key: str) -> dict[str, Any] | None:
     """What the server says of an object without its bytes (ContentLength, ETag, Metadata, ...); None if absent."""
     try:
         found: dict[str, Any] = ask(
-            place, f"looking at {key}", lambda: client(place).head_object(Bucket=place.bucket, Key=place.key(key))
+            place,
+            f"looking at {key}",
+            lambda: whole(client(place).head_object(Bucket=place.bucket, Key=place.key(key)), *_FACTS),
         )
     except Declined:
         return None
@@ -31,8 +36,8 @@ def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[
     """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
 
     def send() -> tuple[bytes, str]:
-        answer = client(place).get_object(Bucket=place.bucket, Key=place.key(key))
-        with answer["Body"] as body:
+        answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key)), *_FACTS)
+        with closing(answer["Body"]) as body:
             if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
                 raise IntegrityError(
                     f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
@@ -57,9 +62,10 @@ def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
         have = sink.tell() - start
         try:
             etag, blocks = _opened(place, key, have, etag)
-            for block in blocks:
-                sink.write(block)
-                sha.update(block)
+            with closing(blocks):
+                for block in blocks:
+                    sink.write(block)
+                    sha.update(block)
             return sha.hexdigest()
         except Declined as declined:
             if not have or declined.status == 404:
@@ -69,7 +75,7 @@ def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
             sink.seek(start)
             sink.truncate()
             sha, etag = hashlib.sha256(), ""
-        except (aws.BotoCoreError, aws.ClientError) as error:
+        except FAILURES as error:
             broken = error
         if (came := sink.tell() - start) > furthest:
             furthest, waiting = came, pauses()
@@ -110,11 +116,11 @@ def _wait(place: Place, key: str, broken: Exception, pause: float | None) -> Non
     time.sleep(pause or 0)
 
 
-def _opened(place: Place, key: str, have: int, etag: str) -> tuple[str, Iterator[bytes]]:
+def _opened(place: Place, key: str, have: int, etag: str) -> tuple[str, Generator[bytes, None, None]]:
     """The object's ETag, and its bytes from `have` on. Raises Declined when it is not the same object any more."""
     wanted = {"Range": f"bytes={have}-", "IfMatch": etag} if have else {}
     try:
-        answer = client(place).get_object(Bucket=place.bucket, Key=place.key(key), **wanted)
+        answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **wanted), *_FACTS)
     except aws.ClientError as error:
         raise_if_declined(error)
         raise
@@ -124,7 +130,8 @@ def _opened(place: Place, key: str, have: int, etag: str) -> tuple[str, Iterator
     return str(answer["ETag"]), _blocks(answer["Body"])
 
 
-def _blocks(body: Any) -> Iterator[bytes]:
-    with body:
+def _blocks(body: Any) -> Generator[bytes, None, None]:
+    # Not `with body`, which gives the stream beneath, that does not count what came.
+    with closing(body):
         while block := body.read(CHUNK_BYTES):
             yield block

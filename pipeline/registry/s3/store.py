@@ -2,13 +2,13 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from builders.digest import digest_of_bytes, digest_of_file
-from builders.errors import IntegrityError
+from builders.errors import IntegrityError, UndecidedError
 from pipeline.registry.cache import local_cache
 from pipeline.registry.keys import blob_key, check_digest, check_key
 from pipeline.registry.landing import copy_hashed, landing, make_folder, reachable, sweep
@@ -108,16 +108,18 @@ class S3Store:
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
-        check_key(key)
-        self._check_writable()
-        return write(self.place, key, data, ABSENT)
+        # Of a document that is never replaced, one that is not this call's own is another's.
+        with suppress(UndecidedError):
+            return self.replace(key, data, None)
+        return False
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """See `Store.replace`."""
-        if expected is None:
-            return self.create(key, data)
+        check_key(key)
         self._check_writable()
-        found = read_document(self.place, check_key(key))
+        if expected is None:
+            return write(self.place, key, data, ABSENT)
+        found = read_document(self.place, key)
         if found is None or found[0] != expected:
             return False
         return write(self.place, key, data, unchanged(found[1]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from builders.errors import UnavailableError
 from pipeline.registry.keys import BLOBS
-from pipeline.registry.s3.answers import Declined, ask
+from pipeline.registry.s3.answers import Declined, ask, whole
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import Place
 
@@ -58,8 +58,9 @@ def _abandoned(place: Place) -> Iterator[Upload]:
         page = ask(
             place,
             "listing uploads",
-            lambda marker=marker: client(place).list_multipart_uploads(  # type: ignore[misc]
-                Bucket=place.bucket, Prefix=place.key(BLOBS), **marker
+            lambda marker=marker: whole(  # type: ignore[misc]
+                client(place).list_multipart_uploads(Bucket=place.bucket, Prefix=place.key(BLOBS), **marker),
+                "IsTruncated",
             ),
         )
         now = _now(page)

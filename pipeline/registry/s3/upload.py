@@ -14,11 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from botocore import exceptions as aws
-
 from builders.errors import EngineryError, IntegrityError, UnavailableError
 from pipeline.registry.keys import blob_key
-from pipeline.registry.s3.answers import Declined, ask, pauses, refuse
+from pipeline.registry.s3.answers import FAILURES, Declined, ask, pauses, refuse, whole
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.reading import Nowhere, head, stream_blob
@@ -76,7 +74,7 @@ def put(place: Place, source: Source) -> None:
             # Somebody else put it, or swept this upload away, or the answer to this very upload was lost: look again.
             if pause is None:
                 raise UnavailableError(f"{place.locator(key)} keeps changing while it is written; run again") from None
-        except (aws.BotoCoreError, aws.ClientError) as error:
+        except FAILURES as error:
             refuse(place, f"writing {key}", error, last=pause is None)
         time.sleep(pause or 0)
 
@@ -107,7 +105,11 @@ def _send(place: Place, key: str, source: Source, condition: dict[str, str]) -> 
 def _send_parts(place: Place, key: str, source: Source, condition: dict[str, str]) -> None:
     """A multipart upload, which is aborted unless it is completed. Raises Declined."""
     where = {"Bucket": place.bucket, "Key": place.key(key)}
-    begun = ask(place, f"writing {key}", lambda: client(place).create_multipart_upload(**where, **place.encryption()))
+    begun = ask(
+        place,
+        f"writing {key}",
+        lambda: whole(client(place).create_multipart_upload(**where, **place.encryption()), "UploadId"),
+    )
     upload = {**where, "UploadId": begun["UploadId"]}
     try:
         parts = _upload_parts(place, upload, source)
@@ -140,14 +142,15 @@ def _upload_parts(place: Place, upload: dict[str, Any], source: Source) -> list[
 
 def _upload_part(place: Place, target: dict[str, Any], data: bytes) -> str:
     def send() -> str:
-        return str(client(place).upload_part(**target, Body=data, ContentMD5=md5_of(data))["ETag"])
+        answer = whole(client(place).upload_part(**target, Body=data, ContentMD5=md5_of(data)), "ETag")
+        return str(answer["ETag"])
 
     return ask(place, f"writing part {target['PartNumber']} of {target['Key']}", send)
 
 
 def _complete(place: Place, key: str, request: dict[str, Any]) -> None:
     """Sending it twice is safe: an upload that was completed is gone, which the server declines (404)."""
-    ask(place, f"completing {key}", lambda: client(place).complete_multipart_upload(**request))
+    ask(place, f"completing {key}", lambda: whole(client(place).complete_multipart_upload(**request), "ETag"))
 
 
 def _check(source: Source, found: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from botocore import exceptions as aws
 
 from builders.errors import UndecidedError
-from pipeline.registry.s3.answers import Declined, pauses, raise_if_declined, refuse
+from pipeline.registry.s3.answers import FAILURES, Declined, pauses, raise_if_declined, refuse
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.reading import head
@@ -45,7 +45,7 @@ def write(place: Place, key: str, data: bytes, condition: dict[str, str]) -> boo
                 return unsure and _was_done(place, key, token)
             if pause is None:
                 return False
-        except (aws.BotoCoreError, aws.ClientError) as error:
+        except FAILURES as error:
             refuse(place, f"writing {key}", error, last=pause is None)
             unsure = True
         time.sleep(pause or 0)

@@ -3,6 +3,8 @@
 It ends when its standard input does, which is when the tests end, however they end.
 """
 
+import base64
+import hashlib
 import io
 import logging
 import os
@@ -47,8 +49,8 @@ def serving(page_size: int = 1000) -> Iterator[str]:
             server.wait(30)
 
 
-class OneAtATime:
-    """The application, answering one request after the other: moto looks and writes in two steps, S3 in one."""
+class LikeS3:
+    """moto with what S3 does and moto does not: a request is done in one step, and only when all of it came as sent."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -56,9 +58,24 @@ class OneAtATime:
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Any:
         # The body first, so that a client that dies while sending holds up nobody.
-        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
-        with self._lock:
-            return list(self._application(environ, start))
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(size)
+        environ["wsgi.input"] = io.BytesIO(body)
+        stated = environ.get("HTTP_CONTENT_MD5")
+        if len(body) < size:
+            return _refuse(start, "IncompleteBody")
+        if stated and base64.b64decode(stated) != hashlib.md5(body).digest():
+            return _refuse(start, "BadDigest")
+        try:
+            with self._lock:
+                return list(self._application(environ, start))
+        except KeyError:  # moto does not know an upload that was aborted
+            return _refuse(start, "NoSuchUpload", "404 Not Found")
+
+
+def _refuse(start: Any, code: str, status: str = "400 Bad Request") -> list[bytes]:
+    start(status, [("Content-Type", "application/xml")])
+    return [f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode()]
 
 
 def main() -> None:
@@ -67,7 +84,7 @@ def main() -> None:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").disabled = True
-    application = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    application = LikeS3(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, application, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
