@@ -68,8 +68,9 @@ def publish(
     its proof disagree, IntegrityError when a blob is missing.
     """
     manifest = replace(draft, engines=_entries(approved, others))
+    seen = 0 if wanted_version else _highest_number(store, manifest.model)
     existing = _existing(store, manifest, wanted_version)
-    published = existing or _write(store, manifest, wanted_version)
+    published = existing or _write(store, manifest, wanted_version, seen)
     if channel is None:
         return published
     refusal = channels.policy_refusal(store, published.manifest, channel)
@@ -127,14 +128,16 @@ def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published
     return published
 
 
-def _write(store: Store, manifest: Manifest, wanted: str | None) -> Published:
+def _write(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published:
+    """Write the manifest under its name or the next number. seen: the numbered versions up to this one are no like."""
     _check_blobs(store, manifest)
     newest = 0
     for _ in range(_ATTEMPTS):
         # A listing may lag behind on servers that promise less than S3; then the number that was taken counts.
         newest = max(_highest_number(store, manifest.model), newest)
-        if wanted is None and (theirs := _recent(store, manifest, newest)):
+        if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
             return Published(theirs, existed=True)
+        seen = newest
         version = wanted or str(newest + 1)
         mine = replace(manifest, version=version)
         if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
@@ -146,10 +149,10 @@ def _write(store: Store, manifest: Manifest, wanted: str | None) -> Published:
     raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
 
 
-def _recent(store: Store, manifest: Manifest, newest: int) -> Manifest | None:
-    """The like of `manifest` among the newest numbered versions: published by a run that was killed before it could
-    remember, or by one that raced this one."""
-    numbers = range(newest, max(0, newest - _RECENT), -1)
+def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
+    """The like of `manifest` among the newest numbered versions after `seen`: published by a run that was killed before
+    it could remember, or by one that raced this one."""
+    numbers = range(newest, max(seen, newest - _RECENT), -1)
     found = (_alike(store, manifest, str(number)) for number in numbers)
     return next((theirs for theirs in found if theirs), None)
 

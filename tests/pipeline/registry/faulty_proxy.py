@@ -23,6 +23,7 @@ Kind = Literal[
     "error",  # the server says so and does nothing
     "error after",  # the server does it and says 500
     "slow",  # the answer comes in pieces
+    "silent",  # the server does it, and nothing comes for a second
     "deaf",  # conditions are stripped: a server that ignores them
     "flipped request",  # a bit of the body changes on the way there
     "flipped answer",  # a bit of the body changes on the way back
@@ -142,6 +143,9 @@ class FaultyProxy:
                 client.sendall(answer[: int(len(answer) * fault.at)])
             case "error after":
                 client.sendall(_error(Fault("error", code="InternalError", status=500)))
+            case "silent":
+                client.settimeout(1.0)
+                client.recv(1)
             case "slow":
                 _send_slowly(client, answer, fault.at)
             case "flipped answer":
