@@ -26,7 +26,7 @@ MAX_BYTES = 16 << 20
 
 _ATTEMPTS = 200
 # Whoever lost looks again a little later, so that many movers do not keep each other from moving.
-_LOSERS_PAUSE_S = 0.005
+_LOSERS_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, BinaryIO
 
 from botocore import exceptions as aws
@@ -17,6 +17,10 @@ from pipeline.registry.s3.place import Place
 MAX_DOCUMENT_BYTES = 64 << 20
 
 _FACTS = ("ContentLength", "ETag")
+# The documents that were read last, with their ETags: so many, and so small.
+_LAST_READ: dict[tuple[Place, str], tuple[bytes, str]] = {}
+_REMEMBERED = 64
+_REMEMBERED_BYTES = 1 << 20
 
 
 def head(place: Place, key: str) -> dict[str, Any] | None:
@@ -45,9 +49,32 @@ def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[
             return body.read(), answer["ETag"]
 
     try:
-        return ask(place, f"reading {key}", send, attempts)
+        found = ask(place, f"reading {key}", send, attempts)
     except Declined:
         return None
+    _remember(place, key, found)
+    return found
+
+
+def etag_of(place: Place, key: str, content: bytes) -> str | None:
+    """The ETag under which a document has had this content; None if it has another content now, or is absent.
+
+    Who swaps a document has usually just read it, and need not read it again: whether the ETag is still the document's
+    is for the server to say.
+    """
+    found = _LAST_READ.get((place, key))
+    if found is None or found[0] != content:
+        found = read_document(place, key)
+    return found[1] if found is not None and found[0] == content else None
+
+
+def _remember(place: Place, key: str, found: tuple[bytes, str]) -> None:
+    _LAST_READ.pop((place, key), None)
+    if len(found[0]) <= _REMEMBERED_BYTES:
+        _LAST_READ[place, key] = found
+    with suppress(KeyError, StopIteration, RuntimeError):  # other threads remember too
+        while len(_LAST_READ) > _REMEMBERED:
+            del _LAST_READ[next(iter(_LAST_READ))]
 
 
 def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:

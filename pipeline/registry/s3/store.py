@@ -17,7 +17,7 @@ from pipeline.registry.s3.client import client
 from pipeline.registry.s3.listing import keys_below, names_below
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.probe import require_conditional_writes
-from pipeline.registry.s3.reading import Nowhere, head, read_document, stream_blob
+from pipeline.registry.s3.reading import Nowhere, etag_of, head, read_document, stream_blob
 from pipeline.registry.s3.strays import abandoned, abort_abandoned
 from pipeline.registry.s3.upload import Source, put
 from pipeline.registry.s3.writing import ABSENT, unchanged, write
@@ -119,10 +119,8 @@ class S3Store:
         self._check_writable()
         if expected is None:
             return write(self.place, key, data, ABSENT)
-        found = read_document(self.place, key)
-        if found is None or found[0] != expected:
-            return False
-        return write(self.place, key, data, unchanged(found[1]))
+        etag = etag_of(self.place, key, expected)
+        return etag is not None and write(self.place, key, data, unchanged(etag))
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""

@@ -11,4 +11,4 @@ from tests.pipeline.registry.fault_runs import run_all
 def test_whatever_happens_to_a_publication_nothing_is_lost_and_a_retry_completes(
     s3_server: str, s3_environment: None, tmp_path: Path, seed: int
 ) -> None:
-    assert run_all(8, seed, s3_server, tmp_path).runs == 8
+    assert run_all(6, seed, s3_server, tmp_path).runs == 6

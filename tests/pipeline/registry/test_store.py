@@ -133,12 +133,12 @@ def test_racing_swaps_lose_no_update(store: Store) -> None:
 
     def count() -> None:
         done = 0
-        while done < 8:
+        while done < 5:
             before = store.read("counter") or b""
             done += store.replace("counter", str(int(before) + 1).encode(), before)
 
     run_together([count] * 6)
-    assert store.read("counter") == b"48"
+    assert store.read("counter") == b"30"
 
 
 def test_racing_puts_of_one_blob_all_succeed(store: Store) -> None:
