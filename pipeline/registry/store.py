@@ -89,7 +89,7 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[str]:
         """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
 
-        What this costs grows with the number of keys and not with that of folders.
+        A store elsewhere answers in pages of keys, however many folders those lie in.
         """
         ...
 
