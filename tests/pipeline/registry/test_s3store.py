@@ -21,7 +21,7 @@ from pipeline.registry.s3.place import parse_place
 from pipeline.registry.s3.store import S3Store
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import catalogue, versions
-from tests.pipeline.registry.registries import engine, overwrite, publish_engines
+from tests.pipeline.registry.registries import engine, in_child, overwrite, publish_engines
 from tests.pipeline.registry.s3_server import BUCKET
 
 
@@ -236,6 +236,16 @@ def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.Mo
         found = client(store.place).head_object(Bucket=BUCKET, Key=store.place.key(key))
         assert (found["ServerSideEncryption"], found["SSEKMSKeyId"]) == ("aws:kms", "mine")
     store.discard(digest)
+
+
+def test_a_child_has_a_client_of_its_own(store: S3Store) -> None:
+    """Two processes on one connection would read each other's answers."""
+    mine = client(store.place)
+
+    def other() -> None:
+        assert client(store.place) is not mine and store.has(store.put_bytes(b"x"))
+
+    assert os.waitpid(in_child(other), 0)[1] == 0 and client(store.place) is mine
 
 
 def test_nothing_is_asked_of_access_lists_and_no_credential_is_stored(store: S3Store, sent: list[str]) -> None:
