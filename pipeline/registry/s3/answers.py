@@ -147,7 +147,10 @@ def _answered(place: Place, where: str, error: Any) -> EngineryError:
     if code in ("RequestTimeTooSkewed", "RequestInTheFuture"):
         return UnavailableError(f"{where}: this machine's clock differs from the server's ({code}); set it")
     if status in (301, 307, 400) and code in ("301", "307", "400", "PermanentRedirect", "TemporaryRedirect"):
-        return UnavailableError(f"{where}: the bucket is in another region, or the server elsewhere; give ?region=...")
+        return UnavailableError(
+            f"{where}: refused with {status} and no reason: the bucket is in another region (give ?region=...), or the "
+            "credentials have expired"
+        )
     if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
         return UnavailableError(
             f"{where}: not allowed (AccessDenied); docs/registry.md has the policy that is needed (without "

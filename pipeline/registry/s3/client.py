@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError
 from pipeline.registry.s3.answers import translated
 from pipeline.registry.s3.place import Place
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
 # Longer than any server thinks about one request; a slow body is read in pieces, and this counts for each.
 READ_TIMEOUT_S = 60.0
 CONNECTIONS = 32

@@ -31,7 +31,8 @@ def head(place: Place, key: str) -> dict[str, Any] | None:
             f"looking at {key}",
             lambda: whole(client(place).head_object(Bucket=place.bucket, Key=place.key(key)), *_FACTS),
         )
-    except Declined:
+    except Declined as declined:
+        _check_absent(place, key, declined)
         return None
     return found
 
@@ -50,10 +51,18 @@ def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[
 
     try:
         found = ask(place, f"reading {key}", send, attempts)
-    except Declined:
+    except Declined as declined:
+        _check_absent(place, key, declined)
         return None
     _remember(place, key, found)
     return found
+
+
+def _check_absent(place: Place, key: str, declined: Declined) -> None:
+    """Raise UnavailableError if that is not what the server says."""
+    if declined.status != 404:
+        where = place.locator(key)
+        raise UnavailableError(f"{where}: the server refuses with {declined}; look at the object") from declined
 
 
 def etag_of(place: Place, key: str, content: bytes) -> str | None:

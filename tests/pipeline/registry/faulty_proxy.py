@@ -59,6 +59,11 @@ class Fault:
     pid: int = 0
 
 
+# What a request survives, when it is sent again.
+PASSING: tuple[Kind, ...] = (
+    "refused", "cut request", "lost answer", "cut answer", "error", "error after", "slow", "flipped request",
+)  # fmt: skip
+
 Plan = Callable[[Request], Fault | None]
 
 

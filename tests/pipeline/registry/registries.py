@@ -15,6 +15,7 @@ from pipeline.registry.keys import blob_key
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, publish
 from pipeline.registry.s3.client import client
+from pipeline.registry.s3.store import S3Store
 from pipeline.registry.store import FileStore, Store
 from validation.report import Approved, Check, Report, approve
 
@@ -129,6 +130,12 @@ def overwrite(store: Store, key: str, data: bytes) -> None:
     else:
         place = store.place  # type: ignore[attr-defined]
         client(place).put_object(Bucket=place.bucket, Key=place.key(key), Body=data)
+
+
+def uploads(store: S3Store) -> int:
+    """Uploads that were neither completed nor aborted."""
+    found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
+    return len(found.get("Uploads", ()))
 
 
 def names_in(folder: Path) -> list[str]:
