@@ -42,8 +42,11 @@ _CREDENTIALS = (
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
 
 
-# All that botocore raises for a request.
-FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError)
+# All that botocore raises for a request; ValueError, where it reads a number or a date from a header that was cut off.
+FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError, ValueError)
+_NO_WHOLE_ANSWER = (
+    aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, ResponseParserError, ValueError,
+)  # fmt: skip
 
 
 class Declined(Exception):  # noqa: N818 - an answer, and no failure
@@ -120,7 +123,7 @@ def passing(error: Exception) -> bool:
         return (status_of(error) >= 500 and status_of(error) != 501) or code_of(error) in _PASSING
     if isinstance(error, aws.SSLError | aws.ProxyConnectionError):
         return False
-    return isinstance(error, aws.HTTPClientError | aws.ConnectionError | aws.IncompleteReadError | ResponseParserError)
+    return isinstance(error, _NO_WHOLE_ANSWER)
 
 
 def translated(place: Place, doing: str, error: Exception) -> EngineryError:
@@ -178,7 +181,7 @@ def _unanswered(place: Place, where: str, error: Exception) -> EngineryError:
         )
     if isinstance(error, aws.ProxyConnectionError):
         return UnavailableError(f"{where}: the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
-    if isinstance(error, aws.HTTPClientError | aws.ConnectionError | aws.IncompleteReadError | ResponseParserError):
+    if isinstance(error, _NO_WHOLE_ANSWER):
         return UnavailableError(
             f"{where}: no whole answer{_at(place)} ({kind}); check the endpoint and the network, then run again"
         )

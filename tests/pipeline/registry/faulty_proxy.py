@@ -50,13 +50,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a request. at: where, as a share of its bytes.  code, status: of an error.  pid: whom to kill."""
+    """What happens to a request. at: where, as a share of its bytes.  code, status: of an error.  pid: whom to kill.
+
+    until: an answer is cut right after this, whatever `at` says.
+    """
 
     kind: Kind
     at: float = 0.5
     code: str = "SlowDown"
     status: int = 503
     pid: int = 0
+    until: bytes = b""
 
 
 # What a request survives, when it is sent again.
@@ -148,7 +152,10 @@ class FaultyProxy:
             case "killed after":
                 os.kill(fault.pid, signal.SIGKILL)
             case "cut answer":
-                client.sendall(answer[: int(len(answer) * fault.at)])
+                end = (
+                    answer.lower().index(fault.until) + len(fault.until) if fault.until else int(len(answer) * fault.at)
+                )
+                client.sendall(answer[:end])
             case "error after":
                 client.sendall(_error(Fault("error", code="InternalError", status=500)))
             case "silent":

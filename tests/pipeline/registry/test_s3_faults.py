@@ -53,6 +53,19 @@ def test_a_read_that_met_a_fault_is_read_again(store: S3Store, proxy: FaultyProx
         assert use() == expected
 
 
+@pytest.mark.parametrize("until", [b"http/1.1 200", b"last-modified: ", b"content-length: ", b"etag: "])
+def test_an_answer_that_ends_among_its_headers_is_no_answer(store: S3Store, proxy: FaultyProxy, until: bytes) -> None:
+    digest = store.put_bytes(b"hello")
+    store.create("models/a.json", b"1")
+    for method, use, expected in (
+        ("GET", lambda: store.read("models/a.json"), b"1"),
+        ("GET", lambda: store.read_blob(digest), b"hello"),
+        ("HEAD", lambda: store.size(digest), 5),
+    ):
+        proxy.once(Fault("cut answer", until=until), method=method)
+        assert use() == expected and proxy.count(method) == 2
+
+
 def overtaken(store: S3Store, proxy: FaultyProxy, first: Kind, work: Callable[[Store], object]) -> None:
     """The first PUT meets a fault, and before it comes again somebody else has worked in the same registry."""
     past = S3Store(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
