@@ -152,10 +152,8 @@ class FaultyProxy:
             case "killed after":
                 os.kill(fault.pid, signal.SIGKILL)
             case "cut answer":
-                end = (
-                    answer.lower().index(fault.until) + len(fault.until) if fault.until else int(len(answer) * fault.at)
-                )
-                client.sendall(answer[:end])
+                told = answer.lower().index(fault.until) + len(fault.until)
+                client.sendall(answer[: told if fault.until else int(len(answer) * fault.at)])
             case "error after":
                 client.sendall(_error(Fault("error", code="InternalError", status=500)))
             case "silent":

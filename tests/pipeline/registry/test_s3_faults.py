@@ -1,5 +1,6 @@
 """What networks and servers do to documents in a bucket, one fault at a time."""
 
+import gc
 import hashlib
 import re
 import socket
@@ -53,6 +54,7 @@ def test_a_read_that_met_a_fault_is_read_again(store: S3Store, proxy: FaultyProx
         assert use() == expected
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # botocore drops an answer that it cannot parse
 @pytest.mark.parametrize("until", [b"http/1.1 200", b"last-modified: ", b"content-length: ", b"etag: "])
 def test_an_answer_that_ends_among_its_headers_is_no_answer(store: S3Store, proxy: FaultyProxy, until: bytes) -> None:
     digest = store.put_bytes(b"hello")
@@ -64,6 +66,7 @@ def test_an_answer_that_ends_among_its_headers_is_no_answer(store: S3Store, prox
     ):
         proxy.once(Fault("cut answer", until=until), method=method)
         assert use() == expected and proxy.count(method) == 2
+    gc.collect()
 
 
 def overtaken(store: S3Store, proxy: FaultyProxy, first: Kind, work: Callable[[Store], object]) -> None:
