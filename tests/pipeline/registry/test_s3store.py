@@ -144,7 +144,7 @@ def test_versions_of_a_model_are_read_a_page_at_a_time(store: S3Store, sent: lis
 
 def test_showing_a_version_does_not_read_its_page(store: S3Store, sent: list[str]) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
-    attach_page(store, manifest, b"<html>")
+    attach_page(store, manifest, b"<html>", b"{}")
     sent.clear()
     page = shown.shown(store, Reference("digits"))["page"]
     assert page == f"{store.place.locator('')}/models/digits/versions/1/report.html"
