@@ -9,6 +9,7 @@
     │   ├── DataError               calibration or golden data
     │   └── UnknownNameError          a reference, target or precision that names nothing
     ├── UnavailableError         3  something the run depends on is out of reach (registry, Ray, Prefect, disk full)
+    │   └── UndecidedError            a write whose answer was lost: it may have happened or not
     ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
     ├── ConflictError            1  somebody else published first, with other content
     └── StepError                1  a step of the pipeline failed in its own process; carries the log
@@ -59,6 +60,10 @@ class UnavailableError(EngineryError):
     """Something the run depends on is out of reach."""
 
     exit_code = 3
+
+
+class UndecidedError(UnavailableError):
+    """The answer to a conditional write was lost, and what is there by now does not tell whether it happened."""
 
 
 class IntegrityError(EngineryError):

@@ -300,7 +300,7 @@ def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str
         told["latencies"] = latencies(shop.store, published.manifest)
         data = version_document(published.manifest, {"reports": reports, "failures": failures, **told})
         attach_page(shop.store, published.manifest, drawn(json.loads(data)).encode(), data)
-    uri = f"{shop.store.uri}/{key}"
+    uri = shop.store.locator(key)
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 

@@ -25,7 +25,7 @@ def registry_option(command: Command) -> Command:
         default=DEFAULT_REGISTRY,
         show_default=True,
         show_envvar=True,
-        help="Path or file:// URI of the registry.",
+        help="Path, file:// or s3://bucket/prefix URI of the registry.",
     )(command)
 
 

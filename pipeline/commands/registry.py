@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 @click.command("list")
 @click.argument("model", required=False)
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many versions.")
+@click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @registry_option
 @json_option
-def list_models(model: str | None, registry: str, as_json: bool) -> None:
-    """List the models of a registry, or the versions of MODEL."""
+def list_models(model: str | None, limit: int, before: str | None, registry: str, as_json: bool) -> None:
+    """List the models of a registry, or the newest versions of MODEL."""
     if model is None:
         _list_models(registry, as_json)
     else:
-        _list_versions(registry, model, as_json)
+        _list_versions(registry, model, as_json, limit, before)
 
 
 @click.command()
@@ -223,11 +225,13 @@ def _list_models(registry: str, as_json: bool) -> None:
     )
 
 
-def _list_versions(registry: str, model: str, as_json: bool) -> None:
+def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None) -> None:
     from pipeline.registry.shown import listed_versions
     from pipeline.registry.store import open_store
 
-    rows = listed_versions(open_store(registry), model)
+    rows = listed_versions(open_store(registry), model, limit=limit, before=before)
+    if len(rows) == limit:
+        say(f"at most {limit} versions are shown; for older ones add --before {rows[0]['version']}")
     if as_json:
         emit_json(rows)
         return

@@ -4,13 +4,15 @@ Any channel but `candidate` takes only versions whose every engine is proven, un
 only; that is written down with the move, and pulling through the channel then never yields an unproven engine.
 """
 
+import random
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from builders.digest import canonical_json
-from builders.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError, UnknownNameError
 from pipeline.registry import parsing
 from pipeline.registry.attestations import judged
 from pipeline.registry.keys import channel_key, channels_prefix
@@ -23,6 +25,8 @@ OPEN_CHANNELS = ("candidate",)
 MAX_BYTES = 16 << 20
 
 _ATTEMPTS = 200
+# Whoever lost looks again a little later, so that many movers do not keep each other from moving.
+_LOSERS_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -158,15 +162,22 @@ def _validate(reference: str) -> str:
 def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
     """Add a move by compare-and-swap; whoever loses looks again, so that no move is lost."""
     key = channel_key(model, name)
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 10))  # noqa: S311 - no secret
         before = store.read(key)
         channel = _parse(before, model, name)
         move = next_move(channel)
         if move is None and channel is not None:
             return channel
         after = Channel(model, name, (*(channel.history if channel else ()), *((move,) if move else ())))
-        if store.replace(key, canonical_json(after.to_json()), before):
-            return after
+        try:
+            if store.replace(key, canonical_json(after.to_json()), before):
+                return after
+        except UndecidedError:
+            # The history tells: it only ever grows, so a move that happened is where it was put, whatever came after.
+            now = _parse(store.read(key), model, name)
+            if now is not None and now.history[: len(after.history)] == after.history:
+                return now
     raise ConflictError(f"channel {model}:{name} keeps moving; run again when fewer others move it")
 
 

@@ -5,7 +5,6 @@ two writers are compared and swapped under one lock for the whole registry: they
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from builders.digest import canonical_json, digest_of_bytes, digest_of_file
+from builders.digest import digest_of_bytes, digest_of_file
 from builders.errors import InputError, IntegrityError, UnavailableError
-from pipeline.registry.keys import FORMAT, MARKER, blob_key, check_digest, check_key, is_key
+from pipeline.registry.keys import MARKER, blob_key, check_digest, check_key, is_key
 from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep
+from pipeline.registry.marker import CONTENT, check_format
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -36,6 +36,10 @@ class FileStore:
     def uri(self) -> str:
         """'file:///...'."""
         return f"file://{quote(str(self.root))}"
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return f"{self.uri}/{check_key(key)}"
 
     def put_file(self, path: Path) -> str:
         """See `Store.put_file`."""
@@ -88,6 +92,12 @@ class FileStore:
             data = blob.read_bytes()
         self._check(digest, digest_of_bytes(data))
         return data
+
+    def rehash(self, digest: str) -> str:
+        """See `Store.rehash`."""
+        blob = self.path(digest)
+        with reachable(f"reading {blob}"):
+            return digest_of_file(blob)
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -198,7 +208,7 @@ def open_folder(root: Path, *, create: bool) -> FileStore:
             )
         with reachable(f"making a registry at {store.root}"):
             make_folder(store.root)
-        store.create(MARKER, canonical_json({"format": FORMAT}))
+        store.create(MARKER, CONTENT)
     if create:
         _check_writable(store)
         store.sweep()
@@ -213,7 +223,7 @@ def _is_registry(store: FileStore) -> bool:
         raise InputError(f"registry {store.root} is a file; give a folder")
     marker = store.read(MARKER)
     if marker is not None:
-        _check_format(store, marker)
+        check_format(marker, str(store.root))
         return True
     with reachable(f"listing {store.root}"):
         others = {path.name for path in store.root.iterdir()} - _OWN
@@ -222,15 +232,6 @@ def _is_registry(store: FileStore) -> bool:
             f"{store.root} holds {min(others)!r} and is no registry (no {MARKER}); give an empty or a new folder"
         )
     return False
-
-
-def _check_format(store: FileStore, marker: bytes) -> None:
-    try:
-        found = json.loads(marker)["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise IntegrityError(f'{store.root / MARKER} is damaged; it should hold {{"format": {FORMAT}}}') from error
-    if found != FORMAT:
-        raise InputError(f"registry {store.root} has format {found}; this enginery reads {FORMAT}: upgrade enginery")
 
 
 def _check_writable(store: FileStore) -> None:

@@ -6,11 +6,12 @@ a failure or a refusal, which carries no engine.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders.digest import digest_of
-from builders.errors import ConflictError, InputError, IntegrityError
+from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from pipeline.registry import channels, versions
 from pipeline.registry.keys import manifest_key, page_data_key, page_key
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
@@ -67,8 +68,9 @@ def publish(
     its proof disagree, IntegrityError when a blob is missing.
     """
     manifest = replace(draft, engines=_entries(approved, others))
+    seen = 0 if wanted_version else _highest_number(store, manifest.model)
     existing = _existing(store, manifest, wanted_version)
-    published = existing or _write(store, manifest, wanted_version)
+    published = existing or _write(store, manifest, wanted_version, seen)
     if channel is None:
         return published
     refusal = channels.policy_refusal(store, published.manifest, channel)
@@ -92,7 +94,8 @@ def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> s
     """Put a copy of the version's HTML report beside its manifest, with the JSON it is drawn from; the page's key."""
     key = page_key(manifest.model, manifest.version)
     for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
-        store.replace(place, content, store.read(place))
+        with suppress(UndecidedError):  # somebody else's copy is there
+            store.replace(place, content, store.read(place))
     return key
 
 
@@ -125,12 +128,16 @@ def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published
     return published
 
 
-def _write(store: Store, manifest: Manifest, wanted: str | None) -> Published:
+def _write(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published:
+    """Write the manifest under its name or the next number. seen: the numbered versions up to this one are no like."""
     _check_blobs(store, manifest)
+    newest = 0
     for _ in range(_ATTEMPTS):
-        newest = _highest_number(store, manifest.model)
-        if wanted is None and (theirs := _recent(store, manifest, newest)):
+        # A listing may lag behind on servers that promise less than S3; then the number that was taken counts.
+        newest = max(_highest_number(store, manifest.model), newest)
+        if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
             return Published(theirs, existed=True)
+        seen = newest
         version = wanted or str(newest + 1)
         mine = replace(manifest, version=version)
         if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
@@ -138,13 +145,14 @@ def _write(store: Store, manifest: Manifest, wanted: str | None) -> Published:
             return Published(mine, existed=False)
         if wanted and (theirs := _read(store, manifest.model, wanted)):
             return _same_or_conflict(theirs, manifest)
+        newest += wanted is None
     raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
 
 
-def _recent(store: Store, manifest: Manifest, newest: int) -> Manifest | None:
-    """The like of `manifest` among the newest numbered versions: published by a run that was killed before it could
-    remember, or by one that raced this one."""
-    numbers = range(newest, max(0, newest - _RECENT), -1)
+def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
+    """The like of `manifest` among the newest numbered versions after `seen`: published by a run that was killed before
+    it could remember, or by one that raced this one."""
+    numbers = range(newest, max(seen, newest - _RECENT), -1)
     found = (_alike(store, manifest, str(number)) for number in numbers)
     return next((theirs for theirs in found if theirs), None)
 
@@ -177,7 +185,8 @@ def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
         return Published(theirs, existed=True)
     differs = "results" if theirs.content == mine.content else "content"
     raise ConflictError(
-        f"{mine.model}@{theirs.version} exists with other {differs} (published {theirs.created_at}); "
+        f"{mine.model}@{theirs.version} exists with other {differs} (manifest {theirs.digest[:12]}, published "
+        f"{theirs.created_at}); "
         "versions never change: choose another version, or leave it out"
     )
 

@@ -6,10 +6,11 @@ whose blobs are gone, counts as forgotten, and a new one replaces it.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from builders.digest import canonical_json, is_digest
-from builders.errors import ConflictError
+from builders.errors import ConflictError, UndecidedError
 from pipeline.registry.keys import record_key
 from pipeline.registry.store import Store
 
@@ -34,8 +35,9 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, Any], blobs:
     data = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
     for _ in range(_ATTEMPTS):
         before = store.read(where)
-        if before == data or store.replace(where, data, before):
-            return
+        with suppress(UndecidedError):  # somebody else's is there, or this one was
+            if before == data or store.replace(where, data, before):
+                return
     raise ConflictError(f"record {where} of {store.uri} keeps changing; run again when fewer others write it")
 
 

@@ -1,6 +1,8 @@
 """What `list` and `show` say, as JSON values."""
 
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -9,25 +11,40 @@ from pipeline.registry import channels, versions
 from pipeline.registry.attestations import judged
 from pipeline.registry.keys import page_key
 from pipeline.registry.latencies import latencies
-from pipeline.registry.names import Reference
+from pipeline.registry.names import Reference, version_order
 from pipeline.registry.store import Store
+
+# Requests on their way at once, for a registry that is far away.
+_AT_ONCE = 16
 
 
 def listed_models(store: Store) -> list[dict[str, Any]]:
-    """Each model with its versions and where its channels point. Reads no manifest."""
-    return [
-        {"model": model, "versions": versions.versions(store, model), "channels": _channels(store, model)}
-        for model in versions.models(store)
-    ]
+    """Each model with its versions and where its channels point. Reads the channels and no manifest."""
+    found = versions.catalogue(store)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        pointing = pool.map(lambda listed: _pointing(store, listed.model, listed.channels), found)
+        return [
+            {"model": listed.model, "versions": list(listed.versions), "channels": channels}
+            for listed, channels in zip(found, pointing, strict=True)
+        ]
 
 
-def listed_versions(store: Store, model: str) -> list[dict[str, Any]]:
-    """Each version of a model with how many engines have which status. Raises UnknownNameError for no such model."""
+def listed_versions(
+    store: Store, model: str, *, limit: int | None = None, before: str | None = None
+) -> list[dict[str, Any]]:
+    """Versions of a model, oldest first, each with how many engines have which status. Reads the manifests of these.
+
+    limit: at most so many, the newest.  before: only versions older than this one, which pages through all of them.
+    Raises UnknownNameError for no such model.
+    """
     known = versions.versions(store, model)
     if not known:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
     pointing = _channels(store, model)
-    return [_listed_version(store, model, version, pointing) for version in known]
+    older = [version for version in known if before is None or version_order(version) < version_order(before)]
+    wanted = older if limit is None else older[max(0, len(older) - limit) :]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda version: _listed_version(store, model, version, pointing), wanted))
 
 
 def shown(store: Store, reference: Reference) -> dict[str, Any]:
@@ -41,8 +58,14 @@ def shown(store: Store, reference: Reference) -> dict[str, Any]:
         "engines": [asdict(entry) for entry in judged(store, manifest)],
         "channels": [name for name, version in pointing.items() if version == manifest.version],
         "latencies": latencies(store, manifest),
-        "page": f"{store.uri}/{key}" if store.read(key) is not None else None,
+        "page": store.locator(key) if _exists(store, key) else None,
     }
+
+
+def _exists(store: Store, key: str) -> bool:
+    """Whether a document is there, without reading it: pages are long."""
+    folder, _, name = key.rpartition("/")
+    return name in store.children(f"{folder}/")
 
 
 def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> dict[str, Any]:
@@ -57,5 +80,9 @@ def _listed_version(store: Store, model: str, version: str, pointing: dict[str, 
 
 
 def _channels(store: Store, model: str) -> dict[str, str]:
-    found = ((name, channels.read(store, model, name)) for name in channels.names(store, model))
+    return _pointing(store, model, channels.names(store, model))
+
+
+def _pointing(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
+    found = ((name, channels.read(store, model, name)) for name in names)
     return {name: channel.version for name, channel in found if channel is not None}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from builders.errors import InputError, UnavailableError
+from builders.errors import InputError
 from pipeline.registry.filestore import FileStore, open_folder
 
 __all__ = ["FileStore", "Store", "open_store"]
@@ -26,6 +26,10 @@ class Store(Protocol):
     @property
     def uri(self) -> str:
         """What `open_store` opens this store with."""
+        ...
+
+    def locator(self, key: str) -> str:
+        """Where a document is, as other tools write it: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
         ...
 
     def put_file(self, path: Path) -> str:
@@ -45,7 +49,11 @@ class Store(Protocol):
         ...
 
     def path(self, digest: str) -> Path:
-        """A local file with a blob's bytes, to be read only; not verified. Raises IntegrityError if missing."""
+        """A local file with a blob's bytes, to be read only; not verified. Raises IntegrityError if missing.
+
+        Of a registry elsewhere it is a cached copy, which may be gone when much else came after it: open it at once,
+        or use `fetch`.
+        """
         ...
 
     def fetch(self, digest: str, dest: Path) -> None:
@@ -56,20 +64,33 @@ class Store(Protocol):
         """A blob's bytes, verified. Raises IntegrityError."""
         ...
 
+    def rehash(self, digest: str) -> str:
+        """The digest of the bytes that are there under a blob's name, read anew. Raises IntegrityError if absent."""
+        ...
+
     def read(self, key: str) -> bytes | None:
         """A document, or None."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a document unless there is one; whether this call wrote it. Of several writers exactly one wins."""
+        """Write a document that is never replaced, unless there is one; whether this call wrote it.
+
+        Of several writers exactly one wins.
+        """
         ...
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """Write a document if it still is `expected` (None: absent); whether this call wrote it."""
+        """Write a document if it still is `expected` (None: absent); whether this call wrote it.
+
+        Raises UndecidedError when a broken connection leaves that open: look at what is there.
+        """
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part."""
+        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
+
+        A store elsewhere answers in pages of keys, however many folders those lie in.
+        """
         ...
 
     def children(self, prefix: str = "") -> Iterator[str]:
@@ -90,19 +111,24 @@ class Store(Protocol):
 
 
 def open_store(uri: str | Path, *, create: bool = False) -> Store:
-    """Open the registry at a path or `file://` URI; with `create`, make it if need be and make sure it can be written.
+    """Open the registry at a path, a `file://` or an `s3://` URI.
 
-    Raises InputError for what cannot be a registry (a file, a folder with other things in it, a newer format, an
-    unknown scheme) and UnavailableError for what is not there, not writable or not served yet (s3://).
+    With `create`, it is made if need be, and it is made sure that it can be written.
+
+    Raises InputError for what cannot be a registry (a file, a place with other things in it, a newer format, an
+    unknown scheme, a server without conditional writes) and UnavailableError for what is not there or not writable.
     """
     text = os.fspath(uri)
     if isinstance(uri, Path) or "://" not in text:
         return open_folder(Path(_not_empty(text)), create=create)
     parts = urlsplit(text)
     if parts.scheme == "s3":
-        raise UnavailableError(f"registry {text}: s3:// comes with a later release; use a path or a file:// URI")
+        # Here, because boto3 takes a quarter of a second to import.
+        from pipeline.registry.s3.opening import open_bucket
+
+        return open_bucket(text, create=create)
     if parts.scheme != "file":
-        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path or a file:// URI")
+        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)

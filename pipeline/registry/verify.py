@@ -7,12 +7,11 @@ memory, and harms nobody.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from builders.digest import digest_of_file, is_digest
+from builders.digest import is_digest
 from builders.errors import EngineryError, IntegrityError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attestations
 from pipeline.registry.keys import BLOBS, RECORDS, blob_key
-from pipeline.registry.landing import reachable
 from pipeline.registry.latencies import latency_reports
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import Reference
@@ -147,8 +146,7 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
         found.progress(digest)
         found.blobs += 1
         found.size_bytes += found.store.size(digest)
-        with reachable(f"reading blob {digest}"):
-            actual = digest_of_file(found.store.path(digest))
+        actual = found.store.rehash(digest)
         if actual != digest:
             found.add("corrupt", digest, f"its bytes have digest {actual}", affects)
 

@@ -1,7 +1,6 @@
 """Finding models and versions, and what a reference stands for."""
 
 import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from builders.errors import IntegrityError, UnknownNameError
@@ -29,16 +28,41 @@ class Located:
         return self.channel is not None and self.channel.proven_only
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A model as one listing shows it: its versions, oldest name first, and the names of its channels."""
+
+    model: str
+    versions: tuple[str, ...]
+    channels: tuple[str, ...]
+
+
+def catalogue(store: Store) -> list[Listed]:
+    """Every model that has a version, sorted. Lists keys, and reads nothing."""
+    versions: dict[str, list[str]] = {}
+    channels: dict[str, list[str]] = {}
+    for key in store.list(MODELS):
+        match key.removeprefix(MODELS).split("/"):
+            case [model, "versions", version, name] if name == MANIFEST and is_name(model) and is_name(version):
+                versions.setdefault(model, []).append(version)
+            case [model, "channels", name] if name.endswith(".json") and is_name(name.removesuffix(".json")):
+                channels.setdefault(model, []).append(name.removesuffix(".json"))
+    return [
+        Listed(model, tuple(sorted(found, key=version_order)), tuple(channels.get(model, ())))
+        for model, found in sorted(versions.items())
+    ]
+
+
 def models(store: Store) -> list[str]:
     """The models that have a version, sorted."""
-    return [model for model in _names(store.children(MODELS)) if versions(store, model)]
+    return [listed.model for listed in catalogue(store)]
 
 
 def versions(store: Store, model: str) -> list[str]:
-    """A model's versions, oldest name first as people count ('2' before '10'). Reads no manifest."""
+    """A model's versions, oldest name first as people count ('2' before '10'). Lists keys, and reads no manifest."""
     prefix = versions_prefix(model)
-    found = _names(store.children(prefix))
-    complete = [version for version in found if MANIFEST in store.children(f"{prefix}{version}/")]
+    parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
+    complete = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
     return sorted(complete, key=version_order)
 
 
@@ -91,11 +115,6 @@ def _no_channel(store: Store, reference: Reference) -> UnknownNameError:
     return _unknown(
         f"channel of {reference.model}", str(reference.channel), channels.names(store, reference.model), store
     )
-
-
-def _names(children: Iterable[str]) -> list[str]:
-    found = (name.removesuffix("/") for name in children if name.endswith("/"))
-    return [name for name in found if is_name(name)]
 
 
 def _unknown(kind: str, name: str, known: list[str], store: Store) -> UnknownNameError:

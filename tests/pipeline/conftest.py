@@ -1,9 +1,12 @@
+import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.pipeline.projects import Project, write_project
+from tests.pipeline.registry.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
 
 
 @pytest.fixture
@@ -31,3 +34,25 @@ def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     """A project of which version 1 is published; a copy, free to be changed."""
     shutil.copytree(built_once, tmp_path / "place")
     return Project(tmp_path / "place" / "project", capsys)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """URL of an S3 server with the bucket `BUCKET`."""
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Credentials that moto takes, and a cache of this test's own."""
+    for name in FOREIGN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**ENVIRONMENT, "ENGINERY_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3_uri(s3_server: str, s3_environment: None) -> str:
+    """The URI of a place in the bucket where nothing is yet."""
+    return f"s3://{BUCKET}/{secrets.token_hex(8)}?endpoint={s3_server}"

@@ -6,13 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from builders.digest import canonical_json, digest_of
 from builders.targets import parse_targets
 from builders.types import ShapeProfile, TensorSpec
+from pipeline.registry.keys import blob_key
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, publish
-from pipeline.registry.store import Store
+from pipeline.registry.s3.client import client
+from pipeline.registry.s3.store import S3Store
+from pipeline.registry.store import FileStore, Store
 from validation.report import Approved, Check, Report, approve
+
+# Every kind of store answers the same tests: a new kind is one word here, and a line in `conftest.store`.
+on_each_store = pytest.mark.parametrize("store", ["file", "s3"], indirect=True)
 
 PASSED = Check("engine", "sqnr_db", "logits", "golden", 60.0, 40.0, True)
 FAILED = Check("engine", "sqnr_db", "logits", "golden", 3.0, 40.0, False)
@@ -104,6 +112,30 @@ def publish_engines(
     """Publish entries with their proofs."""
     pairs = [(entry, approval(entry)) for entry in entries]
     return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=wanted)
+
+
+def flip(store: Store, digest: str) -> None:
+    """Flip one bit of a blob where it lies."""
+    data = bytearray(store.read_blob(digest))
+    data[0] ^= 1
+    overwrite(store, blob_key(digest), bytes(data))
+
+
+def overwrite(store: Store, key: str, data: bytes) -> None:
+    """Write what no writer of ours would."""
+    if isinstance(store, FileStore):
+        path = store.root / key
+        path.chmod(0o644)
+        path.write_bytes(data)
+    else:
+        place = store.place  # type: ignore[attr-defined]
+        client(place).put_object(Bucket=place.bucket, Key=place.key(key), Body=data)
+
+
+def uploads(store: S3Store) -> int:
+    """Uploads that were neither completed nor aborted."""
+    found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
+    return len(found.get("Uploads", ()))
 
 
 def names_in(folder: Path) -> list[str]:

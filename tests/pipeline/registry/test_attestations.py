@@ -7,9 +7,10 @@ from pipeline.registry import channels
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.keys import attestation_key
 from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import FAILED, engine, publish_engines, report
+from tests.pipeline.registry.registries import FAILED, engine, on_each_store, publish_engines, report
 
 
+@on_each_store
 def test_a_report_from_the_hardware_proves_an_engine_and_leaves_the_manifest_alone(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry, engine(store)]).manifest

@@ -9,13 +9,14 @@ from pipeline.registry.attestations import attest
 from pipeline.registry.keys import channel_key
 from pipeline.registry.names import parse_reference
 from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import engine, in_child, publish_engines, report
+from tests.pipeline.registry.registries import engine, in_child, on_each_store, publish_engines, report
 
 
 def published(store: Store, *contents: object) -> list:
     return [publish_engines(store, [engine(store)], content, channel=None).manifest for content in contents]
 
 
+@on_each_store
 def test_promote_and_rollback_keep_a_history(store: Store) -> None:
     one, two, three = published(store, "a", "b", "c")
     for manifest in (one, two, three):
@@ -117,12 +118,14 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
         versions.locate(store, parse_reference("digits:stable"))
 
 
+@on_each_store
 def test_racing_promotions_lose_no_move(store: Store) -> None:
-    manifests = published(store, *"abcdefgh")
+    entry, names = engine(store), [f"v{number}" for number in range(16)]
+    manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
     children = [
         in_child(lambda manifest=manifest: channels.promote(store, manifest, "stable", by=manifest.version))
         for manifest in manifests
     ]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 8
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
     channel = channels.read(store, "digits", "stable")
-    assert channel is not None and sorted(move.by for move in channel.history) == sorted("12345678")
+    assert channel is not None and sorted(move.by for move in channel.history) == sorted(names)

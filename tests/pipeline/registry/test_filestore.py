@@ -38,7 +38,6 @@ def test_a_relative_path_and_a_home_are_understood(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("uri", "error", "words"),
     [
-        ("s3://bucket/registry", UnavailableError, "later release"),
         ("http://x/y", InputError, "scheme 'http'"),
         ("file://other-host/x", InputError, "absolute path"),
         ("file:relative", InputError, "not a path|no registry|holds"),

@@ -12,8 +12,7 @@ from pipeline.registry.attestations import attest
 from pipeline.registry.names import Reference
 from pipeline.registry.pull import pull
 from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import engine, names_in, publish_engines, report
-from tests.pipeline.registry.test_store import flip
+from tests.pipeline.registry.registries import engine, flip, names_in, on_each_store, publish_engines, report
 
 DIGITS = Reference("digits")
 SM89 = parse_targets("sm_89")[0]
@@ -24,6 +23,7 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "engines"
 
 
+@on_each_store
 def test_an_engine_lands_with_what_a_server_needs(store: Store, dest: Path) -> None:
     entry = engine(store)
     published = publish_engines(store, [entry, engine(store, "sm_89", status="unproven")])
@@ -40,6 +40,7 @@ def test_an_engine_lands_with_what_a_server_needs(store: Store, dest: Path) -> N
     )  # fmt: skip
 
 
+@on_each_store
 def test_pulling_again_copies_nothing_and_mends_what_is_damaged(store: Store, dest: Path) -> None:
     publish_engines(store, [engine(store)])
     first = pull(store, DIGITS, CPU, dest)
@@ -49,6 +50,7 @@ def test_pulling_again_copies_nothing_and_mends_what_is_damaged(store: Store, de
     assert first.path.read_bytes() == b"engine cpu fp32"
 
 
+@on_each_store
 def test_a_flipped_bit_never_lands(store: Store, dest: Path) -> None:
     entry = engine(store)
     publish_engines(store, [entry])

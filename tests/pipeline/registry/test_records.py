@@ -5,11 +5,12 @@ import pytest
 from pipeline.registry.keys import record_key
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import in_child
+from tests.pipeline.registry.registries import in_child, on_each_store
 
 KEY = "0" * 64
 
 
+@on_each_store
 def test_a_step_is_remembered_with_its_blobs(store: Store) -> None:
     blob = store.put_bytes(b"x")
     assert recall(store, "export", KEY) is None
@@ -18,6 +19,7 @@ def test_a_step_is_remembered_with_its_blobs(store: Store) -> None:
     assert recall(store, "build", KEY) is None and recall(store, "export", "1" * 64) is None
 
 
+@on_each_store
 def test_a_record_whose_blob_is_gone_is_forgotten_and_can_be_made_again(store: Store) -> None:
     blob = store.put_bytes(b"x")
     remember(store, "export", KEY, {"n": 1}, [blob])
@@ -43,6 +45,7 @@ def test_nan_cannot_be_remembered(store: Store) -> None:
         remember(store, "export", KEY, {"n": float("nan")})
 
 
+@on_each_store
 def test_racing_writers_leave_a_whole_record(store: Store) -> None:
     children = [in_child(lambda n=n: remember(store, "export", KEY, {"n": n})) for n in range(6)]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 6

@@ -11,8 +11,7 @@ from builders.errors import InputError, UnavailableError, UnknownNameError
 from pipeline.cli import enginery
 from pipeline.registry.publish import attach_page
 from pipeline.registry.store import Store, open_store
-from tests.pipeline.registry.registries import engine, publish_engines, refusal
-from tests.pipeline.registry.test_store import flip
+from tests.pipeline.registry.registries import engine, flip, publish_engines, refusal
 
 
 @pytest.fixture
@@ -42,6 +41,9 @@ def test_list(store: Store) -> None:
     assert rows[1]["channels"] == {"candidate": "2"}
     assert "digits" in run("list").stdout and "proven 1, refused 1, unproven 1" in run("list", "digits").stdout
     assert isinstance(run("list", "digit").exception, UnknownNameError)
+    newest = run("list", "digits", "--limit", "1", "--json")
+    assert [row["version"] for row in json.loads(newest.stdout)] == ["2"] and "--before 2" in newest.stderr
+    assert [row["version"] for row in told("list", "digits", "--before", "2")] == ["1"]
 
 
 def test_show(store: Store) -> None:

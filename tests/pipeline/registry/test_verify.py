@@ -9,8 +9,7 @@ from pipeline.registry.names import parse_reference
 from pipeline.registry.records import remember
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.verify import repair, verify
-from tests.pipeline.registry.registries import engine, publish_engines, refusal, report
-from tests.pipeline.registry.test_store import flip
+from tests.pipeline.registry.registries import engine, flip, on_each_store, publish_engines, refusal, report
 
 
 @pytest.fixture
@@ -37,6 +36,7 @@ def test_a_sound_registry_has_no_problem(store: Store, manifest: Manifest) -> No
     assert result.size_bytes == sum(store.size(digest) for digest in read)
 
 
+@on_each_store
 def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Store, manifest: Manifest) -> None:
     digest = str(manifest.engines[1].digest)
     flip(store, digest)
@@ -51,6 +51,7 @@ def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Sto
     assert found(store) == []
 
 
+@on_each_store
 def test_a_missing_blob(store: Store, manifest: Manifest) -> None:
     store.discard(manifest.sources["onnx"])
     assert found(store) == [("missing", manifest.sources["onnx"])] == found(store, "digits")
@@ -75,6 +76,7 @@ def test_an_edited_attestation(store: Store, manifest: Manifest) -> None:
     assert found(store) == [("edited", "digits@1")]
 
 
+@on_each_store
 def test_litter_is_remarked_and_harms_nothing(store: Store, manifest: Manifest) -> None:
     orphan, remembered = store.put_bytes(b"orphan"), store.put_bytes(b"remembered")
     remember(store, "export", "0" * 64, {}, [remembered])

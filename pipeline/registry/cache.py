@@ -1,0 +1,131 @@
+"""Blobs kept on this machine, shared by all its processes: what came over the network once need not come again.
+
+A blob enters verified, under a lock of its own, so that of many processes that want it one fetches it. The cache is
+bounded: the blobs that were not used for longest go first, and never one that somebody is reading. Everything in it can
+be deleted at any time. (`flock`, so: Linux and other Unixes; on NFS it needs version 4.)
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from builders.errors import InputError, IntegrityError
+from pipeline.registry.keys import check_digest
+from pipeline.registry.landing import landing, make_folder, sweep
+
+DEFAULT_BYTES = 16 << 30
+# Locks are shared by digests of equal beginning, so that their number has a bound.
+_LOCK_DIGITS = 3
+
+# Writes a blob's bytes into a stream and returns the digest of what it wrote.
+Download = Callable[[BinaryIO], str]
+
+
+@dataclass(frozen=True)
+class BlobCache:
+    """A cache in `folder` of at most `limit_bytes`, of which only a blob that is being used may go beyond."""
+
+    folder: Path
+    limit_bytes: int = DEFAULT_BYTES
+
+    @contextmanager
+    def held(self, digest: str, download: Download) -> Iterator[Path]:
+        """A blob's file, to be read only, which stays while this is open; `download` is called where it is absent.
+
+        The file was verified when it came. Raises IntegrityError when other bytes came, OSError when the cache's disk
+        is full or read-only, and whatever `download` raises.
+        """
+        path = self._blob(check_digest(digest))
+        stream = _shared(path) or self._filled(digest, path, download)
+        try:
+            with suppress(OSError):  # of another user, who lets us read
+                os.utime(stream.fileno())
+            yield path
+        finally:
+            stream.close()
+
+    def holds(self, digest: str) -> bool:
+        """Whether a blob is here."""
+        return self._blob(check_digest(digest)).is_file()
+
+    def drop(self, digest: str) -> None:
+        """Forget a blob, as when its file turns out to be damaged."""
+        with suppress(FileNotFoundError):
+            self._blob(check_digest(digest)).unlink()
+
+    def _blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest
+
+    def _filled(self, digest: str, path: Path, download: Download) -> BinaryIO:
+        """The blob's file, locked against eviction; downloaded unless another process just did that."""
+        for folder in ("blobs", "locks", "tmp"):
+            make_folder(self.folder / folder)
+        with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+            # Again, because another process may have brought it, or have evicted it right after this one did.
+            while (stream := _shared(path)) is None:
+                self._download(digest, path, download)
+        self._evict()
+        return stream
+
+    def _download(self, digest: str, path: Path, download: Download) -> None:
+        sweep(self.folder / "tmp")
+        with landing(self.folder / "tmp") as file:
+            found = download(file.stream)
+            if found != digest:
+                raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
+            file.land(path, read_only=True)
+
+    def _evict(self) -> None:
+        """Delete what was not used for longest until the rest fits; what is being read is left."""
+        found = sorted(_entries(self.folder / "blobs"))
+        excess = sum(size for _, size, _ in found) - self.limit_bytes
+        for _, size, path in found:
+            if excess <= 0:
+                return
+            excess -= size if _unused_and_deleted(path) else 0
+
+
+def local_cache() -> BlobCache | None:
+    """This machine's cache: in ENGINERY_CACHE, else $XDG_CACHE_HOME/enginery, else ~/.cache/enginery, of at most
+    ENGINERY_CACHE_BYTES (default 16 GiB). None when that is 0. Raises InputError when it is no number."""
+    text = os.environ.get("ENGINERY_CACHE_BYTES", "").strip()
+    if text and not text.isdecimal():
+        raise InputError(f"ENGINERY_CACHE_BYTES is {text!r}; give a number of bytes, or 0 for no cache")
+    limit = int(text) if text else DEFAULT_BYTES
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("ENGINERY_CACHE") or f"{home}/enginery"
+    return BlobCache(Path(os.path.abspath(os.path.expanduser(folder))), limit) if limit else None  # noqa: PTH100, PTH111
+
+
+def _shared(path: Path) -> BinaryIO | None:
+    """The file, locked for reading; None if it is absent, or was deleted before it could be locked."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return None
+    fcntl.flock(stream.fileno(), fcntl.LOCK_SH)
+    if os.fstat(stream.fileno()).st_nlink:
+        return stream
+    stream.close()
+    return None
+
+
+def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each blob was last used, its size, and its file."""
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            facts = entry.stat()
+            yield facts.st_mtime, facts.st_size, Path(entry.path)
+
+
+def _unused_and_deleted(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as stream:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    return False

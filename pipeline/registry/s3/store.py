@@ -1,0 +1,217 @@
+"""The store in a bucket. See `pipeline.registry.store.Store` for what each method promises."""
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from builders.digest import digest_of_bytes, digest_of_file
+from builders.errors import IntegrityError, UndecidedError
+from pipeline.registry.cache import local_cache
+from pipeline.registry.keys import blob_key, check_digest, check_key
+from pipeline.registry.landing import copy_hashed, landing, make_folder, reachable, sweep
+from pipeline.registry.s3.answers import Declined, ask
+from pipeline.registry.s3.client import client
+from pipeline.registry.s3.listing import keys_below, names_below
+from pipeline.registry.s3.place import Place
+from pipeline.registry.s3.probe import require_conditional_writes
+from pipeline.registry.s3.reading import Nowhere, etag_of, head, read_document, stream_blob
+from pipeline.registry.s3.strays import abandoned, abort_abandoned
+from pipeline.registry.s3.upload import Source, put
+from pipeline.registry.s3.writing import ABSENT, unchanged, write
+
+_DISCARDED = "discarded"
+
+
+@dataclass(frozen=True)
+class S3Store:
+    """The store at `place`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
+
+    place: Place
+
+    @property
+    def uri(self) -> str:
+        """'s3://bucket/prefix?endpoint=...', without credentials."""
+        return self.place.uri
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return self.place.locator(check_key(key))
+
+    def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
+        self._check_writable()
+        with reachable(f"reading {path}"), path.open("rb") as stream:
+            source = Source(stream, path.stat().st_size, digest_of_file(path))
+            put(self.place, source)
+        return source.digest
+
+    def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
+        self._check_writable()
+        digest = digest_of_bytes(data)
+        put(self.place, Source(io.BytesIO(data), len(data), digest))
+        return digest
+
+    def has(self, digest: str) -> bool:
+        """See `Store.has`."""
+        return head(self.place, blob_key(digest)) is not None
+
+    def size(self, digest: str) -> int:
+        """See `Store.size`."""
+        found = head(self.place, blob_key(digest))
+        if found is None:
+            raise self._lost(digest)
+        return int(found["ContentLength"])
+
+    def path(self, digest: str) -> Path:
+        """See `Store.path`. The file is this machine's cached copy, verified when it came."""
+        cache = local_cache()
+        if cache is None:
+            raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINERY_CACHE_BYTES is 0")
+        with (
+            reachable(f"caching blob {digest} in {cache.folder}"),
+            cache.held(digest, lambda sink: self._verified(digest, sink)) as path,
+        ):
+            return path
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`. What this machine has cached does not come again."""
+        size = self._size_unless_cached(digest)
+        with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
+            make_folder(dest.parent)
+            sweep(dest.parent)
+            with landing(dest.parent) as file:
+                if not self._from_cache(digest, size, file.stream):
+                    self._verified(digest, file.stream)
+                file.land(dest)
+
+    def read_blob(self, digest: str) -> bytes:
+        """See `Store.read_blob`."""
+        found = io.BytesIO()
+        self._verified(digest, found)
+        return found.getvalue()
+
+    def rehash(self, digest: str) -> str:
+        """See `Store.rehash`."""
+        try:
+            return stream_blob(self.place, blob_key(digest), Nowhere())
+        except Declined as declined:
+            raise self._lost(digest) from declined
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        found = read_document(self.place, check_key(key))
+        return None if found is None else found[0]
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        # Of a document that is never replaced, one that is not this call's own is another's.
+        with suppress(UndecidedError):
+            return self.replace(key, data, None)
+        return False
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
+        check_key(key)
+        self._check_writable()
+        if expected is None:
+            return write(self.place, key, data, ABSENT)
+        etag = etag_of(self.place, key, expected)
+        return etag is not None and write(self.place, key, data, unchanged(etag))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        found = keys_below(self.place, self._prefix(prefix))
+        return (key for key in found if prefix or not key.startswith(f"{_DISCARDED}/"))
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        found = names_below(self.place, self._prefix(prefix))
+        return (name for name in found if prefix or name != f"{_DISCARDED}/")
+
+    def discard(self, digest: str) -> None:
+        """See `Store.discard`. It is copied to discarded/ and deleted, unless it was healed in between."""
+        key = blob_key(digest)
+        found = head(self.place, key)
+        if found is None:
+            return
+        source = {"Bucket": self.place.bucket, "Key": self.place.key(key)}
+        aside = self.place.key(f"{_DISCARDED}/{digest}")
+        asked = {"CopySourceIfMatch": found["ETag"], **self.place.encryption()}
+        try:
+            ask(
+                self.place,
+                f"moving {key} away",
+                # Managed, because a single copy request takes at most 5 GiB.
+                lambda: client(self.place).copy(source, self.place.bucket, aside, ExtraArgs=asked),
+            )
+            ask(
+                self.place,
+                f"deleting {key}",
+                lambda: client(self.place).delete_object(**source, IfMatch=found["ETag"]),
+            )
+        except Declined:
+            return
+
+    def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
+        return tuple(str(upload) for upload in abandoned(self.place))
+
+    def sweep(self) -> int:
+        """See `Store.sweep`."""
+        return abort_abandoned(self.place)
+
+    def _check_writable(self) -> None:
+        require_conditional_writes(self.place)
+
+    def _prefix(self, prefix: str) -> str:
+        if prefix:
+            check_key(prefix.removesuffix("/"))
+        return prefix
+
+    def _verified(self, digest: str, sink: BinaryIO) -> str:
+        """Write a blob's bytes to `sink`. What came wrong comes once more, because the way here may have spoilt it."""
+        start, found = sink.tell(), ""
+        for _ in range(2):
+            sink.seek(start)
+            sink.truncate()
+            try:
+                found = stream_blob(self.place, blob_key(digest), sink)
+            except Declined as declined:
+                raise self._lost(digest) from declined
+            if found == digest:
+                return found
+        raise IntegrityError(
+            f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+            "run `enginery verify --repair`, then build again"
+        )
+
+    def _size_unless_cached(self, digest: str) -> int | None:
+        """A blob's size, or None when this machine has it. Raises IntegrityError before anything is made for it."""
+        cache = local_cache()
+        return None if cache is not None and cache.holds(digest) else self.size(digest)
+
+    def _from_cache(self, digest: str, size: int | None, sink: BinaryIO) -> bool:
+        """Write a blob's bytes to `sink` by way of the cache, if there is one that can take them."""
+        cache = local_cache()
+        if cache is None or (size is not None and size > cache.limit_bytes):
+            return False
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(cache.held(digest, lambda file: self._verified(digest, file)))
+                source = stack.enter_context(held.open("rb"))
+            except OSError:
+                return False  # full, or read-only: a convenience, and nothing to fail for
+            start = sink.tell()
+            if copy_hashed(source, sink) == digest:
+                return True
+        cache.drop(digest)
+        sink.seek(start)
+        sink.truncate()
+        return False
+
+    def _lost(self, digest: str) -> IntegrityError:
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")

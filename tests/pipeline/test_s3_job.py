@@ -1,0 +1,32 @@
+"""The main job with its registry in a bucket."""
+
+from pathlib import Path
+
+from pipeline.registry.s3.client import client
+from pipeline.registry.s3.place import parse_place
+from tests.pipeline.projects import Project
+
+
+def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str, tmp_path: Path) -> None:
+    """Engines are uploaded by the processes that build them: nothing but documents and reports leave this one."""
+    project.registry = s3_uri  # type: ignore[assignment]
+    project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
+    sent: list[str] = []
+    events = client(parse_place(s3_uri)).meta.events
+    events.register("before-send.s3", lambda request, **_: sent.append(f"{request.method} {request.url}"))
+
+    built = project.build()
+    assert built.code == 0, built.err
+    (engine,) = built.json["engines"]
+    assert engine["status"] == "proven" and any("/manifest.json" in request for request in sent)
+    assert not any(engine["digest"] in request for request in sent if not request.startswith("HEAD"))
+    assert built.json["report"].startswith("s3://") and "?" not in built.json["report"]
+
+    again = project.build().json
+    assert again["cached"] and again["version"] == "1"
+    assert project.run("promote", "tiny", "--json").json["version"] == "1"
+    pulled = project.run("pull", "tiny:stable", "--target", "cpu", "--dest", tmp_path / "out", "--json").json
+    assert pulled["digest"] == engine["digest"] and Path(pulled["path"]).stat().st_size == engine["size"]
+    assert project.run("verify").code == 0 and "tiny" in project.run("list").out
+    absent = project.run("show", "tiny@7")
+    assert absent.code == 2 and "no version of tiny '7'" in absent.err and "Traceback" not in absent.err
