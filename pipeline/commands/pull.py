@@ -79,25 +79,16 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @_options(_WATCH)
 @registry_option
 @json_option
-@click.pass_context
-def pull(
-    context: click.Context, reference: str, dest: Path, registry: str, as_json: bool, explain: bool, **given: Any
-) -> None:
+def pull(reference: str, dest: Path, registry: str, as_json: bool, explain: bool, **given: Any) -> None:
     """Bring the engine of REF that fits the target best into a folder, verified, and say why that one."""
-    if explain:
-        context.invoke(
-            resolve,
-            reference=reference,
-            registry=registry,
-            as_json=as_json,
-            **{name: given[name] for name in _EXPLAINED},
-        )
-        return
     client = _client(registry, given)
+    if explain:
+        _show(client.resolve(reference, _machine(given)), as_json)
+        return
     if given["watch"]:
         _watch(client, reference, dest, given, as_json)
         return
-    _only_with_watch(context)
+    _only_with_watch(click.get_current_context())
     with _progress() as progress:
         pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
     for line in (pulled.warning, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
@@ -107,11 +98,6 @@ def pull(
         emit_json(_pulled_json(pulled))
     else:
         _print_pulled(pulled)
-
-
-_EXPLAINED = (
-    "target", "driver", "cuda", "tensorrt", "tensorrt_rtx", "memory_gib", "precision", "proven_only", "fallback",
-)  # fmt: skip
 
 
 def _machine(given: dict[str, Any]) -> "Machine":

@@ -37,7 +37,7 @@ class Client:
     """A registry, and how its engines come to this machine.
 
     registry: a path, file:// or s3:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its bound);
-    'auto' is this machine's (ENGINERY_CACHE and ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
+    'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
     """
 

@@ -1,8 +1,8 @@
 """What happens after a swap: a command is run, or a URL is posted to, within a time limit.
 
 Both are told the same facts: a command by environment variables (ENGINERY_MODEL, ENGINERY_VERSION, ENGINERY_CHANNEL,
-ENGINERY_DIGEST, ENGINERY_FOLDER, ENGINERY_ENGINE, ENGINERY_DESCRIPTION, ENGINERY_CURRENT, ENGINERY_PREVIOUS), a URL by a
-JSON object with the same names in lower case without the prefix. Done is exit code 0, and any 2xx answer.
+ENGINERY_DIGEST, ENGINERY_FOLDER, ENGINERY_ENGINE, ENGINERY_DESCRIPTION, ENGINERY_CURRENT, ENGINERY_PREVIOUS), a URL by
+a JSON object with the same names in lower case without the prefix. Done is exit code 0, and any 2xx answer.
 """
 
 import json

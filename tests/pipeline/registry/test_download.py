@@ -142,12 +142,12 @@ def test_spoilt_bytes_never_land(store: Store, tmp_path: Path, monkeypatch: pyte
     digest = store.put_bytes(DATA)
     flip(store, digest)
     for way in (Way(BlobCache(tmp_path / "cache")), Way()):
-        with pytest.raises(IntegrityError, match=f"{digest}.*--repair"):
+        with pytest.raises(IntegrityError, match=rf"{digest}.*--repair"):
             way.deliver(store, digest, len(DATA), tmp_path / "out" / "engine")
     assert names_in(tmp_path / "out") == []
     with pytest.raises(IntegrityError, match="0000"):
         Way().deliver(store, "0" * 64, 5, tmp_path / "out" / "engine")
-    with pytest.raises(IntegrityError, match="ends before|other bytes"):
+    with pytest.raises(IntegrityError, match=r"ends before|other bytes"):
         Way().deliver(store, store.put_bytes(b"short"), 50_000, tmp_path / "out" / "engine")
 
 
