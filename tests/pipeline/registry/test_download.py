@@ -13,7 +13,9 @@ from pipeline.registry import download as module
 from pipeline.registry.cache import BlobCache
 from pipeline.registry.delivery import Way
 from pipeline.registry.download import download, journal_of, parts_of
+from pipeline.registry.s3.store import S3Store
 from pipeline.registry.store import Store
+from tests.pipeline.registry.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
 from tests.pipeline.registry.registries import flip, in_child, names_in, on_each_store
 
 PART = 1000
@@ -187,3 +189,17 @@ def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_
         asked = list(tmp_path.glob("asked-*"))
         assert len(asked) == 1 and dest.read_bytes() == DATA
         asked[0].unlink()
+
+
+@pytest.mark.parametrize("kind", [*PASSING, "flipped answer"])
+def test_parts_that_meet_faults_come_in_the_end(
+    store_behind_proxy: S3Store, proxy: FaultyProxy, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
+    digest = store_behind_proxy.put_bytes(DATA)
+    proxy.plan(lambda request: Fault(kind, at=0.7) if request.number in (2, 5) else None)
+    way = Way(BlobCache(tmp_path / "cache"))
+    assert way.deliver(store_behind_proxy, digest, len(DATA), tmp_path / "out") == "registry"
+    assert (tmp_path / "out").read_bytes() == DATA and proxy.faults > 0
+    # Bytes that came wrong unnoticed are all that costs a second download.
+    assert kind.startswith("flipped") or proxy.count("GET") < 2 * 11

@@ -171,6 +171,19 @@ def test_a_registry_that_sends_other_bytes_changes_nothing(store: Store, dest: P
     assert led(dest) == served
 
 
+def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store, dest: Path) -> None:
+    version(store, b"one")
+    watch = following(Client(store.uri), dest)
+    watch.once()
+    version(store, b"two")
+    flip(store, str(engine(store, data=b"two").digest))
+    for _ in range(2):
+        with pytest.raises(EngineryError, match="other bytes"):
+            watch.once()
+    store.put_bytes(b"two")
+    assert watch.once().version == "2"
+
+
 def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
     version(store, b"one")
     with following(Client(store.uri), dest)._alone(), pytest.raises(UnavailableError, match="another process"):
