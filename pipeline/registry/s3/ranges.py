@@ -1,16 +1,18 @@
 """Reading a part of an object into memory that the caller has: what a download by many connections is made of."""
 
+import re
 from contextlib import closing
 from typing import Any
 
 from botocore import exceptions as aws
 
-from pipeline.registry.s3.answers import FAILURES, Declined, pauses, raise_if_declined, whole
+from pipeline.registry.s3.answers import FAILURES, Declined, pauses, raise_if_declined
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.reading import wait
 
 _PARTIAL = 206
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
 # Of 256 KiB there is less waiting than of 1 MiB, where the reader has little time between other threads.
 _READ_BYTES = 1 << 18
 
@@ -43,7 +45,7 @@ def _some(body: Any, into: memoryview) -> int:
 
 
 def _opened(place: Place, key: str, start: int, length: int) -> Any:
-    """The body of exactly that range. Raises Declined (416) if the answer is another."""
+    """The body of exactly that range. Raises Declined (416) if it ends before, or the server has no ranges."""
     last = start + length - 1
     asked = {"Bucket": place.bucket, "Key": place.key(key), "Range": f"bytes={start}-{last}"}
     try:
@@ -52,10 +54,16 @@ def _opened(place: Place, key: str, start: int, length: int) -> Any:
         raise_if_declined(error)
         raise
     # All of a small object, from a server that has no ranges, is that range too.
-    all_of_it = answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL
-    whole(answer, "ContentLength", *(() if all_of_it else ("ContentRange",)))
-    found = f"bytes 0-{answer['ContentLength'] - 1}/" if all_of_it else answer["ContentRange"]
-    if found.startswith(f"bytes {start}-{last}/"):
+    if answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL:
+        if start == 0 and answer.get("ContentLength") == length:
+            return answer["Body"]
+        answer["Body"].close()
+        raise Declined(416, "no ranges")
+    found = _RANGE.match(answer.get("ContentRange", ""))
+    if found and (int(found[1]), int(found[2])) == (start, last):
         return answer["Body"]
     answer["Body"].close()
-    raise Declined(416, "no such range")
+    if found and int(found[1]) == start and int(found[2]) < last:
+        raise Declined(416, "it ends before")
+    # What was cut off among the headers is another range, or none; it is worth another attempt.
+    raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=length)

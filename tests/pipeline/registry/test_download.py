@@ -191,13 +191,21 @@ def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_
         asked[0].unlink()
 
 
-@pytest.mark.parametrize("kind", [*PASSING, "flipped answer"])
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [*((kind, 0.7) for kind in (*PASSING, "flipped answer")), *(("cut answer", n / 10) for n in range(5))],
+)
 def test_parts_that_meet_faults_come_in_the_end(
-    store_behind_proxy: S3Store, proxy: FaultyProxy, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_behind_proxy: S3Store,
+    proxy: FaultyProxy,
+    kind: Kind,
+    at: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store_behind_proxy.put_bytes(DATA)
-    proxy.plan(lambda request: Fault(kind, at=0.7) if request.number in (2, 5) else None)
+    proxy.plan(lambda request: Fault(kind, at=at) if request.number in (2, 5) else None)
     way = Way(BlobCache(tmp_path / "cache"))
     assert way.deliver(store_behind_proxy, digest, len(DATA), tmp_path / "out") == "registry"
     assert (tmp_path / "out").read_bytes() == DATA and proxy.faults > 0

@@ -154,6 +154,29 @@ def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Sto
     assert said[3].startswith("digits:candidate is 3 now") and len(said) == 4
 
 
+def test_the_same_trouble_is_said_once(store: Store, dest: Path, tmp_path: Path) -> None:
+    version(store, b"one")
+    said: list[str] = []
+    watch = following(Client(store.uri), dest, say=said.append)
+    (tmp_path / "registry").rename(tmp_path / "away")
+    watch.run(Looks(5))
+    assert len(said) == 1 and said[0].endswith("nothing is served yet")
+
+
+class Looks(threading.Event):
+    """Is set after so many looks, and notes for how long it was to be waited."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.waits = count, []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0)
+        if len(self.waits) == self.count:
+            self.set()
+        return self.is_set()
+
+
 def wait_for(done: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not done():
@@ -251,7 +274,7 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
         Post("file:///etc/passwd")
 
 
-def test_sigterm_ends_a_watch_cleanly_and_the_interval_jitters(store: Store, dest: Path, monkeypatch) -> None:
+def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
     version(store, b"one")
     arguments = ["pull", "digits:candidate", "--target", "cpu", "--dest", str(dest), "--watch", "--registry", store.uri]
     command = [sys.executable, "-m", "pipeline.cli", *arguments, "--interval", "60"]
@@ -261,16 +284,12 @@ def test_sigterm_ends_a_watch_cleanly_and_the_interval_jitters(store: Store, des
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "", "stopped\n")
-    waits: list[float] = []
 
-    class Stop(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout or 0)
-            self._flag = len(waits) > 20
-            return self._flag
 
+def test_looks_come_at_random_times(store: Store, dest: Path) -> None:
+    version(store, b"one")
     random.seed(1)
-    watch = following(Client(store.uri), dest)
+    watch, looks = following(Client(store.uri), dest), Looks(20)
     watch._interval_s = 10
-    watch.run(Stop())
-    assert all(8 <= wait <= 12 for wait in waits) and max(waits) - min(waits) > 1
+    watch.run(looks)
+    assert all(8 <= wait <= 12 for wait in looks.waits) and max(looks.waits) - min(looks.waits) > 1
