@@ -23,11 +23,15 @@ _NAME_BYTES = 100
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set."""
+    """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set.
+
+    memory_bytes: 0 is unknown.
+    """
 
     index: int
     name: str
     compute_capability: tuple[int, int]
+    memory_bytes: int = 0
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -41,11 +45,28 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
 
 
+def cuda_version() -> str | None:
+    """The newest CUDA that the driver supports, '13.0'; None without a driver."""
+    try:
+        driver = _driver()
+        found = c_int()
+        _check(driver, driver.cuDriverGetVersion(byref(found)), "cuDriverGetVersion")
+    except UnavailableError:
+        return None
+    return f"{found.value // 1000}.{found.value % 1000 // 10}"
+
+
 def _gpu(driver: Any, index: int) -> Gpu:
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
     capability = (_attribute(driver, _MAJOR, index), _attribute(driver, _MINOR, index))
-    return Gpu(index, name.value.decode(), capability)
+    return Gpu(index, name.value.decode(), capability, _memory(driver, index))
+
+
+def _memory(driver: Any, index: int) -> int:
+    size = c_size_t()
+    _check(driver, driver.cuDeviceTotalMem_v2(byref(size), c_int(index)), "cuDeviceTotalMem")
+    return size.value
 
 
 def _attribute(driver: Any, attribute: int, index: int) -> int:
@@ -70,7 +91,7 @@ def _check(driver: Any, status: int, call: str) -> None:
     text = ctypes.c_char_p()
     driver.cuGetErrorName(status, byref(text))
     words = text.value.decode() if text.value else f"error {status}"
-    kind = UnavailableError if call.startswith(("cuInit", "cuDevice")) else EngineryError
+    kind = UnavailableError if call.startswith(("cuInit", "cuDevice", "cuDriver")) else EngineryError
     raise kind(f"the NVIDIA driver answers {words} to {call}; check the driver with nvidia-smi")
 
 

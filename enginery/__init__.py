@@ -7,6 +7,7 @@
     spec = enginery.load_spec("model.yaml")          # a checked, frozen spec
     outcome = enginery.build("model.yaml", registry="./registry", targets="cpu")
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
+    client = enginery.Client("s3://models/registry")                                # what serves: docs/client.md
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
@@ -14,17 +15,31 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginery.api import build, pull
+    from enginery.api import build
+    from pipeline.registry.client import Client, Command, Machine, Policy, Post, pull
     from pipeline.spec.file import load_spec
     from validation.canary.recorder import ObservationLog, Recorder
 
-__all__ = ["ObservationLog", "Recorder", "build", "load_spec", "pull"]
+__all__ = [
+    "Client",
+    "Command",
+    "Machine",
+    "ObservationLog",
+    "Policy",
+    "Post",
+    "Recorder",
+    "build",
+    "load_spec",
+    "pull",
+]
+
+_CLIENT = "pipeline.registry.client"
 
 _HOMES = {
+    **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
     "ObservationLog": "validation.canary.recorder",
     "Recorder": "validation.canary.recorder",
     "build": "enginery.api",
-    "pull": "enginery.api",
     "load_spec": "pipeline.spec.file",
 }
 

@@ -1,4 +1,4 @@
-"""The commands that read and steer a registry: list, show, pull, verify, promote, rollback."""
+"""The commands that read and steer a registry: list, show, verify, promote, rollback."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from pipeline.commands.tables import print_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.registry.pull import Pulled
     from pipeline.registry.verify import Verification
     from pipeline.values import Json
 
@@ -60,40 +59,6 @@ def show(reference: str, quantization: bool, registry: str, as_json: bool) -> No
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
     print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
     _print_latencies(facts["latencies"])
-
-
-@click.command()
-@click.argument("reference", metavar="REF")
-@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
-@click.option("--precision", help="Take only this precision.")
-@click.option(
-    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="here", help="Folder to put it in."
-)
-@click.option("--proven-only", is_flag=True, help="Refuse engines that never ran on their hardware.")
-@registry_option
-@json_option
-def pull(
-    reference: str, target: str, precision: str | None, dest: Path, proven_only: bool, registry: str, as_json: bool
-) -> None:
-    """Copy the engine of REF that fits the target best into a folder, verified, and say why that one."""
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.pull import pull as pull_engine
-    from pipeline.registry.store import open_store
-
-    store = open_store(registry)
-    wanted = target_named(target)
-    pulled = pull_engine(store, parse_reference(reference), wanted, dest, precision, proven_only=proven_only)
-    if pulled.warning:
-        say(pulled.warning)
-    if as_json:
-        emit_json(_pulled_json(pulled))
-        return
-    click.echo(str(pulled.path) + (" (was there already)" if pulled.cached else ""))
-    click.echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
-    click.echo(f"why:    {pulled.resolution.why}")
-    for unit, reason in pulled.resolution.rejected:
-        click.echo(f"not:    {unit}: {reason}")
 
 
 @click.command()
@@ -237,27 +202,6 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
         return
     columns = ("version", "created_at", "engines", "channels")
     print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
-
-
-def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
-    engine, manifest = pulled.engine, pulled.located.manifest
-    return {
-        "path": str(pulled.path),
-        "description": str(pulled.description),
-        "model": manifest.model,
-        "version": manifest.version,
-        "target": engine.target,
-        "precision": engine.precision,
-        "backend": engine.backend,
-        "status": engine.status,
-        "reason": engine.reason,
-        "digest": engine.digest,
-        "size_bytes": engine.size_bytes,
-        "why": pulled.resolution.why,
-        "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
-        "cached": pulled.cached,
-        "warning": pulled.warning,
-    }
 
 
 def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ be deleted at any time. (`flock`, so: Linux and other Unixes; on NFS it needs ve
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,15 +15,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from builders.errors import InputError, IntegrityError
+from pipeline.registry.download import journal_of
 from pipeline.registry.keys import check_digest
-from pipeline.registry.landing import landing, make_folder, sweep
+from pipeline.registry.landing import landing, make_folder, settle, sweep
+from pipeline.registry.stamps import Stamps
 
 DEFAULT_BYTES = 16 << 30
+# After a week nobody comes back to a download.
+PARTIAL_S = 7 * 24 * 3600.0
 # Locks are shared by digests of equal beginning, so that their number has a bound.
 _LOCK_DIGITS = 3
 
 # Writes a blob's bytes into a stream and returns the digest of what it wrote.
 Download = Callable[[BinaryIO], str]
+# Writes a blob's bytes into a file, which may hold some of them, and returns the digest of what is there then.
+Bring = Callable[[Path], str]
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,34 @@ class BlobCache:
         path = self._blob(check_digest(digest))
         stream = _shared(path) or self._filled(digest, path, download)
         try:
-            with suppress(OSError):  # of another user, who lets us read
-                os.utime(stream.fileno())
+            self.stamps.used(digest)
             yield path
         finally:
             stream.close()
+
+    @contextmanager
+    def verified(self, digest: str, bring: Bring, *, rehash: bool = False) -> Iterator[Path]:
+        """Like `held`, of a file that is the blob's for certain: what changed since it was verified is digested again.
+
+        It may be linked to while this is open, under a lock of the digest's own. `bring` is given the file to write to,
+        which is kept with what it holds when `bring` fails, and returns the digest of what is there.
+        """
+        path = self._blob(check_digest(digest))
+        for folder in ("blobs", "locks", "partial"):
+            make_folder(self.folder / folder)
+        with self._locked(digest):
+            if rehash:
+                self.stamps.forget(digest)
+            if not (path.is_file() and self.stamps.sound(digest, path)):
+                self._bring(digest, path, bring)
+            self.stamps.used(digest)
+            yield path
+        self._evict()
+
+    @property
+    def stamps(self) -> Stamps:
+        """What is known of files that were verified."""
+        return Stamps(self.folder / "stamps")
 
     def holds(self, digest: str) -> bool:
         """Whether a blob is here."""
@@ -57,6 +87,13 @@ class BlobCache:
         with suppress(FileNotFoundError):
             self._blob(check_digest(digest)).unlink()
 
+    def give_up(self, digest: str) -> None:
+        """Delete what came of a blob until now."""
+        partial = self.folder / "partial" / check_digest(digest)
+        for path in (partial, journal_of(partial)):
+            with suppress(OSError):
+                path.unlink()
+
     def _blob(self, digest: str) -> Path:
         return self.folder / "blobs" / digest
 
@@ -64,13 +101,34 @@ class BlobCache:
         """The blob's file, locked against eviction; downloaded unless another process just did that."""
         for folder in ("blobs", "locks", "tmp"):
             make_folder(self.folder / folder)
-        with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        with self._locked(digest):
             # Again, because another process may have brought it, or have evicted it right after this one did.
             while (stream := _shared(path)) is None:
                 self._download(digest, path, download)
         self._evict()
         return stream
+
+    @contextmanager
+    def _locked(self, digest: str) -> Iterator[None]:
+        with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+            yield
+
+    def _bring(self, digest: str, path: Path, bring: Bring) -> None:
+        partial = self.folder / "partial" / digest
+        self._forget_partials(digest)
+        found = bring(partial)
+        if found != digest:
+            raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
+        settle(partial, path, read_only=True)
+        self.stamps.add(digest, path)
+
+    def _forget_partials(self, but: str) -> None:
+        """Delete what of other blobs was given up: nobody added to it for a week."""
+        for entry in os.scandir(self.folder / "partial"):
+            with suppress(FileNotFoundError):
+                if not entry.name.startswith(but) and entry.stat().st_mtime < time.time() - PARTIAL_S:
+                    Path(entry.path).unlink()
 
     def _download(self, digest: str, path: Path, download: Download) -> None:
         sweep(self.folder / "tmp")
@@ -80,9 +138,16 @@ class BlobCache:
                 raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
             file.land(path, read_only=True)
 
+    def _entries(self) -> Iterator[tuple[float, int, Path]]:
+        """When each blob was last used, its size, and its file."""
+        for entry in os.scandir(self.folder / "blobs"):
+            with suppress(FileNotFoundError):
+                facts, used = entry.stat(), self.stamps.last_used(entry.name)
+                yield facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)
+
     def _evict(self) -> None:
         """Delete what was not used for longest until the rest fits; what is being read is left."""
-        found = sorted(_entries(self.folder / "blobs"))
+        found = sorted(self._entries())
         excess = sum(size for _, size, _ in found) - self.limit_bytes
         for _, size, path in found:
             if excess <= 0:
@@ -113,14 +178,6 @@ def _shared(path: Path) -> BinaryIO | None:
         return stream
     stream.close()
     return None
-
-
-def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """When each blob was last used, its size, and its file."""
-    for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):
-            facts = entry.stat()
-            yield facts.st_mtime, facts.st_size, Path(entry.path)
 
 
 def _unused_and_deleted(path: Path) -> bool:

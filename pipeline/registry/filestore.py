@@ -37,6 +37,11 @@ class FileStore:
         """'file:///...'."""
         return f"file://{quote(str(self.root))}"
 
+    @property
+    def near(self) -> bool:
+        """See `Store.near`."""
+        return True
+
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
         return f"{self.uri}/{check_key(key)}"
@@ -93,6 +98,16 @@ class FileStore:
         self._check(digest, digest_of_bytes(data))
         return data
 
+    def read_range(self, digest: str, start: int, into: memoryview) -> None:
+        """See `Store.read_range`."""
+        blob = self.path(digest)
+        with reachable(f"reading {blob}"), blob.open("rb") as stream:
+            stream.seek(start)
+            if stream.readinto(into) != len(into):
+                raise IntegrityError(
+                    f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`"
+                )
+
     def rehash(self, digest: str) -> str:
         """See `Store.rehash`."""
         blob = self.path(digest)
@@ -111,6 +126,21 @@ class FileStore:
         if len(data) > MAX_DOCUMENT_BYTES:
             raise IntegrityError(f"{path} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
         return data
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """See `Store.read_if_changed`. Every write is a new file, so its number, time and size tell."""
+        path = self.root / check_key(key)
+        with reachable(f"reading {path}"):
+            try:
+                facts = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None, ""
+        found = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
+        if found == tag:
+            return None, tag
+        # Written anew in between, it carries an older tag, and is read once more next time.
+        data = self.read(key)
+        return data, found if data is not None else ""
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""

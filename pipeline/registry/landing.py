@@ -66,6 +66,16 @@ class Landing:
         os.fsync(self.stream.fileno())
 
 
+def settle(path: Path, dest: Path, *, read_only: bool = False) -> None:
+    """Give a finished file its name, replacing what had it; durable when this returns."""
+    with path.open("rb") as stream:
+        if read_only:
+            os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
+        os.fsync(stream.fileno())
+    path.replace(dest)
+    sync_folder(dest.parent)
+
+
 @contextmanager
 def landing(folder: Path) -> Iterator[Landing]:
     """A new file under a temporary name in `folder`, gone afterwards unless it landed."""

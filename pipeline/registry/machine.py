@@ -1,11 +1,82 @@
-"""What `--target auto` means here: this machine's GPU where there is one, else its CPU."""
+"""What a machine has, as far as it decides which engine runs there; and what `--target auto` means here.
 
-from builders.cuda import Gpu, gpus
+The compute capability, product, memory and CUDA version come from the driver's own library, the driver's version from
+NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' from what is installed for Python. A runtime that
+is not a Python package (Triton's, a C++ server's) is not seen: it stays unknown, and can be stated. What is unknown is
+None, is no reason to refuse an engine, and is said beside it. Not run on a GPU.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from builders.cuda import Gpu, cuda_version, gpus
 from builders.errors import UnknownNameError
 from builders.targets import CPU, generation_of, parse_targets
 from builders.types import Target
 
 AUTO = "auto"
+
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ..."
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+_RUNTIMES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx", "onnxruntime": "onnxruntime"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What engines are chosen for. None: unknown (compute_capability: no GPU).
+
+    product: short name as in `builders.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
+    driver supports, '13.0'.  tensorrt, tensorrt_rtx, onnxruntime: versions of the runtimes.  memory_bytes: of the GPU.
+    """
+
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    tensorrt: str | None = None
+    tensorrt_rtx: str | None = None
+    onnxruntime: str | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def target(self) -> Target:
+        """The machine as a build target."""
+        if self.compute_capability is None:
+            return CPU
+        name = self.product or "sm_{}{}".format(*self.compute_capability)
+        return Target(name, self.compute_capability, self.product)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it has no GPU."""
+        return self.compute_capability is None
+
+    def known(self) -> dict[str, str]:
+        """What is known beside the kind of machine, for people."""
+        memory = None if self.memory_bytes is None else f"{self.memory_bytes / (1 << 30):.1f} GiB"
+        found = {"driver": self.driver, "CUDA": self.cuda, "TensorRT": self.tensorrt, "TensorRT-RTX": self.tensorrt_rtx}
+        found |= {"onnxruntime": self.onnxruntime, "memory": memory}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def of(cls, target: Target) -> "Machine":
+        """A machine of which only its kind is known."""
+        return cls(target.compute_capability, target.product)
+
+    @classmethod
+    def named(cls, name: str = AUTO) -> "Machine":
+        """The machine that a target's name stands for; `auto` is this one, with all that can be seen of it.
+
+        Raises UnknownNameError for a name that stands for none or several, or GPUs of several generations here.
+        """
+        return local_machine() if name == AUTO else cls.of(target_named(name))
+
+    def stating(self, **facts: str | int | None) -> "Machine":
+        """The machine with these facts in place of what was seen; None changes nothing."""
+        return replace(self, **{name: value for name, value in facts.items() if value is not None})  # type: ignore[arg-type]
 
 
 def target_named(name: str) -> Target:
@@ -20,11 +91,26 @@ def target_named(name: str) -> Target:
 
 def local_target() -> Target:
     """This machine's target. Raises UnknownNameError when it has GPUs of several generations: a person must choose."""
-    found = {_target(gpu) for gpu in gpus()}
-    if len({target.sm for target in found}) > 1:
-        names = ", ".join(sorted(target.sm for target in found))
+    return _target_of(gpus())
+
+
+def local_machine() -> Machine:
+    """This machine. Of several GPUs of one generation the smallest memory counts. Raises as `local_target` does."""
+    found = gpus()
+    machine = Machine.of(_target_of(found))
+    installed = {field: _installed(name) for field, name in _RUNTIMES.items()}
+    if not found:
+        return machine.stating(**installed)
+    memory = min(gpu.memory_bytes for gpu in found) or None
+    return machine.stating(driver=_driver(), cuda=cuda_version(), memory_bytes=memory, **installed)
+
+
+def _target_of(found: tuple[Gpu, ...]) -> Target:
+    targets = {_target(gpu) for gpu in found}
+    if len({target.sm for target in targets}) > 1:
+        names = ", ".join(sorted(target.sm for target in targets))
         raise UnknownNameError(f"this machine has GPUs of several generations: {names}; name one with --target")
-    return min(found, key=lambda target: target.name) if found else CPU
+    return min(targets, key=lambda target: target.name) if targets else CPU
 
 
 def _target(gpu: Gpu) -> Target:
@@ -35,3 +121,23 @@ def _target(gpu: Gpu) -> Target:
         if label in labels:
             return Target(product, gpu.compute_capability, product)
     return Target("sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability)
+
+
+def _installed(distribution: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return None
+
+
+def _driver() -> str | None:
+    """The driver's version, from NVML, else from the kernel module."""
+    with suppress(Exception):  # nvidia-ml-py is optional, and its errors are its own
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        pynvml.nvmlInit()
+        version: str | bytes = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else version
+    with suppress(OSError):
+        if found := re.search(r"Kernel Module.*?(\d{3,}(?:\.\d+)+)", _KERNEL_MODULE.read_text()):
+            return found[1]
+    return None

@@ -5,17 +5,19 @@ of the engine it is about. So a server that waits for the description never load
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from builders.digest import digest_of_file
+from builders.digest import digest_of_bytes
 from builders.types import Target
 from pipeline.registry.attestations import judged
-from pipeline.registry.landing import reachable, write_whole
-from pipeline.registry.manifest import EngineEntry
+from pipeline.registry.delivery import Origin, Way
+from pipeline.registry.landing import write_whole
+from pipeline.registry.machine import Machine
+from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
-from pipeline.registry.resolve import Resolution, resolve
+from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer
 from pipeline.registry.store import Store
 from pipeline.registry.versions import Located, locate
 
@@ -24,13 +26,18 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Pulled:
-    """An engine on disk. path: the engine.  description: the JSON beside it.  cached: it was there already, sound."""
+    """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from."""
 
     path: Path
     description: Path
     located: Located
     resolution: Resolution
-    cached: bool
+    origin: Origin
+
+    @property
+    def cached(self) -> bool:
+        """Whether it was there already, sound."""
+        return self.origin == "there"
 
     @property
     def engine(self) -> EngineEntry:
@@ -42,37 +49,72 @@ class Pulled:
         """What a person must know before using it; None when it is proven."""
         if self.engine.status == "proven":
             return None
+        if self.engine.target == FALLBACK:
+            return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} has never run on its hardware ({self.engine.reason}); "
             f"run `enginery validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
         )
 
 
+def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, Answer]:
+    """What a reference stands for, and which of its engines the machine can use. Reads no engine."""
+    located = locate(store, reference)
+    manifest = located.manifest
+    entries = judged(store, manifest)
+    if policy.fallback == "onnx":
+        entries = (*entries, *_fallback(store, manifest))
+    policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
+    return located, answer(entries, machine, policy, f"{manifest.model}@{manifest.version}")
+
+
 def pull(
     store: Store,
     reference: Reference,
-    target: Target,
+    machine: Machine | Target,
     dest: Path,
     precision: str | None = None,
     *,
     proven_only: bool = False,
+    fallback: Literal["onnx"] | None = None,
+    way: Way | None = None,
 ) -> Pulled:
-    """Copy the engine that fits best into the folder `dest`, verified, and describe it in JSON.
+    """Bring the engine that fits best into the folder `dest`, verified, and describe it in JSON.
 
+    way: None is this machine's cache, and nobody watches.
     Raises UnknownNameError when nothing fits, IntegrityError when the bytes are not what was published,
     UnavailableError when a disk is out of reach.
     """
-    located = locate(store, reference)
-    manifest = located.manifest
-    what = f"{manifest.model}@{manifest.version}"
-    only = proven_only or located.proven_only
-    resolution = resolve(judged(store, manifest), target, precision, proven_only=only, what=what)
-    stem = f"{manifest.model}-{manifest.version}-{resolution.chosen.target}-{resolution.chosen.precision}"
-    path = dest / f"{stem}{resolution.chosen.suffix}"
-    cached = _fetch(store, str(resolution.chosen.digest), path)
-    description = dest / f"{stem}.json"
-    write_whole(description, _json(describe(located, resolution.chosen, path.name)))
-    return Pulled(path, description, located, resolution, cached)
+    here = Machine.of(machine) if isinstance(machine, Target) else machine
+    located, found = ask(store, reference, here, Policy(precision, proven_only=proven_only, fallback=fallback))
+    return bring(store, located, found.resolution(), dest, way)
+
+
+def bring(store: Store, located: Located, resolution: Resolution, dest: Path, way: Way | None = None) -> Pulled:
+    """Bring an engine that was chosen into the folder `dest`. See `pull`."""
+    engine = resolution.chosen
+    stem = _stem(located, engine)
+    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
+    origin = (way or Way.usual(store)).deliver(store, str(engine.digest), engine.size_bytes or 0, path)
+    data = description_of(located, engine)
+    if origin != "there" or not description.is_file() or description.read_bytes() != data:
+        write_whole(description, data)
+    return Pulled(path, description, located, resolution, origin)
+
+
+def description_of(located: Located, engine: EngineEntry) -> bytes:
+    """The JSON that stands beside an engine."""
+    told = describe(located, engine, f"{_stem(located, engine)}{engine.suffix}")
+    return (json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def folder_name(located: Located, engine: EngineEntry) -> str:
+    """A name for a folder with this engine and its description, which by its digest belongs to no other."""
+    return f"{located.manifest.version}-{digest_of_bytes(description_of(located, engine))[:16]}"
+
+
+def _stem(located: Located, engine: EngineEntry) -> str:
+    return f"{located.manifest.model}-{located.manifest.version}-{engine.target}-{engine.precision}"
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]:
@@ -89,13 +131,23 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
     return origin | {key: value for key, value in asdict(engine).items() if key != "checks"}
 
 
-def _fetch(store: Store, digest: str, path: Path) -> bool:
-    with reachable(f"reading {path}"):
-        if path.is_file() and digest_of_file(path) == digest:
-            return True
-    store.fetch(digest, path)
-    return False
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
+    """The version's ONNX model as if it were an engine."""
+    digest = manifest.sources.get("onnx")
+    if digest is None:
+        return ()
+    described = next((entry for entry in manifest.engines if entry.inputs), None)
+    return (
+        EngineEntry(
+            target=FALLBACK,
+            precision="fp32",
+            backend="onnxruntime",
+            status="unproven",
+            reason="the model as it was exported; no engine, and not tried on this machine",
+            digest=digest,
+            size_bytes=store.size(digest),
+            suffix=".onnx",
+            inputs=described.inputs if described else (),
+            outputs=described.outputs if described else (),
+        ),
+    )

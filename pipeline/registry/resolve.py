@@ -1,18 +1,24 @@
 """Which engine of a version fits a machine best, and why not each of the others.
 
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
-capability (it runs, tuned for other clocks and memory), then a portable one (target `gpu`); among equals a proven one
-before an unproven one; then by precision, as each kind of hardware likes it.
+capability (it runs, tuned for other clocks and memory), then a portable one (target `gpu`), then the ONNX model if the
+policy allows it; among equals a proven one before an unproven one; then by precision, as each kind of hardware likes
+it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from builders.errors import UnknownNameError
 from builders.types import Target
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
+from pipeline.registry.needs import remarks, unmet
 
 PORTABLE = "gpu"
+# The target that stands for the version's ONNX model.
+FALLBACK = "onnx"
 
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
 GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
@@ -20,13 +26,79 @@ CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True)
+class Policy:
+    """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
+
+    fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
+    """
+
+    precision: str | None = None
+    proven_only: bool = False
+    fallback: Literal["onnx"] | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine that would do. fit: how well, in words.  remarks: what could not be checked, or differs."""
+
+    entry: EngineEntry
+    fit: str
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
+
+    what: the version, as in 'digits@3'.
+    """
+
+    what: str
+    machine: Machine
+    policy: Policy
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[tuple[str, str], ...]
+
+    def resolution(self) -> "Resolution":
+        """The choice. Raises UnknownNameError with every rejection when nothing fits."""
+        if not self.candidates:
+            raise UnknownNameError(_nothing_fits(self))
+        ranked = tuple(candidate.entry for candidate in self.candidates)
+        return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, self.candidates[0].remarks)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: the machine, the policy, candidates best first, and the rejected."""
+        return {
+            "what": self.what,
+            "machine": {"target": self.machine.target.name, **asdict(self.machine)},
+            "policy": asdict(self.policy),
+            "candidates": [_candidate_json(candidate) for candidate in self.candidates],
+            "rejected": [{"unit": unit, "reason": reason} for unit, reason in self.rejected],
+        }
+
+
+@dataclass(frozen=True)
 class Resolution:
-    """The engine to use and why; the others that would do, best first; and why each of the rest will not."""
+    """The engine to use and why; the others that would do, best first; and why each of the rest will not.
+
+    remarks: what could not be checked of the chosen one.
+    """
 
     chosen: EngineEntry
     why: str
     ranked: tuple[EngineEntry, ...]
     rejected: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...] = ()
+
+
+def answer(entries: Sequence[EngineEntry], machine: Machine, policy: Policy, what: str = "this version") -> Answer:
+    """Judge a version's engines, given with the status they have today (`attestations.judged`)."""
+    judged = [(entry, rejection(entry, machine, policy)) for entry in entries]
+    fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
+    candidates = tuple(Candidate(entry, _fit(entry, machine)[1], remarks(entry, machine)) for entry in fitting)
+    return Answer(
+        what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
+    )
 
 
 def resolve(
@@ -37,59 +109,59 @@ def resolve(
     proven_only: bool = False,
     what: str = "this version",
 ) -> Resolution:
-    """Choose among a version's engines, given with the status they have today (`attestations.judged`).
-
-    `what` names the version in messages. Raises UnknownNameError with every rejection when nothing fits.
-    """
-    judged = [(entry, rejection(entry, target, precision, proven_only=proven_only)) for entry in entries]
-    fitting = [entry for entry, reason in judged if reason is None]
-    rejected = tuple((entry.unit, reason) for entry, reason in judged if reason is not None)
-    if not fitting:
-        raise UnknownNameError(_nothing_fits(what, target, precision, rejected))
-    ranked = tuple(sorted(fitting, key=lambda entry: _rank(entry, target)))
-    return Resolution(ranked[0], _why(ranked, target), ranked, rejected)
+    """Choose for a machine of which only its kind is known. Raises UnknownNameError when nothing fits."""
+    policy = Policy(precision, proven_only=proven_only)
+    return answer(entries, Machine.of(target), policy, what).resolution()
 
 
-def rejection(entry: EngineEntry, target: Target, precision: str | None, *, proven_only: bool) -> str | None:
+def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
     """Why an engine will not do; None if it will."""
-    if (misfit := _misfit(entry, target)) is not None:
+    if (misfit := _misfit(entry, machine)) is not None:
         return misfit
-    if precision is not None and entry.precision != precision:
-        return f"{entry.precision}, and {precision} was asked for"
+    if policy.precision is not None and entry.precision != policy.precision:
+        return f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:
         return f"{entry.status}: {entry.reason}"
-    if proven_only and entry.status != "proven":
+    if policy.proven_only and entry.status != "proven":
         return f"unproven, and only proven engines may be used: {entry.reason}"
-    return None
+    return unmet(entry, machine)
 
 
-def _misfit(entry: EngineEntry, target: Target) -> str | None:
-    if entry.target == PORTABLE and not target.is_cpu:
+def _misfit(entry: EngineEntry, machine: Machine) -> str | None:
+    if entry.target == FALLBACK or (entry.target == PORTABLE and not machine.is_cpu):
         return None
-    if entry.target == PORTABLE or entry.compute_capability != target.compute_capability:
-        return f"built for {entry.target}; this is {_name(target)}"
+    if entry.target == PORTABLE or entry.compute_capability != machine.compute_capability:
+        return f"built for {entry.target}; this is {_name(machine)}"
     return None
 
 
-def _fit(entry: EngineEntry, target: Target) -> tuple[int, str]:
+def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
+    if entry.target == FALLBACK:
+        return 4, "the ONNX model itself, for onnxruntime"
     if entry.target == PORTABLE:
         return 3, "portable"
-    if entry.product == target.product:
-        return 0, f"built for {_name(target)}"
+    if entry.product == machine.product:
+        return 0, f"built for {_name(machine)}"
     if entry.product is None:
-        return 1, f"built for {target.sm}, this GPU's compute capability"
-    return 2, f"tuned for {entry.product}, another product of {target.sm}; it runs here, perhaps slower"
+        return 1, f"built for {machine.target.sm}, this GPU's compute capability"
+    return 2, f"tuned for {entry.product}, another product of {machine.target.sm}; it runs here, perhaps slower"
 
 
-def _rank(entry: EngineEntry, target: Target) -> tuple[int, bool, int, str]:
-    preference = CPU_PREFERENCE if target.is_cpu else GPU_PREFERENCE
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, str]:
+    preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    return _fit(entry, target)[0], entry.status != "proven", order, entry.unit
+    return _fit(entry, machine)[0], entry.status != "proven", order, entry.unit
 
 
-def _why(ranked: Sequence[EngineEntry], target: Target) -> str:
-    best, others = ranked[0], ranked[1:]
-    facts = f"{_fit(best, target)[1]}; {best.precision}, {best.status}"
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    entry = candidate.entry
+    names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
+    return {**{name: getattr(entry, name) for name in names}, "fit": candidate.fit, "remarks": list(candidate.remarks)}
+
+
+def _why(candidates: Sequence[Candidate]) -> str:
+    best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
         return f"{facts}; the only one that fits"
     listed = ", ".join(f"{entry.unit} ({entry.status})" for entry in others[:3])
@@ -97,11 +169,14 @@ def _why(ranked: Sequence[EngineEntry], target: Target) -> str:
     return f"{facts}; preferred to {listed}{more}"
 
 
-def _nothing_fits(what: str, target: Target, precision: str | None, rejected: Sequence[tuple[str, str]]) -> str:
-    wanted = _name(target) + (f" in {precision}" if precision else "")
-    lines = [f"  {unit}: {reason}" for unit, reason in rejected] or ["  it has no engines at all"]
-    return "\n".join([f"{what} has no engine for {wanted}; add the target to the spec and build, or choose:", *lines])
+def _nothing_fits(found: Answer) -> str:
+    precision = found.policy.precision
+    wanted = _name(found.machine) + (f" in {precision}" if precision else "")
+    lines = [f"  {unit}: {reason}" for unit, reason in found.rejected] or ["  it has no engines at all"]
+    remedy = "add the target to the spec and build, or choose"
+    return "\n".join([f"{found.what} has no engine for {wanted}; {remedy}:", *lines])
 
 
-def _name(target: Target) -> str:
-    return f"{target.sm} ({target.product})" if target.product else target.sm
+def _name(machine: Machine) -> str:
+    sm = machine.target.sm
+    return f"{sm} ({machine.product})" if machine.product else sm

@@ -28,6 +28,11 @@ class Store(Protocol):
         """What `open_store` opens this store with."""
         ...
 
+    @property
+    def near(self) -> bool:
+        """Whether blobs are files of this machine, so that keeping copies of them in a cache gains nothing."""
+        ...
+
     def locator(self, key: str) -> str:
         """Where a document is, as other tools write it: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
         ...
@@ -64,12 +69,23 @@ class Store(Protocol):
         """A blob's bytes, verified. Raises IntegrityError."""
         ...
 
+    def read_range(self, digest: str, start: int, into: memoryview) -> None:
+        """Fill `into` with a blob's bytes from `start` on, from many threads at once; not verified.
+
+        Raises IntegrityError when the blob is missing or ends before.
+        """
+        ...
+
     def rehash(self, digest: str) -> str:
         """The digest of the bytes that are there under a blob's name, read anew. Raises IntegrityError if absent."""
         ...
 
     def read(self, key: str) -> bytes | None:
         """A document, or None."""
+        ...
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """A document and its tag; (None, `tag`) while it has that tag, which costs little; (None, '') if absent."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:

@@ -27,6 +27,8 @@ int cuGetErrorName(int e, const char **s) {
 int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strncpy(s, d ? "Tesla T4" : "NVIDIA L4", n); return 0; }
 int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? (d ? 7 : 8) : (d ? 5 : 9); return 0; }
+int cuDeviceTotalMem_v2(size_t *n, int d) { *n = d ? 16ull << 30 : 24ull << 30; return 0; }
+int cuDriverGetVersion(int *v) { *v = 13020; return 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = &contexts; contexts++; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int d) { contexts--; return 0; }
 int cuCtxSetCurrent(void *c) { return c == &contexts ? 0 : 1; }
@@ -68,7 +70,8 @@ def counter(library, name: str) -> int:
 
 
 def test_the_gpus_are_listed_with_name_and_capability(driver):
-    assert gpus() == (Gpu(0, "NVIDIA L4", (8, 9)), Gpu(1, "Tesla T4", (7, 5)))
+    assert gpus() == (Gpu(0, "NVIDIA L4", (8, 9), 24 << 30), Gpu(1, "Tesla T4", (7, 5), 16 << 30))
+    assert cuda.cuda_version() == "13.2"
 
 
 def test_a_target_runs_where_its_capability_is(driver):

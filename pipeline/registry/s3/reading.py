@@ -39,18 +39,8 @@ def head(place: Place, key: str) -> dict[str, Any] | None:
 
 def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
-
-    def send() -> tuple[bytes, str]:
-        answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key)), *_FACTS)
-        with closing(answer["Body"]) as body:
-            if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
-                raise IntegrityError(
-                    f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-                )
-            return body.read(), answer["ETag"]
-
     try:
-        found = ask(place, f"reading {key}", send, attempts)
+        found = ask(place, f"reading {key}", lambda: _document(place, key), attempts)
     except Declined as declined:
         _check_absent(place, key, declined)
         return None
@@ -86,6 +76,28 @@ def _remember(place: Place, key: str, found: tuple[bytes, str]) -> None:
             del _LAST_READ[next(iter(_LAST_READ))]
 
 
+def read_changed(place: Place, key: str, etag: str) -> tuple[bytes | None, str]:
+    """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent."""
+    unless = {"IfNoneMatch": etag} if etag else {}
+    try:
+        return ask(place, f"reading {key}", lambda: _document(place, key, **unless))
+    except Declined as declined:
+        if declined.status == 304:
+            return None, etag
+        _check_absent(place, key, declined)
+        return None, ""
+
+
+def _document(place: Place, key: str, **unless: str) -> tuple[bytes, str]:
+    answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
+    with closing(answer["Body"]) as body:
+        if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
+            raise IntegrityError(
+                f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
+            )
+        return body.read(), answer["ETag"]
+
+
 def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
     """Write an object's bytes to `sink` and return their SHA-256. A body that breaks off is resumed at that byte.
 
@@ -115,7 +127,7 @@ def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
             broken = error
         if (came := sink.tell() - start) > furthest:
             furthest, waiting = came, pauses()
-        _wait(place, key, broken, next(waiting))
+        wait(place, key, broken, next(waiting))
 
 
 class Nowhere:
@@ -143,7 +155,7 @@ class Nowhere:
         return self._size
 
 
-def _wait(place: Place, key: str, broken: Exception, pause: float | None) -> None:
+def wait(place: Place, key: str, broken: Exception, pause: float | None) -> None:
     """Before another attempt; raises when there is none."""
     if not isinstance(broken, Declined):
         refuse(place, f"reading {key}", broken, last=pause is None)

@@ -17,7 +17,8 @@ from pipeline.registry.s3.client import client
 from pipeline.registry.s3.listing import keys_below, names_below
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.probe import require_conditional_writes
-from pipeline.registry.s3.reading import Nowhere, etag_of, head, read_document, stream_blob
+from pipeline.registry.s3.ranges import fill_range
+from pipeline.registry.s3.reading import Nowhere, etag_of, head, read_changed, read_document, stream_blob
 from pipeline.registry.s3.strays import abandoned, abort_abandoned
 from pipeline.registry.s3.upload import Source, put
 from pipeline.registry.s3.writing import ABSENT, unchanged, write
@@ -35,6 +36,11 @@ class S3Store:
     def uri(self) -> str:
         """'s3://bucket/prefix?endpoint=...', without credentials."""
         return self.place.uri
+
+    @property
+    def near(self) -> bool:
+        """See `Store.near`."""
+        return False
 
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
@@ -94,6 +100,13 @@ class S3Store:
         self._verified(digest, found)
         return found.getvalue()
 
+    def read_range(self, digest: str, start: int, into: memoryview) -> None:
+        """See `Store.read_range`."""
+        try:
+            fill_range(self.place, blob_key(digest), start, into)
+        except Declined as declined:
+            raise self._lost(digest) if declined.status == 404 else self._shorter(digest) from declined
+
     def rehash(self, digest: str) -> str:
         """See `Store.rehash`."""
         try:
@@ -105,6 +118,10 @@ class S3Store:
         """See `Store.read`."""
         found = read_document(self.place, check_key(key))
         return None if found is None else found[0]
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """See `Store.read_if_changed`. The tag is the ETag; an unchanged document costs one request without a body."""
+        return read_changed(self.place, check_key(key), tag)
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
@@ -215,3 +232,8 @@ class S3Store:
 
     def _lost(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
+
+    def _shorter(self, digest: str) -> IntegrityError:
+        return IntegrityError(
+            f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build again"
+        )

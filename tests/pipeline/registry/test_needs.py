@@ -1,0 +1,105 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from builders.errors import UnknownNameError
+from pipeline.registry import machine as module
+from pipeline.registry.machine import Machine
+from pipeline.registry.manifest import EngineEntry
+from pipeline.registry.needs import remarks, unmet
+from pipeline.registry.resolve import FALLBACK, PORTABLE, Policy, answer
+
+GIB = 1 << 30
+H200 = Machine((9, 0), "h200", "580.65.06", "13.0", tensorrt="10.16.1.11", memory_bytes=141 * GIB)
+TRT = EngineEntry("h200", "fp16", "tensorrt", "proven", "", (9, 0), "h200", size_bytes=GIB,
+                  toolchain={"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11"})  # fmt: skip
+RTX = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "proven", "", (8, 9), size_bytes=GIB,
+                  toolchain={"tensorrt-rtx-cu13-bindings": "1.7.1.116"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entry", "machine", "reason"),
+    [
+        (TRT, {}, None),
+        (TRT, {"tensorrt": "10.16"}, None),
+        (TRT, {"tensorrt": "11.4.0"}, "needs TensorRT 10.16.1.11, found 11.4.0"),
+        (TRT, {"tensorrt": "10.16.0.3"}, "needs TensorRT 10.16.1.11, found 10.16.0.3"),
+        (TRT, {"tensorrt_rtx": "1.0"}, None),
+        (replace(TRT, options={"version_compatible": True}), {"tensorrt": "11.4"}, None),
+        (replace(TRT, options={"version_compatible": True}), {"tensorrt": "10.9"}, "needs TensorRT .*, found 10.9"),
+        (TRT, {"driver": "570.195.03"}, "needs driver >= 580, found 570.195.03"),
+        (replace(TRT, toolchain={**TRT.toolchain, "driver": "585.1"}), {}, "needs driver >= 585.1, found 580.65.06"),
+        (TRT, {"memory_bytes": GIB // 2}, "needs at least 1.0 GiB, the GPU has 0.5 GiB"),
+        (RTX, {"tensorrt_rtx": "1.7.1"}, None),
+        (RTX, {"tensorrt_rtx": "1.8.0.2"}, "needs TensorRT-RTX 1.7.1.116, found 1.8.0.2"),
+        (replace(RTX, options={"version_compatible": True}), {"tensorrt_rtx": "1.8"}, "needs TensorRT-RTX"),
+    ],
+)
+def test_what_an_engine_needs(entry: EngineEntry, machine: dict, reason: str | None) -> None:
+    found = unmet(entry, H200.stating(**machine))
+    assert (found is None) if reason is None else re.match(reason, str(found))
+
+
+def test_the_cuda_version_stands_in_for_an_unknown_driver() -> None:
+    machine = replace(H200, driver=None, cuda="12.4")
+    assert unmet(TRT, machine) == "needs CUDA 13, the driver supports 12.4"
+    assert unmet(TRT, replace(machine, cuda="13.0")) is None
+
+
+def test_what_is_unknown_refuses_nothing_and_is_said() -> None:
+    unknown = Machine((9, 0), "h200")
+    assert unmet(TRT, unknown) is None
+    assert remarks(TRT, unknown) == (
+        "needs TensorRT 10.16.1.11; the version here is unknown",
+        "needs driver >= 580; the driver here is unknown",
+        "the GPU's memory is unknown",
+    )
+    assert remarks(TRT, H200) == ()
+    assert remarks(replace(TRT, toolchain={}), H200) == ("its TensorRT version is not on record",)
+    onnx = EngineEntry("cpu", "fp32", "onnxruntime", "proven", toolchain={"onnxruntime": "1.31.1"})
+    assert remarks(onnx, Machine(onnxruntime="1.31.1")) == ()
+    assert remarks(onnx, Machine(onnxruntime="1.30")) == ("saved by onnxruntime 1.31.1; 1.30 is here",)
+
+
+def test_an_answer_ranks_and_gives_each_reason() -> None:
+    model = EngineEntry(FALLBACK, "fp32", "onnxruntime", "unproven", "as exported")
+    h100 = replace(TRT, target="h100", product="h100")
+    old = replace(TRT, toolchain={"tensorrt": "9.0"}, precision="int8")
+    portable = EngineEntry(PORTABLE, "fp16", "any", "proven")
+    entries = [model, portable, h100, TRT, old, RTX]
+    found = answer(entries, H200, Policy(fallback="onnx"), "m@1")
+    assert [candidate.entry for candidate in found.candidates] == [TRT, h100, portable, model]
+    assert "tuned for h100, another product of sm_90" in found.candidates[1].fit
+    assert dict(found.rejected) == {
+        "h200 int8 tensorrt": "needs TensorRT 9.0, found 10.16.1.11",
+        "sm_89 fp16 tensorrt-rtx": "built for sm_89; this is sm_90 (h200)",
+    }
+    assert (
+        found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
+        and found.to_json()["machine"]["target"] == "h200"
+    )
+    nothing = answer([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
+    with pytest.raises(UnknownNameError, match="unproven, and only proven"):
+        nothing.resolution()
+
+
+def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr(
+        module,
+        "gpus",
+        lambda: (module.Gpu(0, "NVIDIA L4", (8, 9), 23 * GIB), module.Gpu(1, "NVIDIA L4", (8, 9), 22 * GIB)),
+    )
+    monkeypatch.setattr(module, "cuda_version", lambda: "12.4")
+    monkeypatch.setattr(module, "_installed", {"tensorrt-rtx": "1.7.1.116"}.get)
+    monkeypatch.setattr(module, "_KERNEL_MODULE", tmp_path / "version")
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2\n"
+    )
+    machine = Machine.named()
+    assert machine == Machine((8, 9), "l4", "550.54.15", "12.4", tensorrt_rtx="1.7.1.116", memory_bytes=22 * GIB)
+    assert machine.known() == {"driver": "550.54.15", "CUDA": "12.4", "TensorRT-RTX": "1.7.1.116", "memory": "22.0 GiB"}
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
+    assert module._driver() == "580.65.06"
+    monkeypatch.setattr(module, "gpus", tuple)
+    assert Machine.named() == Machine(tensorrt_rtx="1.7.1.116") and Machine.named("l4") == Machine((8, 9), "l4")
