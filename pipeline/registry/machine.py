@@ -9,7 +9,6 @@ None, is no reason to refuse an engine, and is said beside it. Not run on a GPU.
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from builders.cuda import Gpu, cuda_version, gpus
@@ -124,6 +123,9 @@ def _target(gpu: Gpu) -> Target:
 
 
 def _installed(distribution: str) -> str | None:
+    # Here, because it brings a parser of mail and half of the time that importing the client takes.
+    from importlib import metadata
+
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(distribution)
     return None
