@@ -48,7 +48,7 @@ def artifacts_of(document: Json, page: str | None) -> Iterator[Artifact]:
         yield Artifact(f"canary-{name}", f"Canary: {document['verdict']}", canary_markdown(document, page))
     else:
         name = _key(document["model"])
-        reference = f"{document['model']}@{document['version']}"
+        reference = f"{document['model']}@{document['version']}" if document["version"] else document["model"]
         yield Artifact(f"result-{name}", f"Report of {reference}", version_markdown(document, page))
         yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engine_rows(document))
         if drift := drift_rows(document):

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
         code = enginery(arguments, standalone_mode=False) or 0
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
+        click.echo("interrupted; what was finished is kept, and is not done again", err=True)
         _leave(130)
     except click.ClickException as error:
         error.show()

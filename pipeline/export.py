@@ -144,8 +144,15 @@ def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenS
         exact = DoubleSession(model)
     except ValueError as error:
         return Noise(reason=str(error))
-    cases = {"golden": _singles(request, golden.of_kind("golden")), "edge": _singles(request, golden.of_kind("edge"))}
+    edges = _ends(golden.of_kind("edge"))
+    cases = {"golden": _singles(request, golden.of_kind("golden")), "edge": _singles(request, edges)}
     return noise_floor(exact.run, single.run, cases)
+
+
+def _ends(cases: Iterable[Case]) -> list[Case]:
+    """The smallest and the greatest: between them lies what all sizes lose."""
+    ordered = sorted(cases, key=lambda case: sum(array.size for array in case.inputs.values()))
+    return [ordered[0], ordered[-1]] if ordered else []
 
 
 def _singles(request: ExportRequest, cases: Iterable[Case]) -> Iterator[Tensors]:

@@ -21,9 +21,10 @@ from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_s
 from builders.errors import EngineryError, UnavailableError
 from pipeline.artifacts import show_document
 from pipeline.compile import compile_model as compile_steps
-from pipeline.pages import VERSION, published_document
+from pipeline.pages import published_document
 from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
+from pipeline.published_page import failed_document
 from pipeline.registry.store import Store
 from pipeline.registry.versions import load
 from pipeline.run import RunOptions, opened
@@ -143,10 +144,9 @@ def show_report(document: Json, page: str) -> list[str]:
 
 
 def _show(outcome: Outcome, store: Store) -> None:
-    """Leave the report of the version in the Prefect UI; of a run that published nothing, how each unit ended."""
+    """Leave the report in the Prefect UI: of the version, or of the run that published none."""
     if outcome.version is None:
-        rows = [{**engine, "size_bytes": engine["size"]} for engine in outcome.engines]
-        document = {"kind": VERSION, "model": outcome.model, "version": "none", "engines": rows}
+        document = failed_document(store, outcome.model)
     else:
         document = published_document(store, load(store, outcome.model, outcome.version))
     page = outcome.page if outcome.page is None or "://" in outcome.page else Path(outcome.page).as_uri()

@@ -44,14 +44,17 @@ def published_document(store: Store, manifest: Manifest) -> Json:
 
 
 def read_document(path: Path) -> Json:
-    """A document on disk, of either kind. Raises InputError where there is none, IntegrityError for what is none."""
+    """A document on disk, of either kind. Raises InputError where there is none, IntegrityError for an edited one."""
     if not path.is_file():
         raise InputError(
             f"{path}: no such file; give a reference (name@3), or the report.json of a version or a canary"
         )
     with reachable(f"reading {path}"), path.open("rb") as stream:
         data = stream.read(MOST_BYTES + 1)
-    document = _parsed(data, str(path))
+    try:
+        document = _parsed(data, str(path))
+    except IntegrityError as error:
+        raise InputError(str(error)) from error
     if document.get("kind") == CANARY:
         from validation.canary.report import read_report
 

@@ -1,22 +1,20 @@
 """The last step: entries, manifest, report and channel for a judged plan; or the version that already says the same."""
 
 import getpass
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-from urllib.parse import unquote
 
 from builders.digest import canonical_json, digest_of, digest_of_path
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline.plan import remember_requests
-from pipeline.registry.attributions import ATTRIBUTION, attributions
-from pipeline.registry.latencies import attach_latency, latencies
+from pipeline.published_page import failed_page, version_page
+from pipeline.registry.attributions import ATTRIBUTION
+from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.publish import Published, attach_page, find_published, publish
-from pipeline.registry.quantization import RECIPE, RECORD, quantization_records
+from pipeline.registry.publish import Published, find_published, publish
+from pipeline.registry.quantization import RECIPE, RECORD
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 from pipeline.verdict import Judged, host, now
@@ -28,7 +26,8 @@ from validation.report import Approved, approve
 class Outcome:
     """How a run ended. version is None when no engine was fit to be published.
 
-    cached: nothing was built, and the version existed.  page: where the HTML report lies, if on disk.
+    cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published
+    nothing has a page, too.
     """
 
     model: str
@@ -74,7 +73,8 @@ def publish_version(
     published = _publish(spec, draft, judged, plan, shop)
     metrics = dict(draft.metrics)
     if published is None:
-        return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics)
+        page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
+        return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics, page=page)
     for item in judged:
         if item.latency:
             attach_latency(shop.store, published.manifest, item.latency)
@@ -88,7 +88,7 @@ def publish_version(
         metrics=metrics,
         channel=spec.publication.channel,
         channel_refusal=published.channel_refusal,
-        page=_page(published, judged, shop),
+        page=version_page(published.manifest, judged, shop),
     )
 
 
@@ -283,37 +283,6 @@ def _row(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> Json:
     if failure:
         row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
     return row
-
-
-def _page(published: Published, judged: Sequence[Judged], shop: Workshop) -> str | None:
-    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once."""
-    from pipeline.registry.keys import page_data_key, page_key
-
-    key, data_key = (place(published.manifest.model, published.version) for place in (page_key, page_data_key))
-    if shop.store.read(key) is None or shop.store.read(data_key) is None:
-        from pipeline.pages import drawn, version_document
-
-        reports = [item.report.to_json() for item in judged if item.report]
-        failures = [_failure(item) for item in judged if item.built.failure]
-        told: Json = {"quantization": quantization_records(shop.store, published.manifest)}
-        told["attributions"] = _attributed(published.manifest, judged, shop)
-        told["latencies"] = latencies(shop.store, published.manifest)
-        data = version_document(published.manifest, {"reports": reports, "failures": failures, **told})
-        attach_page(shop.store, published.manifest, drawn(json.loads(data)).encode(), data)
-    uri = shop.store.locator(key)
-    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
-
-
-def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> list[Json]:
-    """The page's sections, with the units that each is about."""
-    units = {item.name: list(item.units) for each in judged for item in each.attributed}
-    found = attributions(shop.store, manifest)
-    return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found.items()]
-
-
-def _failure(item: Judged) -> dict[str, Any]:
-    failure = item.built.failure
-    return vars(failure) if failure else {}
 
 
 def _user() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from validation.joints import bound
 from validation.overview import overview
 from validation.plots.texts import percent_text, seconds_text
 
@@ -40,6 +41,7 @@ def templates() -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bound": bound,
         "bytes": size_text,
         "metric": metric_text,
         "shape": shape_text,

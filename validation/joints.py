@@ -18,6 +18,8 @@ JOINTS = {
 _BAR_DB = 140.0
 # A joint that is so much worse than the others has made the drift.
 _APART_DB = 6.0
+# Metrics with a least value; `bound` needs them where a value is exactly its limit.
+AT_LEAST = ("sqnr_db", "cosine", "agreement", "argmax_agreement", "accuracy")
 # Rows shown at once.
 SHOWN = 12
 
@@ -52,10 +54,23 @@ def _beside(checks: Sequence[Check]) -> dict[str, Any] | None:
     failed = [check for check in checks if not check.passed]
     known = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
     if failed and (known is None or known["check"].passed):
-        known = {"check": min(failed, key=_goodness), "at": 0.0, "limit_at": None}
+        # Drift before promises; what they measure is on scales of their own.
+        known = {"check": min(failed, key=_is_promise), "at": 0.0, "limit_at": None}
     if not checks:
         return None
     return {"shown": known, "failed": len(failed), "all": len(checks), "key": [check.to_json() for check in checks]}
+
+
+def _is_promise(check: Check) -> bool:
+    return check.name.startswith("contract ")
+
+
+def bound(check: Check) -> str:
+    """'≤' or '≥' of a check's limit. Which it is follows from value and verdict, and where they are equal from the
+    metric: nearness and shares have a least value, all else a greatest."""
+    if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
+        return "≥" if check.name in AT_LEAST else "≤"
+    return "≤" if (check.value < check.limit) == check.passed else "≥"
 
 
 def _failed(cells: Json) -> str | None:

@@ -25,7 +25,8 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
         "manifest": manifest,
-        "reference": f"{manifest['model']}@{manifest['version']}",
+        # A run that published nothing has a page, and no version.
+        "reference": f"{manifest['model']}@{manifest['version']}" if manifest["version"] else manifest["model"],
         "engines": engines,
         "groups": _by_target([engine for engine in engines if engine["status"] != "refused"]),
         "counts": counts,

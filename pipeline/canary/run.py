@@ -143,6 +143,8 @@ class Canary:
         found = []
         if self._traffic.made:
             found.append(f"this traffic was made up: {self._traffic.made}")
+        if self._traffic.surplus:
+            found.append(f"no inputs, and left out: {', '.join(self._traffic.surplus)}")
         if self._traffic.sampling < 1.0 and self._wanted.pace.scale == 1.0:
             share = self._traffic.sampling
             found.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")

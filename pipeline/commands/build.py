@@ -161,6 +161,7 @@ def _warn_of_idle(outcome: "Outcome") -> None:
 def _show_place(outcome: "Outcome") -> None:
     if outcome.version is None:
         say(f"{outcome.model}: nothing was published, because no engine passed")
+        say(f"report: {outcome.page}")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"

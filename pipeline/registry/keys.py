@@ -11,6 +11,7 @@
     models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
     models/<model>/versions/<version>/report.json         what that page is drawn from
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
+    failed/<model>/report.html, report.json               page of the model's last run that published nothing
 """
 
 import re
@@ -24,6 +25,7 @@ FORMAT = 1
 BLOBS = "blobs/sha256/"
 RECORDS = "records/"
 MODELS = "models/"
+FAILED = "failed/"
 MANIFEST = "manifest.json"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -79,6 +81,16 @@ def page_key(model: str, version: str) -> str:
 def page_data_key(model: str, version: str) -> str:
     """Key of the JSON that a version's HTML report is drawn from."""
     return f"{versions_prefix(model)}{check_version(version)}/report.json"
+
+
+def failed_page_key(model: str) -> str:
+    """Key of the HTML report of a model's last run that published nothing."""
+    return f"{FAILED}{check_model(model)}/report.html"
+
+
+def failed_data_key(model: str) -> str:
+    """Key of the JSON that this report is drawn from."""
+    return f"{FAILED}{check_model(model)}/report.json"
 
 
 def attestations_prefix(model: str, version: str) -> str:

@@ -11,6 +11,7 @@ from pipeline.steps.keys import CHECK_CODE, MEASURING, STEP_LIMITS, metric_of
 from pipeline.values import Attributed, Built, Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
+from validation.report import Check
 
 ATTRIBUTION_CODE = (*CHECK_CODE, "pipeline.jobs.attribution")
 # Engines whose file can be taken apart.
@@ -48,12 +49,21 @@ def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
     # A broken contract says how the engine behaves, and no node that drifted.
     found = item.report.failed if item.report else ()
     failed = [check for check in found if not check.name.startswith("contract ")]
-    # The task metric says of what it was measured on: 'golden, graph' or 'golden, engine'.
-    graph = any(check.joint == "quantization" or check.case.endswith(", graph") for check in failed)
-    engine = any(check.joint == "engine" or check.case.endswith(", engine") for check in failed)
+    lost = _lost(failed)
+    graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
+    engine = lost == "engine" or any(check.joint == "engine" for check in failed)
     written = item.built.unit.graph.recipe is not None
     tappable = item.built.unit.request.backend in TAPPABLE
     return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
+
+
+def _lost(failed: Sequence[Check]) -> str | None:
+    """The first of 'exported model', 'graph' and 'engine' that the task metric fails on; what follows inherits that.
+
+    Failed on the exported model, it is about labels, data or training, and no graph or engine is to blame.
+    """
+    places = {check.case.rpartition(", ")[2] for check in failed if check.joint == "task"}
+    return next((place for place in ("exported model", "graph", "engine") if place in places), None)
 
 
 def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> Attributed:

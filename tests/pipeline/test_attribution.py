@@ -1,6 +1,8 @@
 """A build that fails a check says which node drifted and what to leave in float; the command says it again."""
 
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,7 +12,11 @@ from pipeline.registry.attributions import attributions
 from pipeline.registry.names import parse_reference
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import locate
+from pipeline.steps.attributions import suspects
+from pipeline.values import Recipe
+from pipeline.verdict import Judged
 from tests.pipeline.projects import Project, weights, write_data, write_model
+from validation.report import Check
 
 GRAPH = "graph int8 (uint8 activations, fp32 elsewhere)"
 
@@ -54,6 +60,35 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     graph, engine = json.loads(out.read_text())["attributions"]
     assert graph["attribution"]["format"] == 1 and graph["attribution"]["finding"] == "blamed"
     assert engine["attribution"]["finding"] == "nothing-failed" and engine["attribution"]["rows"]
+
+
+def task(place: str) -> Check:
+    return Check("task", "accuracy", "logits", f"golden, {place}", 0.1, 0.9, False)
+
+
+def drift(joint: str, name: str = "sqnr_db") -> Check:
+    return Check(joint, name, "logits", "golden", 3.0, 15.0, False)
+
+
+@pytest.mark.parametrize(
+    ("failed", "taken"),
+    [
+        ([task("exported model"), task("graph"), task("engine")], []),  # wrong labels: nobody's drift
+        ([task("graph"), task("engine")], ["quantization"]),
+        ([task("engine")], ["engine"]),
+        ([drift("quantization"), task("graph"), task("engine")], ["quantization"]),
+        ([task("graph"), task("engine"), drift("engine")], ["quantization", "engine"]),
+        ([task("exported model"), drift("engine")], ["engine"]),
+        ([drift("engine", "contract ece")], []),
+        ([drift("export")], []),
+    ],
+)
+def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], taken: list[str]) -> None:
+    request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
+    graph = SimpleNamespace(recipe=Recipe("b" * 64))
+    built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
+    judged = cast("Judged", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
+    assert [item.joint for item in suspects([judged])] == taken
 
 
 def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> None:

@@ -15,6 +15,7 @@ from builders.types import Dim, TensorSpec
 from pipeline.export import ExportRequest, export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from validation.golden import GoldenSet
+from validation.noise import Noise
 from validation.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 3))
@@ -366,3 +367,19 @@ def test_two_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     printed = [process.communicate()[0] for process in running]
     assert len(printed[0].split()) == 2
     assert printed[0] == printed[1]
+
+
+def test_the_noise_floor_is_measured_at_the_least_and_at_the_greatest_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[tuple[int, ...]]] = {}
+
+    def noise_floor(_exact, _single, cases):
+        seen.update({kind: [item["x"].shape for item in inputs] for kind, inputs in cases.items()})
+        return Noise()
+
+    monkeypatch.setattr("pipeline.export.noise_floor", noise_floor)
+    image = TensorSpec("x", "float32", ("batch", "height", "width"))
+    dims = (BATCH, Dim("height", 2, 4, 6), Dim("width", 3, 5, 7))
+    run(torch_request(tmp_path, net("return x.mean((1, 2))"), inputs=(image,), dims=dims))
+    assert seen["edge"] == [(1, 2, 3), (1, 6, 7)]

@@ -14,6 +14,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from pipeline.artifacts import artifacts_of
+from pipeline.published_page import failed_document
+from pipeline.registry.store import open_store
 from tests.pipeline.projects import Project, weights, write_model
 
 
@@ -241,7 +244,19 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert done.json["version"] is None
     assert {engine["status"] for engine in done.json["engines"]} == {"failed"}
     assert "accuracy" in done.json["engines"][0]["reason"]
+    assert not any("attribution" in engine for engine in done.json["engines"]), "labels are wrong, and no node is"
     assert project.run("list", "--json").json == []
+    page = Path(done.json["report"])
+    text = page.read_text()
+    assert "2 engines failed, 0 can be pulled" in text and "tiny@" not in text and "enginery pull" not in text
+    assert project.run("report", page.with_suffix(".json"), "--out", project.folder / "again.html").code == 0
+    assert (project.folder / "again.html").read_text() == text
+    before = page.stat().st_mtime_ns
+    assert project.build("--targets", "cpu").code == 1 and page.stat().st_mtime_ns == before
+    rows = list(artifacts_of(failed_document(open_store(str(project.registry)), "tiny"), None))
+    assert [item.key for item in rows] == ["result-tiny", "engines-tiny", "drift-tiny"]
+    assert project.build("--targets", "cpu", "--precisions", "fp32").code == 1 and page.stat().st_mtime_ns > before
+    assert project.run("verify").code == 0
 
 
 def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:

@@ -74,7 +74,7 @@ def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_document(tmp_path / "none.json")
     (tmp_path / "a.json").write_text('{"kind": "else"}')
-    with pytest.raises(IntegrityError, match="'else'"):
+    with pytest.raises(InputError, match="'else'"):
         read_document(tmp_path / "a.json")
     with pytest.raises(IntegrityError, match="not whole"):
         drawn({"kind": VERSION, "model": "m"})

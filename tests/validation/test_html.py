@@ -1,5 +1,6 @@
 """The page: it says the verdict first, escapes everything, needs nothing else, and fits narrow and wide windows."""
 
+import math
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -10,6 +11,7 @@ import pytest
 from tests.validation.page_data import joint_checks, version_report
 from validation.distributions import distributions
 from validation.html import metric_text, render, size_text
+from validation.joints import bound
 from validation.overview import headroom_db, overview
 from validation.report import Check
 
@@ -173,6 +175,29 @@ def test_a_failure_names_its_joint_and_comes_first():
     assert [row["cause"] for row in rows[:2]] == ["fails at engine"] * 2 and rows[2]["cause"] != "fails at engine"
     text = " ".join(Page(render(report)).text.split())
     assert "every output" in text and "✕ 3.0 dB" in text
+
+
+def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
+    report = bare()
+    report["reports"] = report["reports"][:1]
+    promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
+    broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
+    report["reports"][0]["checks"] += [check.to_json() for check in broken]
+    (row,) = overview(report)["beside"]["shown"]
+    assert row["cause"] == "fails at engine" and row["cells"]["engine"]["shown"]["check"].name == "contract kl"
+    page = render(report)
+    text = " ".join(Page(page).text.split())
+    assert "✕ 3 contract kl ≤ 0.01" in text and "What failed" in text and text.index("✕ contract seeds") > 0
+    drift = page[page.index("<h2>Drift by joint") : page.index("<h2>Distribution")]
+    assert 'class="bar failed"' not in drift and drift.count('class="bar proven"') == 2
+
+
+def test_a_limit_is_shown_as_the_bound_it_is():
+    cases = [("contract kl", 3.0, 0.01, False, "≤"), ("contract seeds", 1e-4, 1e-3, False, "≥")]
+    cases += [("max_rel", 0.1, 0.6, True, "≤"), ("sqnr_db", 99.0, 80.0, True, "≥"), ("nonfinite", 0.0, 0.0, True, "≤")]
+    cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
+    for name, value, limit, passed, sign in cases:
+        assert bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
 
 
 def test_worst_cases_say_sample_place_expected_and_actual():

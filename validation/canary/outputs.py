@@ -31,7 +31,10 @@ def digest_of_outputs(outputs: Tensors) -> str:
 
 
 def difference(candidate: Tensors, baseline: Tensors) -> Difference:
-    """How far the candidate's outputs are from the baseline's. Other names, shapes, and NaN have nothing in common."""
+    """How far the candidate's outputs are from the baseline's. Other names, shapes, and NaN have nothing in common.
+
+    An infinity that both have is a mask, as in validation: it is left out of the sums. One that one side has is a NaN.
+    """
     if candidate.keys() != baseline.keys() or not baseline:
         return Difference(UNLIKE_DB, True)
     found = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]
@@ -45,10 +48,11 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
         same = bool(np.array_equal(ours, theirs))
         return Difference(EQUAL_DB if same else UNLIKE_DB, not same)
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        same = not (np.isnan(a).any() or np.isnan(b).any()) and bool(np.array_equal(a, b))
-        return Difference(EQUAL_DB if same else UNLIKE_DB, not same)
+    masks = np.isinf(a) | np.isinf(b)
+    if np.isnan(a).any() or np.isnan(b).any() or not np.array_equal(a[masks], b[masks]):
+        return Difference(UNLIKE_DB, True)
     flipped = bool(a.ndim and a.shape[-1] > 1 and a.size and (a.argmax(-1) != b.argmax(-1)).any())
+    a[masks] = b[masks] = 0.0
     return Difference(_sqnr_db(float(np.sum(b * b)), float(np.sum((a - b) ** 2))), flipped)
 
 

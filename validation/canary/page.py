@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from validation.canary.judge import describe_value
+from validation.canary.outputs import EQUAL_DB
 from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg
 from validation.canary.thresholds import probability
 from validation.html import templates
@@ -18,6 +19,7 @@ HEADLINES = {
     "FAIL": "FAIL: the candidate is worse than the baseline",
     "INSUFFICIENT": "INSUFFICIENT: this much data decides neither way",
 }
+SIDES = ("candidate", "baseline")
 
 Json = Mapping[str, Any]
 
@@ -41,11 +43,28 @@ def _view(report: Json) -> dict[str, Any]:
         "criteria": criteria,
         "criteria_picture": criteria_svg(criteria),
         "seen": seen,
+        "apart": [row for row in seen["worst"] if row["sqnr_db"] < EQUAL_DB],
+        "again": _again(report),
         "ecdf": ecdf_svg(seen["ecdf"]),
         "over_time": over_time_svg(seen["over_time"]),
         "differences": differences_svg(seen["quantiles"], margins),
         "final": report["looks"]["fractions"][-1] >= 1.0,
     }
+
+
+def _again(report: Json) -> str:
+    """The command that replays the same traffic; empty for what production observed, and for engines without a name.
+
+    The report knows its traffic by digest, not by where the file lay.
+    """
+    traffic, sides = report["traffic"], [report[side] for side in ("candidate", "baseline")]
+    if "digest" not in traffic or not all("model" in side for side in sides):
+        return ""
+    words = ["enginery canary run"]
+    words += [f"--{name} {side['model']}@{side.get('version', '?')}" for name, side in zip(SIDES, sides, strict=True)]
+    words += [f"--{name} {sides[0][name]}" for name in ("target", "precision") if name in sides[0]]
+    words += [f"--{name} {traffic[name]}" for name in ("scale", "duration", "seed") if name in traffic]
+    return " ".join([*words, "--traffic TRAFFIC --out again"])
 
 
 def _name(identity: Json) -> str:

@@ -42,6 +42,7 @@ class Request:
 class Traffic:
     """Requests in the order of their arrival. digest: of the file.  sampling: the share of the real traffic it is.
     cut: whether a last line was half written and left out.  made: how it was made up; '' for recorded traffic.
+    surplus: arrays of made-up traffic that are no inputs (labels of golden data, say) and were left out.
     """
 
     requests: tuple[Request, ...]
@@ -49,6 +50,7 @@ class Traffic:
     sampling: float = 1.0
     cut: bool = False
     made: str = ""
+    surplus: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -87,9 +89,12 @@ def encoded(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> Traffic:
     """Recorded traffic, checked against a model's inputs.
 
+    Made-up traffic holds whatever its file of samples did, so there an array that is no input is left out.
     Raises DataError naming the line for anything that does not fit, and for more than `most_bytes` of inputs.
     """
     sampling, made, cut = 1.0, "", False
+    surplus: dict[str, None] = {}
+    known = {spec.name for spec in inputs}
     if path.suffix == ".npz":
         found = list(_in_npz(path, inputs))
     else:
@@ -99,6 +104,9 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
             if "kind" in record:
                 sampling, made = _head(record, lines, number)
                 continue
+            if made and isinstance(given := record.get("inputs"), dict):
+                surplus |= dict.fromkeys(name for name in given if name not in known)
+                record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
             found.append(_request(record, inputs, lines, number))
             size += sum(array.nbytes for array in found[-1].inputs.values())
             if size > most_bytes:
@@ -108,9 +116,8 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         raise DataError(f"{path} holds no requests; `enginery record` records them")
     found.sort(key=lambda request: request.at)
     start = found[0].at
-    return Traffic(
-        tuple(Request(one.at - start, one.inputs) for one in found), digest_of_file(path), sampling, cut, made
-    )
+    requests = tuple(Request(one.at - start, one.inputs) for one in found)
+    return Traffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus))
 
 
 def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:

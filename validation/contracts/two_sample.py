@@ -115,9 +115,12 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
     if not all(np.isfinite(item).all() for item in known):
         side = "the graph" if not all(np.isfinite(item).all() for item in known[: len(expected)]) else "the engine"
         return f"{side} gave a number that is not finite"
-    if all(np.array_equal(item, known[0]) for item in known):
-        return "it is the same in every draw of both sides; name the input that is the seed in seeds.vary"
-    return ""
+    still = [
+        all(np.array_equal(item, side[0]) for item in side) for side in (known[: len(expected)], known[-len(actual) :])
+    ]
+    if still[0]:
+        return "the graph gives the same in every draw; name the input that is the seed in seeds.vary"
+    return "the engine gives the same in every draw, and the graph does not" if still[1] else ""
 
 
 def _rows(side: Sequence[Array | None]) -> Array:

@@ -91,10 +91,11 @@ def anatomy_lines(anatomy: Json) -> Iterator[str]:
     """Costs, traffic and diagnosis."""
     yield diagnosis_text(anatomy)
     graph, moved = anatomy["graph"], anatomy["traffic"]
+    # The first reports of format 1 did not have it, and lie in registries.
+    at_hand = f", and needs {bytes_text(graph['working_bytes'])} at hand" if "working_bytes" in graph else ""
     yield (
         f"the graph does {count_text(graph['macs'])} multiply-adds in {graph['nodes']} nodes "
-        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte), "
-        f"and needs {bytes_text(graph['working_bytes'])} at hand"
+        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte){at_hand}"
     )
     yield traffic_text(moved)
     for kind, names in (("operations", graph["uncounted"]), ("shapes", graph["unsized"])):

@@ -60,6 +60,21 @@ def test_a_canary_that_saw_next_to_nothing_has_a_page(tmp_path):
     assert "INSUFFICIENT: this much data decides neither way" in page.text
 
 
+def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed):
+    seen = failed["shown"]
+    rows = [{**row, "sqnr_db": level} for row, level in zip(seen["worst"], (-999.0, 3.0, 999.0), strict=False)]
+    text = " ".join(Page(render({**failed, "shown": {**seen, "worst": rows}})).text.split())
+    assert "nothing in common" in text and "3.0 dB" in text and "999" not in text
+    text = Page(render({**failed, "shown": {**seen, "worst": rows[2:]}})).text
+    assert "every answer that was compared is equal" in text
+
+
+def test_the_command_that_replays_is_there_for_replayed_traffic_only(failed):
+    command = "enginery canary run --candidate tiny@2 --baseline tiny@1 --target cpu --precision int8 --scale 1.0"
+    assert f"{command} --traffic TRAFFIC" in Page(render(failed)).text
+    assert "enginery canary run" not in Page(render({**failed, "traffic": {}})).text
+
+
 def test_numbers_have_units():
     assert [seconds_text(value) for value in (1.5, 0.0123, 45e-6, 3e-9)] == ["1.5 s", "12.3 ms", "45 µs", "3 ns"]
     assert [percent_text(value) for value in (0.031, -0.02, 0.0)] == ["+3.1 %", "−2 %", "0 %"]  # noqa: RUF001

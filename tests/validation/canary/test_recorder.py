@@ -192,3 +192,18 @@ def test_made_up_traffic_is_real_inputs_at_random_arrivals(tmp_path):
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 3)), ids=np.arange(3))
     with pytest.raises(DataError, match="every input needs as many"):
         list(made_up(tmp_path / "samples.npz", 1.0, None, 1, 0))
+
+
+def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
+    samples = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "ids": np.arange(4), "label": np.zeros(4, np.int64)}
+    np.savez(tmp_path / "golden.npz", **samples)
+    path = tmp_path / "made.jsonl"
+    with Recorder(path, made="golden.npz") as recorder:
+        for at, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
+            assert recorder.append(inputs, at)
+    found = read_traffic(path, SPECS)
+    assert found.surplus == ("label",) and [set(one.inputs) for one in found.requests] == [{"x", "ids"}] * 4
+    real = path.read_text().replace(', "made": "golden.npz"', "").replace(',"made":"golden.npz"', "")
+    path.write_text(real)
+    with pytest.raises(DataError, match="no input is named 'label'"):  # what somebody sent is not changed
+        read_traffic(path, SPECS)

@@ -104,5 +104,10 @@ def test_differences_of_answers():
     assert difference({"y": np.array([1, 2])}, {"y": np.array([1, 3])}).sqnr_db == UNLIKE_DB
     assert difference({"y": np.array([[0.0, 1.0]])}, {"y": np.array([[1.0, 0.9]])}).flipped
     assert difference({"y": np.array([np.inf])}, {"y": np.array([np.inf])}).sqnr_db == EQUAL_DB
+    masked = np.array([[-np.inf, 1.0, 3.0]], np.float32)
+    near = difference({"y": masked * np.float32(1.01)}, {"y": masked})
+    assert near.sqnr_db == pytest.approx(40, abs=0.01) and not near.flipped  # a mask that both have is no difference
+    for other in (np.where(np.isinf(masked), 0, masked), -masked):
+        assert difference({"y": other}, {"y": masked}).sqnr_db == UNLIKE_DB
     assert digest_of_outputs(ones) != digest_of_outputs({"y": ones["y"].astype(np.float64)})
     assert digest_of_outputs(ones) != digest_of_outputs({"z": ones["y"]})

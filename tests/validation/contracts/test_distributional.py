@@ -202,6 +202,14 @@ class Drawing(Linear):
         return {"y": (y + self.scale * noise).astype(np.float32), "still": y, "token": np.asarray(noise > 0)}
 
 
+class Nudged(Drawing):
+    """The same, but its constant output has other last bits."""
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = super().run(inputs)
+        return {**found, "still": np.nextafter(found["still"], np.float32(9))}
+
+
 def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = ("y",)) -> list[Check]:
     given = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
     frozen = freeze(given, NOISE, DIMS[:0], Drawing("noise").run)
@@ -221,7 +229,12 @@ def test_draws_of_one_distribution_are_told_from_those_of_another(of: str, vary:
 
 def test_samples_that_cannot_be_compared_fail() -> None:
     still, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
-    assert not still.passed and "the same in every draw" in still.note
+    assert not still.passed and "the graph gives the same in every draw" in still.note
+    # Rounded otherwise, a constant is another constant: no draw was tested, and the note must not give a p-value.
+    (near,) = drawn("noise", "noise", Nudged("noise"), ("still",))
+    assert not near.passed and near.value is None and near.note == still.note
+    (stuck,) = drawn("noise", "noise", Drawing("noise", 0.0), ("y",))
+    assert not stuck.passed and "the engine gives the same in every draw" in stuck.note
     assert not none.passed and "no such output" in none.note
     assert y.passed
     (nan,) = drawn("noise", "noise", Drawing("noise", 1.0, lambda x, y: y * np.float32(np.nan)))

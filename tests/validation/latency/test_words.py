@@ -27,6 +27,13 @@ def test_the_diagnosis_comes_with_its_evidence():
     assert "measured for CPU engines only" in diagnosis_text(report["anatomy"])
 
 
+def test_a_report_of_before_the_working_set_is_still_shown():
+    report = latency_report()
+    assert any(line.endswith("at hand") for line in lines(report))
+    del report["anatomy"]["graph"]["working_bytes"]
+    assert any(line.endswith("for each byte)") for line in lines(report))
+
+
 def test_a_busy_machine_is_said_once_for_each_reason():
     quiet, busy = latency_report(), latency_report(others=0.8)
     busy["buckets"][1]["surroundings"]["busy"] *= 2
