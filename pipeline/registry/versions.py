@@ -37,11 +37,13 @@ class Listed:
     channels: tuple[str, ...]
 
 
-def catalogue(store: Store) -> list[Listed]:
-    """Every model that has a version, sorted. Lists keys, and reads nothing."""
+def catalogue(store: Store, prefix: str = MODELS) -> list[Listed]:
+    """Every model that has a version, sorted. Lists keys, and reads nothing.
+
+    prefix: 'models/' for all, or 'models/<model>/' for one."""
     versions: dict[str, list[str]] = {}
     channels: dict[str, list[str]] = {}
-    for key in store.list(MODELS):
+    for key in store.list(prefix):
         match key.removeprefix(MODELS).split("/"):
             case [model, "versions", version, name] if name == MANIFEST and is_name(model) and is_name(version):
                 versions.setdefault(model, []).append(version)
@@ -51,6 +53,19 @@ def catalogue(store: Store) -> list[Listed]:
         Listed(model, tuple(sorted(found, key=version_order)), tuple(channels.get(model, ())))
         for model, found in sorted(versions.items())
     ]
+
+
+def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
+    """At most so many models that have a version, sorted, those after a name. Lists the names of all models, and the
+    keys of these alone."""
+    names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
+    found: list[Listed] = []
+    for name in names:
+        if len(found) == limit:
+            break
+        if is_name(name) and (after is None or name > after):
+            found += catalogue(store, f"{MODELS}{name}/")
+    return found
 
 
 def models(store: Store) -> list[str]:

@@ -1,0 +1,162 @@
+"""What a channel asks of a version beyond what every channel asks: proven engines for named targets, a canary's PASS.
+
+A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
+protection from somebody who may write to the store: see docs/security.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from builders.digest import canonical_json
+from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from builders.targets import parse_targets
+from pipeline.registry import parsing
+from pipeline.registry.keys import policy_key
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.parsing import Malformed
+from pipeline.registry.store import Store
+
+FORMAT = 1
+MAX_BYTES = 1 << 20
+REPORT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class CanaryPass:
+    """A canary that passed. report: digest of its report, a blob.  engine: digest of the candidate's engine.
+    baseline: digest of the manifest that it was compared with."""
+
+    report: str
+    engine: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
+    target is named, one PASS is enough. at, by, why: of its last change."""
+
+    proven: tuple[str, ...] = ()
+    canary: bool = False
+    at: str = ""
+    by: str = ""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as it is stored."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def canary_pass(store: Store, report: str) -> CanaryPass:
+    """The pass that a stored canary report is about. Raises IntegrityError for a blob that is no PASS.
+
+    Reads what is needed and no more; `validation.canary.report` is who checks that a verdict follows from its criteria,
+    and did so when the report came in.
+    """
+    try:
+        document = parsing.parse_json(store.read_blob(report), REPORT_BYTES)
+        parsing.field(document, "verdict", parsing.one_of("PASS"))
+        candidate = parsing.field(document, "candidate", parsing.mapping)
+        baseline = parsing.field(document, "baseline", parsing.mapping)
+        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")))
+    except Malformed as error:
+        raise IntegrityError(f"canary report {report}: {error}") from error
+
+
+def read(store: Store, model: str | None, channel: str) -> Policy | None:
+    """The policy of a model's channel, or (None) of that channel of every model. Raises IntegrityError."""
+    return _parse(store.read(policy_key(model, channel)), model, channel)
+
+
+def of_channel(store: Store, model: str, channel: str) -> Policy:
+    """The policy that binds a channel: the model's own, else the one for all models, else one that asks nothing."""
+    return read(store, model, channel) or read(store, None, channel) or Policy()
+
+
+def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
+    """Set a policy. Raises UnknownNameError for a target that is not known, InputError for one given by an alias that
+    stands for several, ConflictError when somebody else sets it at the same time."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    proven = tuple(sorted({_target(name) for name in policy.proven}))
+    after = replace(policy, proven=proven, at=at, by=by, why=why)
+    key = policy_key(model, channel)
+    try:
+        written = store.replace(key, canonical_json(after.to_json()), store.read(key))
+    except UndecidedError:
+        written = False
+    if not written:
+        raise ConflictError(
+            f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
+        )
+    return after
+
+
+def refusal(
+    policy: Policy,
+    manifest: Manifest,
+    channel: str,
+    entries: Sequence[EngineEntry],
+    canaries: Sequence[CanaryPass],
+    *,
+    proven_only: bool = False,
+) -> str | None:
+    """Why a policy does not let a version in: the rule and the remedy; None if it does.
+
+    entries: the version's engines with their status of today.  proven_only: the channel will serve only proven ones.
+    """
+    where = f"the policy of {manifest.model}:{channel}"
+    reference = f"{manifest.model}@{manifest.version}"
+    for target in policy.proven:
+        if not any(entry.target == target and entry.status == "proven" for entry in entries):
+            return (
+                f"{where} needs a proven engine for {target}, and {reference} has none: build one "
+                f"(`enginery plan` says why there is none), or run `enginery validate {reference}` on such a node; "
+                f"`enginery policy show` has the rule"
+            )
+    if not policy.canary:
+        return None
+    passed = {item.engine for item in canaries}
+    if not passed:
+        return (
+            f"{where} needs a canary's PASS: run `enginery canary run --candidate {reference} "
+            f"--baseline {manifest.model}:{channel}`, then promote with --canary REPORT"
+        )
+    served = [entry for entry in entries if entry.status == "proven" or (entry.usable and not proven_only)]
+    left = [entry.unit for entry in served if entry.target in policy.proven and entry.digest not in passed]
+    if left:
+        return (
+            f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
+            f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}: run one for each (--target, --precision), and "
+            "give each report with --canary"
+        )
+    return None
+
+
+def _target(name: str) -> str:
+    found = parse_targets(name)
+    if len(found) != 1:
+        raise InputError(f"target {name!r} stands for {', '.join(item.name for item in found)}; name the ones needed")
+    return found[0].name
+
+
+def _parse(data: bytes | None, model: str | None, channel: str) -> Policy | None:
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, MAX_BYTES)
+        found = Policy(
+            proven=parsing.field(document, "proven", parsing.many(parsing.name)),
+            canary=parsing.field(document, "canary", parsing.truth),
+            at=parsing.field(document, "at", parsing.text),
+            by=parsing.field(document, "by", parsing.text),
+            why=parsing.field(document, "why", parsing.text),
+        )
+        if {**found.to_json(), "proven": list(found.proven)} != document:
+            raise Malformed(f"has fields or a format that this enginery does not know; it reads {FORMAT}: upgrade it")
+    except Malformed as error:
+        raise IntegrityError(
+            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginery policy set`"
+        ) from error
+    return found
