@@ -91,9 +91,10 @@ def test_another_version_of_that_name_stays(store: Store, tmp_path: Path) -> Non
     dest = open_store(tmp_path / "other", create=True)
     publish(store, "a")
     theirs = publish(dest, "b")
+    before = set(dest.list())
     with pytest.raises(ConflictError, match="has another digits@1"):
         mirror(store, [parse_reference("digits")], dest)
-    assert locate(dest, parse_reference("digits")).manifest == theirs
+    assert locate(dest, parse_reference("digits")).manifest == theirs and set(dest.list()) == before
     with pytest.raises(InputError, match="is the registry itself"):
         mirror(store, [parse_reference("digits")], store)
 

@@ -1,8 +1,10 @@
+import os
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
-from builders.errors import IntegrityError, UnknownNameError
+from builders.errors import ConflictError, IntegrityError, UnknownNameError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attest
 from pipeline.registry.keys import CONDEMNED, LEASES, attestation_key, channel_key, page_key, record_key
@@ -16,7 +18,7 @@ from pipeline.registry.retention.marks import Rules
 from pipeline.registry.retention.pins import pin, pinned, read_pin, unpin
 from pipeline.registry.store import Store
 from pipeline.registry.verify import verify
-from tests.pipeline.registry.registries import engine, on_each_store, publish_engines, report
+from tests.pipeline.registry.registries import engine, in_child, on_each_store, publish_engines, report
 from tests.pipeline.registry.retention.memory import MemoryStore
 
 ONE = Rules(versions=1, moves=1)
@@ -202,3 +204,29 @@ def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:
     publish(memory, *"abc")
     before = dict(memory.objects)
     assert collect(memory, ONE, AT_ONCE).items and memory.objects == before
+
+
+@on_each_store
+def test_processes_that_publish_while_others_collect(store: Store) -> None:
+    """The interleavings are tested in test_races.py; this is the same with processes, on the stores themselves."""
+    publish(store, *range(3))
+
+    def publish_some() -> None:
+        for content in range(3):
+            for _ in range(50):
+                with suppress(ConflictError, IntegrityError):  # refused; the same again
+                    publish(store, content)
+                    break
+            else:
+                raise AssertionError("never published")
+
+    def collect_some() -> None:
+        for _ in range(4):
+            with suppress(ConflictError):
+                collect(store, ONE, AT_ONCE, delete=True)
+
+    children = [in_child(work) for work in (publish_some, collect_some, publish_some)]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+    result = verify(store)
+    assert result.sound and not [problem for problem in result.problems if problem.kind == "stray"], result.problems
+    assert left(store)

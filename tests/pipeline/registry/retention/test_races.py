@@ -198,12 +198,16 @@ def test_a_lease_that_is_over_holds_nothing_and_its_holder_is_told(time: Callabl
     assert versions.versions(world.store, "digits") == ["2"] and verify(world.store).problems == ()
 
 
-def test_two_collections(time: Callable[[timedelta], None]) -> None:
-    for seed in range(40):
-        world, actors = World(condemned=True), (Actor("one"), Actor("two"))
+def test_two_collections_and_a_writer(time: Callable[[timedelta], None]) -> None:
+    """Were both to delete, the slower one would take what a writer put back after the faster one was done."""
+    for seed in range(60):
+        world, actors, writer = World(condemned=True), (Actor("one"), Actor("two")), Actor("writer")
         works = [(actor, partial(world.collect, world.store.seen_by(actor))) for actor in actors]
-        interleave(works, seeded(seed))
+        publish = partial(publish_without_a_build, world, world.store.seen_by(writer))
+        # The writer comes when the first collection has gone some way, and that one goes on when all else is over.
+        choose = seeded(seed) if seed % 2 else after(actors[0], 12 + seed)
+        interleave([*works, (writer, publish)], choose)
         assert all(actor.error is None or isinstance(actor.error, ConflictError) for actor in actors), seed
-        assert verify(world.store).sound
+        check(world, writer, publish_without_a_build, seed)
         world.collect(world.store)
-        assert versions.versions(world.store, "digits") == ["2"], seed
+        assert versions.versions(world.store, "digits")[-1] == "3", seed
