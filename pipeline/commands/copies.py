@@ -53,4 +53,4 @@ def export_oci(reference: str, dest: Path, proven_only: bool, registry: str, as_
         return
     for tag in found.tags:
         click.echo(f"oci:{found.path}:{tag}")
-    say(f"push one with: skopeo copy --all oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")
+    say(f"push one with: skopeo copy --all --preserve-digests oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")

@@ -1,6 +1,7 @@
 """Finding models and versions, and what a reference stands for."""
 
 import difflib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from builders.errors import IntegrityError, UnknownNameError
@@ -12,6 +13,8 @@ from pipeline.registry.names import Reference, is_name, version_order
 from pipeline.registry.store import Store
 
 DEFAULT_CHANNELS = ("stable", "candidate")
+# Requests on their way at once, for a registry that is far away.
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,16 @@ def catalogue(store: Store, prefix: str = MODELS) -> list[Listed]:
 def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
     """At most so many models that have a version, sorted, those after a name. Lists the names of all models, and the
     keys of these alone."""
-    names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
+    folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
+    names = sorted(name for name in folders if is_name(name) and (after is None or name > after))
     found: list[Listed] = []
-    for name in names:
-        if len(found) == limit:
-            break
-        if is_name(name) and (after is None or name > after):
-            found += catalogue(store, f"{MODELS}{name}/")
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        # Of a model without a version nothing is shown; then the next one comes up.
+        while names and len(found) < limit:
+            count = limit - len(found)
+            for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), names[:count]):
+                found += listed
+            names = names[count:]
     return found
 
 
