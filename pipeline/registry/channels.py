@@ -16,14 +16,13 @@ from builders.errors import ConflictError, InputError, IntegrityError, Undecided
 from pipeline.registry import parsing, policies
 from pipeline.registry.attestations import judged
 from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
-from pipeline.registry.manifest import EngineEntry, Manifest, parse
+from pipeline.registry.manifest import Manifest, parse
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.policies import CanaryPass
-from pipeline.registry.retention.guard import secure_version, writing
+from pipeline.registry.retention.guard import Guard, secure_version, writing
 from pipeline.registry.store import Store
 
-OPEN_CHANNELS = ("candidate",)
 MAX_BYTES = 16 << 20
 
 _ATTEMPTS = 200
@@ -187,16 +186,20 @@ def rollback(
         if previous is None:
             reason = "has served one version only" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
-        _check_there(store, model, name, previous)
+        _secure(guard, model, name, previous)
         return Move(previous.version, previous.manifest, _now(), by, why, previous.proven_only, "rollback")
 
-    return _append(store, model, name, next_move)
+    with writing(store, f"rolling back {model}:{name}") as guard:
+        return _append(store, model, name, next_move)
 
 
-def _check_there(store: Store, model: str, name: str, move: Move) -> None:
-    """The collector keeps what channels may go back to, for so many moves; beyond them it may be gone."""
-    data = store.read(manifest_key(model, move.version))
-    if data is None or parse(data, model=model, version=move.version).digest != move.manifest:
+def _secure(guard: Guard, model: str, name: str, move: Move) -> None:
+    """Collections keep what channels may go back to, for so many moves; beyond them it may be gone, or about to go."""
+    data = guard.store.read(manifest_key(model, move.version))
+    manifest = None if data is None else parse(data, model=model, version=move.version)
+    if manifest is not None and manifest.digest == move.manifest:
+        secure_version(guard, manifest)
+    else:
         raise UnknownNameError(
             f"channel {model}:{name} served version {move.version} before, which was deleted since; "
             f"promote another one: `enginery list {model}` shows them"
@@ -208,38 +211,9 @@ def policy_refusal(
 ) -> str | None:
     """Why a channel does not take a version, with the rule and the remedy; None if it does."""
     entries = judged(store, manifest)
-    return _refusal(manifest, entries, name, proven_only=proven_only) or policies.refusal(
+    return policies.common_refusal(manifest, entries, name, proven_only=proven_only) or policies.refusal(
         policies.of_channel(store, manifest.model, name), manifest, name, entries, canaries, proven_only=proven_only
     )
-
-
-def _refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
-    """What every channel asks."""
-    reference = f"{manifest.model}@{manifest.version}"
-    proven = [entry for entry in entries if entry.status == "proven"]
-    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
-    if not proven and not unproven:
-        return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
-    if proven_only and not proven:
-        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
-    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
-    if failing and not proven_only and name not in OPEN_CHANNELS:
-        return (
-            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
-            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
-            "add --proven-only and the channel serves only the proven ones"
-        )
-    if unproven and not proven_only and name not in OPEN_CHANNELS:
-        listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
-        return (
-            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
-            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
-        )
-    return None
-
-
-def _validate(reference: str) -> str:
-    return f"run `enginery validate {reference}` on a node with that GPU"
 
 
 def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:

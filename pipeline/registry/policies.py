@@ -1,4 +1,4 @@
-"""What a channel asks of a version beyond what every channel asks: proven engines for named targets, a canary's PASS.
+"""What every channel asks of a version, and what one asks beyond that: proven engines for targets, a canary's PASS.
 
 A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
 protection from somebody who may write to the store: see docs/security.md.
@@ -18,6 +18,7 @@ from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.store import Store
 
+OPEN_CHANNELS = ("candidate",)
 FORMAT = 1
 MAX_BYTES = 1 << 20
 REPORT_BYTES = 16 << 20
@@ -91,6 +92,38 @@ def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: 
             f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
         )
     return after
+
+
+def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
+    """Why no channel of that name takes a version, whatever its policy; None if it may.
+
+    entries: the version's engines with their status of today.
+    """
+    reference = f"{manifest.model}@{manifest.version}"
+    proven = [entry for entry in entries if entry.status == "proven"]
+    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
+    if not proven and not unproven:
+        return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
+    if proven_only and not proven:
+        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
+    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
+    if failing and not proven_only and name not in OPEN_CHANNELS:
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
+            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
+            "add --proven-only and the channel serves only the proven ones"
+        )
+    if unproven and not proven_only and name not in OPEN_CHANNELS:
+        listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
+            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
+        )
+    return None
+
+
+def _validate(reference: str) -> str:
+    return f"run `enginery validate {reference}` on a node with that GPU"
 
 
 def refusal(
