@@ -167,6 +167,17 @@ def after(first: Actor, steps: int) -> Choose:
     return choose
 
 
+def in_turns(first: Actor, steps: int, second: Actor, others: int) -> Choose:
+    """`first` makes so many steps, `second` so many of its own; then `first` ends, and then `second`."""
+
+    def choose(waiting: Sequence[Actor]) -> Actor:
+        if len(waiting) == 1:
+            return waiting[0]
+        return second if first.steps >= steps and second.steps < others else first
+
+    return choose
+
+
 def seeded(seed: int) -> Choose:
     """At random, in runs of random length, so that both long and short stretches come up."""
     rng = random.Random(seed)
