@@ -36,12 +36,19 @@ COMMANDS = {
     "canary": ("canary", "Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT."),
     "promote": ("registry", "Point a channel to a version."),
     "rollback": ("registry", "Point a channel back to where it was before."),
+    "history": ("channels", "Show who moved a channel, when and why."),
+    "policy": ("channels", "Show or set what a channel asks of a version."),
+    "pin": ("retention", "Keep a version whatever happens."),
+    "unpin": ("retention", "Take a pin away."),
+    "gc": ("retention", "Delete what nothing needs any more, in two steps."),
+    "mirror": ("copies", "Copy versions to another registry."),
+    "export-oci": ("copies", "Write engines as OCI images."),
     "backends": ("doctor", "List compilers: installed, targets, precisions."),
     "doctor": ("doctor", "Say what this machine can build and run."),
 }
 
 # Commands whose name is taken by something else in Python.
-FUNCTIONS = {"list": "list_models", "backends": "list_backends"}
+FUNCTIONS = {"list": "list_models", "backends": "list_backends", "export-oci": "export_oci"}
 
 
 class LazyGroup(click.Group):

@@ -16,6 +16,8 @@ from pipeline.compile import InProcess, compile_model
 from pipeline.plan import Selection
 from pipeline.progress import Progress
 from pipeline.publication import Outcome
+from pipeline.registry.retention.guard import writing
+from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
@@ -59,7 +61,8 @@ def opened(spec_path: Path | str, options: RunOptions, progress: Progress) -> It
     selection = select(spec, options)
     store = open_store(options.registry or _registry_of(spec), create=True)
     local = LocalExecutor(options.jobs)
-    with _builder(options, local) as builder, _cancelling(local, builder):
+    lease = writing(store, f"building {spec.model}", BUILDING)
+    with lease, _builder(options, local) as builder, _cancelling(local, builder):
         yield Run(spec, selection, Workshop(store, local, builder, progress))
 
 

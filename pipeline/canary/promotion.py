@@ -3,28 +3,40 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from builders.digest import digest_of_bytes
 from builders.errors import InputError
 from pipeline.canary.verdicts import promotion_refusal, read_report_file
 from pipeline.registry import channels
+from pipeline.registry.landing import reachable
 from pipeline.registry.manifest import Manifest
+from pipeline.registry.policies import CanaryPass
 from pipeline.registry.store import Store
+from validation.canary.report import read_report
 
 
-def canary_words(
+def canary_passes(
     store: Store, manifest: Manifest, channel: str, reports: Sequence[Path], say: Callable[[str], None]
-) -> str:
-    """What the channel's history says of these canaries; engines that none of them ran are named by `say`.
+) -> tuple[str, list[CanaryPass]]:
+    """What the channel's history says of these canaries, and the passes, their reports stored as blobs; engines that
+    none of them ran are named by `say`.
 
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
     serving = channels.read(store, manifest.model, channel)
-    words, covered = [], set()
+    words, passes, texts = [], [], []
     for path in reports:
-        report = read_report_file(path)
+        read_report_file(path)
+        with reachable(f"reading {path}"):
+            texts.append(path.read_bytes())
+        report = read_report(texts[-1])
         if refusal := promotion_refusal(report, manifest, serving):
             raise InputError(f"{path}: {refusal}; {manifest.model}:{channel} was not moved")
-        covered.add(report.candidate["engine"])
+        baseline = report.baseline.get("manifest", "")
+        passes.append(CanaryPass(digest_of_bytes(texts[-1]), report.candidate["engine"], baseline))
         words.append(report.digest[:12])
+    covered = {item.engine for item in passes}
     if left := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
         say(f"no canary ran {len(left)} of the engines: {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}")
-    return f"canary PASS {', '.join(words)}"
+    for text in texts:
+        store.put_bytes(text)
+    return f"canary PASS {', '.join(words)}", passes

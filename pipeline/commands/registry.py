@@ -11,22 +11,30 @@ from pipeline.commands.tables import print_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pipeline.registry.policies import CanaryPass
     from pipeline.registry.verify import Verification
     from pipeline.values import Json
 
 
 @click.command("list")
 @click.argument("model", required=False)
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many versions.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many models or versions."
+)
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
+@click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
 @registry_option
 @json_option
-def list_models(model: str | None, limit: int, before: str | None, registry: str, as_json: bool) -> None:
-    """List the models of a registry, or the newest versions of MODEL."""
+def list_models(
+    model: str | None, limit: int, before: str | None, after: str | None, registry: str, as_json: bool
+) -> None:
+    """List the models of a registry, or the newest versions of MODEL. Pages: --limit with --after, or with --before."""
     if model is None:
-        _list_models(registry, as_json)
+        if before is not None:
+            raise click.UsageError("--before pages through versions: name a MODEL")
+        _list_models(registry, as_json, limit, after)
     else:
-        _list_versions(registry, model, as_json, limit, before)
+        _list_versions(registry, model, as_json, limit, before, after)
 
 
 @click.command()
@@ -109,11 +117,13 @@ def promote(
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
+    passes: list[CanaryPass] = []
     if reports:
-        from pipeline.canary.promotion import canary_words
+        from pipeline.canary.promotion import canary_passes
 
-        why = " ".join(part for part in (why, canary_words(store, manifest, channel, reports, say)) if part)
-    after = channels.promote(store, manifest, channel, by=user(), why=why, proven_only=proven_only)
+        words, passes = canary_passes(store, manifest, channel, reports, say)
+        why = " ".join(part for part in (why, words) if part)
+    after = channels.promote(store, manifest, channel, by=user(), why=why, proven_only=proven_only, canaries=passes)
     _print_channel(after, as_json)
 
 
@@ -176,11 +186,13 @@ def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
             click.echo(f"{report['unit']}, {diagnosis_text(report['anatomy'])}")
 
 
-def _list_models(registry: str, as_json: bool) -> None:
+def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
     from pipeline.registry.shown import listed_models
     from pipeline.registry.store import open_store
 
-    rows = listed_models(open_store(registry))
+    rows = listed_models(open_store(registry), limit=limit, after=after)
+    if len(rows) == limit:
+        say(f"at most {limit} models are shown; for more add --after {rows[-1]['model']}")
     if as_json:
         emit_json(rows)
         return
@@ -190,13 +202,15 @@ def _list_models(registry: str, as_json: bool) -> None:
     )
 
 
-def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None) -> None:
+def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
     from pipeline.registry.shown import listed_versions
     from pipeline.registry.store import open_store
 
-    rows = listed_versions(open_store(registry), model, limit=limit, before=before)
-    if len(rows) == limit:
+    rows = listed_versions(open_store(registry), model, limit=limit, before=before, after=after)
+    if len(rows) == limit and after is None:
         say(f"at most {limit} versions are shown; for older ones add --before {rows[0]['version']}")
+    elif len(rows) == limit:
+        say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1]['version']}")
     if as_json:
         emit_json(rows)
         return

@@ -6,22 +6,23 @@ only; that is written down with the move, and pulling through the channel then n
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError, UnknownNameError
-from pipeline.registry import parsing
+from pipeline.registry import parsing, policies
 from pipeline.registry.attestations import judged
-from pipeline.registry.keys import channel_key, channels_prefix
-from pipeline.registry.manifest import Manifest
+from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
+from pipeline.registry.manifest import Manifest, parse
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
+from pipeline.registry.policies import CanaryPass
+from pipeline.registry.retention.guard import Guard, secure_version, writing
 from pipeline.registry.store import Store
 
-OPEN_CHANNELS = ("candidate",)
 MAX_BYTES = 16 << 20
 
 _ATTEMPTS = 200
@@ -31,7 +32,10 @@ _LOSERS_PAUSE_S = 0.02
 
 @dataclass(frozen=True)
 class Move:
-    """One line of a channel's history: where it went, when (ISO 8601, UTC), by whom and why."""
+    """One line of a channel's history: where it went, when (ISO 8601, UTC), by whom and why.
+
+    canary: digests of the canary reports that spoke for it; they are blobs of the registry.
+    """
 
     version: str
     manifest: str
@@ -40,6 +44,13 @@ class Move:
     why: str = ""
     proven_only: bool = False
     action: Literal["promote", "rollback"] = "promote"
+    canary: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored. Without canaries it is what the first release wrote."""
+        found = asdict(self)
+        canary = found.pop("canary")
+        return found | ({"canary": list(canary)} if canary else {})
 
 
 @dataclass(frozen=True)
@@ -67,17 +78,26 @@ class Channel:
 
     def previous(self) -> Move | None:
         """Where a rollback goes: what the last promotion that still stands replaced. Two rollbacks go back two."""
+        standing = self.standing()
+        return standing[-2] if len(standing) > 1 else None
+
+    def standing(self) -> list[Move]:
+        """The promotions that no rollback took back, oldest first."""
         standing: list[Move] = []
         for move in self.history:
             if move.action == "promote":
                 standing.append(move)
             else:
                 del standing[-1:]
-        return standing[-2] if len(standing) > 1 else None
+        return standing
 
     def to_json(self) -> dict[str, Any]:
         """The document as it is stored."""
-        return {"version": self.version, "manifest": self.manifest, "history": [asdict(move) for move in self.history]}
+        return {
+            "version": self.version,
+            "manifest": self.manifest,
+            "history": [move.to_json() for move in self.history],
+        }
 
 
 def names(store: Store, model: str) -> list[str]:
@@ -92,19 +112,60 @@ def read(store: Store, model: str, name: str) -> Channel | None:
 
 
 def promote(
-    store: Store, manifest: Manifest, name: str, *, by: str = "", why: str = "", proven_only: bool = False
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    *,
+    by: str = "",
+    why: str = "",
+    proven_only: bool = False,
+    canaries: Sequence[CanaryPass] = (),
+    elsewhere: bool = False,
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
-    Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still.
+    canaries: the passes that speak for it, their reports stored as blobs.  elsewhere: they were run against what this
+    channel served in another registry, and not here.
+    Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still or
+    serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile.
     """
-    if refusal := policy_refusal(store, manifest, name, proven_only=proven_only):
+    if refusal := policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries):
         raise InputError(refusal)
-    move = Move(manifest.version, manifest.digest, _now(), by, why, proven_only)
+    with writing(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
+        secure_version(guard, manifest)
+        guard.secure(item.report for item in canaries)
+        return point(store, manifest, name, by, why, proven_only=proven_only, canaries=canaries, elsewhere=elsewhere)
+
+
+def point(
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    by: str = "",
+    why: str = "",
+    *,
+    proven_only: bool = False,
+    canaries: Sequence[CanaryPass] = (),
+    elsewhere: bool = False,
+) -> Channel:
+    """`promote` for one who asked the policy and secured the version. Raises ConflictError, IntegrityError."""
+    if lost := [item.report for item in canaries if not store.has(item.report)]:
+        raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
+    reports = tuple(item.report for item in canaries)
+    move = Move(manifest.version, manifest.digest, _now(), by, why, proven_only, canary=reports)
 
     def next_move(channel: Channel | None) -> Move | None:
-        same = channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only
-        return None if same else move
+        if channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
+            return None
+        if (
+            channel
+            and not elsewhere
+            and any(channel.manifest not in (manifest.digest, item.baseline) for item in canaries)
+        ):
+            raise ConflictError(
+                f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
+            )
+        return move
 
     return _append(store, manifest.model, name, next_move)
 
@@ -112,8 +173,9 @@ def promote(
 def rollback(
     store: Store, model: str, name: str, *, by: str = "", why: str = "", serving: str | None = None
 ) -> Channel:
-    """Point a channel at the version it served before. Raises UnknownNameError if there is none.
+    """Point a channel at the version it served before. Raises UnknownNameError if there is none or it was deleted.
 
+    No policy is asked: what was good enough to serve is better than what must be taken back in a hurry.
     serving: digest of the manifest it must be serving now; otherwise ConflictError, and it stays where it is.
     """
 
@@ -124,39 +186,34 @@ def rollback(
         if previous is None:
             reason = "has served one version only" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
+        _secure(guard, model, name, previous)
         return Move(previous.version, previous.manifest, _now(), by, why, previous.proven_only, "rollback")
 
-    return _append(store, model, name, next_move)
+    with writing(store, f"rolling back {model}:{name}") as guard:
+        return _append(store, model, name, next_move)
 
 
-def policy_refusal(store: Store, manifest: Manifest, name: str, *, proven_only: bool = False) -> str | None:
-    """Why a channel does not take a version, with the remedy; None if it does."""
+def _secure(guard: Guard, model: str, name: str, move: Move) -> None:
+    """Collections keep what channels may go back to, for so many moves; beyond them it may be gone, or about to go."""
+    data = guard.store.read(manifest_key(model, move.version))
+    manifest = None if data is None else parse(data, model=model, version=move.version)
+    if manifest is not None and manifest.digest == move.manifest:
+        secure_version(guard, manifest)
+    else:
+        raise UnknownNameError(
+            f"channel {model}:{name} served version {move.version} before, which was deleted since; "
+            f"promote another one: `enginery list {model}` shows them"
+        )
+
+
+def policy_refusal(
+    store: Store, manifest: Manifest, name: str, *, proven_only: bool = False, canaries: Sequence[CanaryPass] = ()
+) -> str | None:
+    """Why a channel does not take a version, with the rule and the remedy; None if it does."""
     entries = judged(store, manifest)
-    reference = f"{manifest.model}@{manifest.version}"
-    proven = [entry for entry in entries if entry.status == "proven"]
-    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
-    if not proven and not unproven:
-        return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
-    if proven_only and not proven:
-        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
-    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
-    if failing and not proven_only and name not in OPEN_CHANNELS:
-        return (
-            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
-            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
-            "add --proven-only and the channel serves only the proven ones"
-        )
-    if unproven and not proven_only and name not in OPEN_CHANNELS:
-        listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
-        return (
-            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
-            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
-        )
-    return None
-
-
-def _validate(reference: str) -> str:
-    return f"run `enginery validate {reference}` on a node with that GPU"
+    return policies.common_refusal(manifest, entries, name, proven_only=proven_only) or policies.refusal(
+        policies.of_channel(store, manifest.model, name), manifest, name, entries, canaries, proven_only=proven_only
+    )
 
 
 def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
@@ -205,6 +262,7 @@ def _move(value: Any, path: str) -> Move:
         why=parsing.field(data, "why", parsing.text, path),
         proven_only=parsing.field(data, "proven_only", parsing.truth, path),
         action="rollback" if action == "rollback" else "promote",
+        canary=parsing.field({"canary": [], **data}, "canary", parsing.many(parsing.digest), path),
     )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from builders.digest import digest_of_bytes, digest_of_file
 from builders.errors import InputError, IntegrityError, UnavailableError
 from pipeline.registry.keys import MARKER, blob_key, check_digest, check_key, is_key
-from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep
+from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep, sync_folder
 from pipeline.registry.marker import CONTENT, check_format
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -158,6 +158,16 @@ class FileStore:
                 make_folder(path.parent)
                 file.land(path)
         return True
+
+    def remove(self, key: str) -> None:
+        """See `Store.remove`. Folders stay: somebody may be about to write into them."""
+        path = self.root / check_key(key)
+        with reachable(f"deleting {path}"):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            sync_folder(path.parent)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""

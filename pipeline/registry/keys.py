@@ -12,6 +12,10 @@
     models/<model>/versions/<version>/report.json         what that page is drawn from
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
+    models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
+    models/<model>/pins/<version>.json                    a version that is never deleted, and why
+    leases/<id>.json                                      somebody is writing (see `retention.leases`)
+    gc/condemned.json                                     what shall be deleted (see `retention.condemned`)
 """
 
 import re
@@ -27,6 +31,8 @@ RECORDS = "records/"
 MODELS = "models/"
 FAILED = "failed/"
 MANIFEST = "manifest.json"
+LEASES = "leases/"
+CONDEMNED = "gc/condemned.json"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -121,3 +127,29 @@ def channels_prefix(model: str) -> str:
 def channel_key(model: str, channel: str) -> str:
     """Key of a channel's pointer."""
     return f"{channels_prefix(model)}{check_channel(channel)}.json"
+
+
+def policy_key(model: str | None, channel: str) -> str:
+    """Key of the policy of a model's channel, or (None) of that channel of every model."""
+    where = f"{MODELS}{check_model(model)}/" if model is not None else ""
+    return f"{where}policies/{check_channel(channel)}.json"
+
+
+def pins_prefix(model: str) -> str:
+    """Prefix of a model's pins."""
+    return f"{MODELS}{check_model(model)}/pins/"
+
+
+def pin_key(model: str, version: str) -> str:
+    """Key of a version's pin."""
+    return f"{pins_prefix(model)}{check_version(version)}.json"
+
+
+def version_prefix(model: str, version: str) -> str:
+    """Prefix of everything about one version."""
+    return f"{versions_prefix(model)}{check_version(version)}/"
+
+
+def lease_key(lease: str) -> str:
+    """Key of a lease."""
+    return check_key(f"{LEASES}{lease}.json")

@@ -19,6 +19,11 @@ from pipeline.registry.parsing import field as read
 FORMAT = 1
 MAX_BYTES = 16 << 20
 
+
+class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
+    """A sound manifest of another model or version than the place it was found at."""
+
+
 Status = Literal["proven", "unproven", "failed", "refused"]
 STATUSES: tuple[str, ...] = get_args(Status)
 USABLE = ("proven", "unproven")
@@ -134,7 +139,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None) 
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
-        raise IntegrityError(f"{where}: it is that of {manifest.model}@{manifest.version}; it was moved by hand")
+        raise Misplaced(f"{where}: it is that of {manifest.model}@{manifest.version}; it was moved by hand")
     return manifest
 
 

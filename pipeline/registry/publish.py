@@ -16,6 +16,7 @@ from pipeline.registry import channels, versions
 from pipeline.registry.keys import manifest_key, page_data_key, page_key
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
+from pipeline.registry.retention.guard import Guard, secure_version, version_name, writing
 from pipeline.registry.store import Store
 
 if TYPE_CHECKING:
@@ -68,15 +69,18 @@ def publish(
     its proof disagree, IntegrityError when a blob is missing.
     """
     manifest = replace(draft, engines=_entries(approved, others))
-    seen = 0 if wanted_version else _highest_number(store, manifest.model)
-    existing = _existing(store, manifest, wanted_version)
-    published = existing or _write(store, manifest, wanted_version, seen)
-    if channel is None:
-        return published
-    refusal = channels.policy_refusal(store, published.manifest, channel)
-    if refusal is None:
-        channels.promote(store, published.manifest, channel, by=by, why=why)
-    return replace(published, channel_refusal=refusal)
+    with writing(store, f"publishing {manifest.model}") as guard:
+        seen = 0 if wanted_version else _highest_number(store, manifest.model)
+        existing = _existing(store, manifest, wanted_version)
+        if existing:
+            secure_version(guard, existing.manifest)
+        published = existing or _write(guard, manifest, wanted_version, seen)
+        if channel is None:
+            return published
+        refusal = channels.policy_refusal(store, published.manifest, channel)
+        if refusal is None:
+            channels.point(store, published.manifest, channel, by=by, why=why)
+        return replace(published, channel_refusal=refusal)
 
 
 def find_published(store: Store, manifest: Manifest) -> Manifest | None:
@@ -128,18 +132,22 @@ def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published
     return published
 
 
-def _write(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published:
+def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> Published:
     """Write the manifest under its name or the next number. seen: the numbered versions up to this one are no like."""
+    store = guard.store
+    guard.secure(manifest.blobs())
     _check_blobs(store, manifest)
     newest = 0
     for _ in range(_ATTEMPTS):
         # A listing may lag behind on servers that promise less than S3; then the number that was taken counts.
         newest = max(_highest_number(store, manifest.model), newest)
         if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
+            secure_version(guard, theirs)
             return Published(theirs, existed=True)
         seen = newest
         version = wanted or str(newest + 1)
         mine = replace(manifest, version=version)
+        guard.secure([version_name(manifest.model, version)])
         if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
             remember(store, _RECORD, _memo_key(mine), {"version": version})
             return Published(mine, existed=False)

@@ -114,7 +114,12 @@ def folder_name(located: Located, engine: EngineEntry) -> str:
 
 
 def _stem(located: Located, engine: EngineEntry) -> str:
-    return f"{located.manifest.model}-{located.manifest.version}-{engine.target}-{engine.precision}"
+    return stem_of(located.manifest, engine)
+
+
+def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
+    """How an engine's file and its description are called, without their suffixes."""
+    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]:

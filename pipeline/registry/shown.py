@@ -18,9 +18,13 @@ from pipeline.registry.store import Store
 _AT_ONCE = 16
 
 
-def listed_models(store: Store) -> list[dict[str, Any]]:
-    """Each model with its versions and where its channels point. Reads the channels and no manifest."""
-    found = versions.catalogue(store)
+def listed_models(store: Store, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
+    """Models by name, each with its versions and where its channels point. Reads their channels and no manifest.
+
+    limit: at most so many.  after: only those after this name, which pages through all of them.
+    """
+    found = versions.catalogue(store) if limit is None else versions.page(store, limit, after)
+    found = [listed for listed in found if after is None or listed.model > after]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pointing = pool.map(lambda listed: _pointing(store, listed.model, listed.channels), found)
         return [
@@ -30,19 +34,22 @@ def listed_models(store: Store) -> list[dict[str, Any]]:
 
 
 def listed_versions(
-    store: Store, model: str, *, limit: int | None = None, before: str | None = None
+    store: Store, model: str, *, limit: int | None = None, before: str | None = None, after: str | None = None
 ) -> list[dict[str, Any]]:
     """Versions of a model, oldest first, each with how many engines have which status. Reads the manifests of these.
 
     limit: at most so many, the newest.  before: only versions older than this one, which pages through all of them.
+    after: only versions newer than this one; then `limit` takes the oldest, which pages the other way.
     Raises UnknownNameError for no such model.
     """
     known = versions.versions(store, model)
     if not known:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
     pointing = _channels(store, model)
-    older = [version for version in known if before is None or version_order(version) < version_order(before)]
-    wanted = older if limit is None else older[max(0, len(older) - limit) :]
+    found = [version for version in known if before is None or version_order(version) < version_order(before)]
+    found = [version for version in found if after is None or version_order(version) > version_order(after)]
+    count = len(found) if limit is None else limit
+    wanted = found[:count] if after is not None else found[max(0, len(found) - count) :]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda version: _listed_version(store, model, version, pointing), wanted))
 

@@ -102,6 +102,11 @@ class Store(Protocol):
         """
         ...
 
+    def remove(self, key: str) -> None:
+        """Delete a document or a blob, by its key; what is absent stays absent. For `retention` alone: nothing else
+        knows what is still needed."""
+        ...
+
     def list(self, prefix: str = "") -> Iterator[str]:
         """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
 

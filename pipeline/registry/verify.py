@@ -13,13 +13,14 @@ from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attestations
 from pipeline.registry.keys import BLOBS, RECORDS, blob_key
 from pipeline.registry.latencies import latency_reports
-from pipeline.registry.manifest import Manifest
+from pipeline.registry.loose import loose_documents
+from pipeline.registry.manifest import Manifest, Misplaced
 from pipeline.registry.names import Reference
 from pipeline.registry.records import read_record
 from pipeline.registry.store import Store
 
-FAULTS = ("missing", "corrupt", "size", "edited", "dangling")
-REMARKS = ("orphaned", "forgotten", "stray")
+FAULTS = ("missing", "corrupt", "size", "edited", "misplaced", "dangling")
+REMARKS = ("orphaned", "unreferenced", "forgotten", "stray")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ def verify(
     stored = sorted(_stored_blobs(found))
     _check_blobs(found, sorted({*stored, *found.needed}))
     _check_litter(found, stored)
+    for kind, what, detail in loose_documents(store):
+        found.add(kind, what, detail)
     return found.close()
 
 
@@ -102,14 +105,25 @@ def _check_model(found: _Findings, model: str) -> None:
     for version in versions.versions(found.store, model):
         try:
             _take(found, versions.load(found.store, model, version))
+        except Misplaced as error:
+            found.add("misplaced", f"{model}@{version}", str(error))
         except IntegrityError as error:
             found.add("edited", f"{model}@{version}", str(error))
             found.unread = True
     for name in channels.names(found.store, model):
         try:
             versions.locate(found.store, Reference(model, channel=name))
+            _take_canaries(found, model, name)
         except EngineryError as error:
             found.add("dangling", f"{model}:{name}", str(error))
+
+
+def _take_canaries(found: _Findings, model: str, name: str) -> None:
+    """The reports that spoke for a channel's moves are evidence, and kept."""
+    channel = channels.read(found.store, model, name)
+    for move in channel.history if channel else ():
+        for digest in move.canary:
+            found.needed.setdefault(digest, []).append(f"{model}:{name} canary report of the move to {move.version}")
 
 
 def _take(found: _Findings, manifest: Manifest) -> None:

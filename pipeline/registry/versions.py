@@ -1,6 +1,7 @@
 """Finding models and versions, and what a reference stands for."""
 
 import difflib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from builders.errors import IntegrityError, UnknownNameError
@@ -12,6 +13,8 @@ from pipeline.registry.names import Reference, is_name, version_order
 from pipeline.registry.store import Store
 
 DEFAULT_CHANNELS = ("stable", "candidate")
+# Requests on their way at once, for a registry that is far away.
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ class Listed:
     channels: tuple[str, ...]
 
 
-def catalogue(store: Store) -> list[Listed]:
-    """Every model that has a version, sorted. Lists keys, and reads nothing."""
+def catalogue(store: Store, prefix: str = MODELS) -> list[Listed]:
+    """Every model that has a version, sorted. Lists keys, and reads nothing.
+
+    prefix: 'models/' for all, or 'models/<model>/' for one."""
     versions: dict[str, list[str]] = {}
     channels: dict[str, list[str]] = {}
-    for key in store.list(MODELS):
+    for key in store.list(prefix):
         match key.removeprefix(MODELS).split("/"):
             case [model, "versions", version, name] if name == MANIFEST and is_name(model) and is_name(version):
                 versions.setdefault(model, []).append(version)
@@ -51,6 +56,22 @@ def catalogue(store: Store) -> list[Listed]:
         Listed(model, tuple(sorted(found, key=version_order)), tuple(channels.get(model, ())))
         for model, found in sorted(versions.items())
     ]
+
+
+def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
+    """At most so many models that have a version, sorted, those after a name. Lists the names of all models, and the
+    keys of these alone."""
+    folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
+    names = sorted(name for name in folders if is_name(name) and (after is None or name > after))
+    found: list[Listed] = []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        # Of a model without a version nothing is shown; then the next one comes up.
+        while names and len(found) < limit:
+            count = limit - len(found)
+            for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), names[:count]):
+                found += listed
+            names = names[count:]
+    return found
 
 
 def models(store: Store) -> list[str]:

@@ -7,9 +7,12 @@ import pytest
 
 from builders.local import LocalExecutor
 from builders.types import Job
-from pipeline.progress import Lines, LiveTable
+from pipeline.progress import Lines, LiveTable, Silent
+from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
+from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, code_of, versions
+from tests.pipeline.projects import Project
 
 
 def echo(blob: str) -> dict[str, str]:
@@ -90,3 +93,10 @@ def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFix
             pass
         table.finished("[red]unit[/red]", "failed: [bold]x")
     assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err
+
+
+def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
+    with opened(project.spec, RunOptions(registry=str(project.registry)), Silent()) as run:
+        (lease,) = leases(run.shop.store)
+        assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
+    assert leases(run.shop.store) == []

@@ -139,6 +139,12 @@ class S3Store:
         etag = etag_of(self.place, key, expected)
         return etag is not None and write(self.place, key, data, unchanged(etag))
 
+    def remove(self, key: str) -> None:
+        """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
+        where = {"Bucket": self.place.bucket, "Key": self.place.key(check_key(key))}
+        with suppress(Declined):
+            ask(self.place, f"deleting {key}", lambda: client(self.place).delete_object(**where))
+
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
         found = keys_below(self.place, self._prefix(prefix))

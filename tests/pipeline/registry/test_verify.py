@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.registry.attestations import attest
-from pipeline.registry.keys import attestation_key, channel_key, manifest_key, record_key
+from pipeline.registry.keys import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import parse_reference
 from pipeline.registry.records import remember
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.verify import repair, verify
-from tests.pipeline.registry.registries import engine, flip, on_each_store, publish_engines, refusal, report
+from tests.pipeline.registry.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report
 
 
 @pytest.fixture
@@ -100,3 +100,32 @@ def test_a_folder_that_is_none_of_ours_is_reported_and_stops_nothing(store: File
     found = verify(store)
     assert found.sound
     assert [problem.what for problem in found.problems if problem.kind == "stray"] == ["blobs/sha256/.Trash/"]
+
+
+def test_a_manifest_in_another_versions_place(store: Store, manifest: Manifest) -> None:
+    assert store.create(manifest_key("digits", "7"), manifest.to_bytes())
+    (problem,) = verify(store).problems
+    assert (problem.kind, problem.what, problem.fault) == ("misplaced", "digits@7", True)
+    assert "it is that of digits@1" in problem.detail
+
+
+def test_documents_that_lead_nowhere(store: Store, manifest: Manifest) -> None:
+    keys = (
+        attestation_key("digits", "9", "0" * 64, "1" * 64),
+        pin_key("digits", "9"),
+        channel_key("gone", "stable"),
+    )
+    for key in keys:
+        assert store.create(key, b"{}")
+    result = verify(store)
+    assert {(problem.kind, problem.what, problem.fault) for problem in result.problems} == {
+        ("unreferenced", keys[0], False),
+        ("unreferenced", keys[1], False),
+        ("dangling", keys[2], True),
+    }
+
+
+def test_a_blob_of_another_size(store: Store, manifest: Manifest) -> None:
+    digest = str(manifest.engines[0].digest)
+    overwrite(store, blob_key(digest), b"short")
+    assert found(store) == [("size", digest), ("corrupt", digest)]

@@ -1,0 +1,102 @@
+"""The commands about what a channel did and what it asks: history, policy."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, user
+from pipeline.commands.tables import print_table
+
+if TYPE_CHECKING:
+    from pipeline.registry.policies import Policy
+
+
+@click.command()
+@click.argument("reference", metavar="NAME[:CHANNEL]")
+@click.option("--limit", type=click.IntRange(1), help="At most so many moves of each channel, the newest.")
+@registry_option
+@json_option
+def history(reference: str, limit: int | None, registry: str, as_json: bool) -> None:
+    """Show who moved a channel (or each channel of NAME), when, why, and on which evidence."""
+    from pipeline.registry.history import history as moves_of
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+
+    rows = moves_of(open_store(registry), parse_reference(reference), limit)
+    if as_json:
+        emit_json(rows)
+        return
+    columns = ("at", "channel", "action", "version", "by", "why", "report", "canary")
+    short = ({**row, "report": (row["report"] or "")[:12], "canary": _short(row["canary"])} for row in rows)
+    print_table(columns, [[str(row[column]) for column in columns] for row in short])
+
+
+@click.group()
+def policy() -> None:
+    """What a channel asks of a version. WHERE is NAME:CHANNEL, or '*:CHANNEL' for every model that has no own one."""
+
+
+@policy.command("show")
+@click.argument("where", metavar="NAME:CHANNEL")
+@registry_option
+@json_option
+def show_policy(where: str, registry: str, as_json: bool) -> None:
+    """Show the policy that binds a channel, and where it is from."""
+    from pipeline.registry import policies
+    from pipeline.registry.store import open_store
+
+    model, channel = _where(where)
+    store = open_store(registry)
+    own = policies.read(store, model, channel) if model else None
+    found = own or policies.read(store, None, channel)
+    origin = None if found is None else f"{model}:{channel}" if own else f"*:{channel}"
+    if as_json:
+        emit_json({"policy": found.to_json() if found else None, "of": origin})
+        return
+    click.echo(
+        f"{where}: " + (_words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy")
+    )
+
+
+@policy.command("set")
+@click.argument("where", metavar="NAME:CHANNEL")
+@click.option("--proven", default="", metavar="TARGETS", help="Targets that need a proven engine: l4,sm_90,cpu.")
+@click.option("--canary/--no-canary", default=False, help="Whether a canary's PASS is needed.")
+@click.option("--why", default="", help="A line for whoever asks later.")
+@registry_option
+@json_option
+def set_policy(where: str, proven: str, canary: bool, why: str, registry: str, as_json: bool) -> None:
+    """Set a policy; it replaces the one before. Without --proven and --canary nothing more is asked."""
+    from pipeline.registry import policies
+    from pipeline.registry.policies import Policy
+    from pipeline.registry.store import open_store
+
+    model, channel = _where(where)
+    wanted = Policy(tuple(proven.replace(",", " ").split()), canary)
+    after = policies.write(open_store(registry), model, channel, wanted, by=user(), why=why)
+    if as_json:
+        emit_json(after.to_json())
+    else:
+        click.echo(f"{where}: {_words(after)}")
+
+
+def _where(text: str) -> tuple[str | None, str]:
+    from builders.errors import UnknownNameError
+    from pipeline.registry.names import check_channel, parse_reference
+
+    if text.startswith("*:"):
+        return None, check_channel(text[2:])
+    found = parse_reference(text)
+    if found.channel is None:
+        raise UnknownNameError(f"a policy is about a channel; give {found.model}:CHANNEL, or *:CHANNEL for every model")
+    return found.model, found.channel
+
+
+def _words(found: "Policy") -> str:
+    rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
+    rules += ["a canary's PASS"] if found.canary else []
+    return "needs " + " and ".join(rules) if rules else "asks nothing more"
+
+
+def _short(digests: Any) -> str:
+    return ", ".join(digest[:12] for digest in digests)

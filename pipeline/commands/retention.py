@@ -1,0 +1,118 @@
+"""The commands that say what stays and what goes: gc, pin, unpin."""
+
+import re
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+from pipeline.commands.tables import print_table
+
+if TYPE_CHECKING:
+    from pipeline.registry.retention.gc import Collected
+
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+
+class _Duration(click.ParamType[timedelta]):
+    """'7d', '12h', '30m', '0s'."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """A duration. Fails as click does for what is none."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+@click.command()
+@click.option("--delete", is_flag=True, help="Act. Without it nothing changes.")
+@click.option("--grace", type=_Duration(), default="7d", show_default=True, help="From condemning to deleting.")
+@click.option(
+    "--keep-versions", type=click.IntRange(1), default=10, show_default=True, help="The newest of each model."
+)
+@click.option("--keep-moves", type=click.IntRange(1), default=5, show_default=True, help="Of each channel, to go back.")
+@registry_option
+@json_option
+def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
+    """Show what nothing needs any more. With --delete, condemn it, and delete what was condemned --grace ago."""
+    from pipeline.registry.retention.gc import collect
+    from pipeline.registry.retention.marks import Rules
+    from pipeline.registry.store import open_store
+
+    rules = Rules(keep_versions, keep_moves)
+    found = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
+    if as_json:
+        emit_json(_json(found))
+    else:
+        _print(found)
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.option("--why", default="", help="A line for whoever asks later.")
+@registry_option
+def pin(reference: str, why: str, registry: str) -> None:
+    """Keep the version that REF stands for, whatever its age, until `enginery unpin`."""
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.retention.pins import pin as pin_version
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    new = pin_version(store, manifest, by=user(), why=why)
+    click.echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
+
+
+@click.command()
+@click.argument("reference", metavar="NAME@VERSION")
+@registry_option
+def unpin(reference: str, registry: str) -> None:
+    """Take a pin away."""
+    from builders.errors import UnknownNameError
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.retention.pins import unpin as unpin_version
+    from pipeline.registry.store import open_store
+
+    where = parse_reference(reference)
+    if where.version is None:
+        raise UnknownNameError(f"a pin holds one version; {reference!r} is none: give {where.model}@VERSION")
+    unpin_version(open_store(registry), where.model, where.version)
+    click.echo(f"{where} is not pinned any more")
+
+
+def _json(found: "Collected") -> dict[str, Any]:
+    items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in found.items]
+    return {
+        "acted": found.acted,
+        "items": items,
+        "kept": {name: list(why) for name, why in found.kept.items()},
+        "leases": list(found.leases),
+        "deleted_bytes": found.size_bytes("deleted"),
+        "waiting_bytes": found.size_bytes("new", "waiting", "due", "held"),
+    }
+
+
+def _print(found: "Collected") -> None:
+    rows = [
+        [item.kind, item.name, str(item.size_bytes or ""), item.state, _day(item.due), item.why] for item in found.items
+    ]
+    if rows:
+        print_table(("kind", "name", "bytes", "state", "due", "why"), rows)
+    for lease in found.leases:
+        click.echo(f"writing now: {lease}")
+    gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
+    click.echo(f"{len(found.kept)} versions stay; {gone} bytes deleted, {left} bytes are garbage and still there")
+    if rows and not found.acted:
+        say("nothing was changed; add --delete to condemn what is new and to delete what is due")
+
+
+def _day(due: Any) -> str:
+    return due.isoformat(timespec="minutes") if due else ""

@@ -1,0 +1,195 @@
+"""What every channel asks of a version, and what one asks beyond that: proven engines for targets, a canary's PASS.
+
+A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
+protection from somebody who may write to the store: see docs/security.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from builders.digest import canonical_json
+from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from builders.targets import parse_targets
+from pipeline.registry import parsing
+from pipeline.registry.keys import policy_key
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.parsing import Malformed
+from pipeline.registry.store import Store
+
+OPEN_CHANNELS = ("candidate",)
+FORMAT = 1
+MAX_BYTES = 1 << 20
+REPORT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class CanaryPass:
+    """A canary that passed. report: digest of its report, a blob.  engine: digest of the candidate's engine.
+    baseline: digest of the manifest that it was compared with."""
+
+    report: str
+    engine: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
+    target is named, one PASS is enough. at, by, why: of its last change."""
+
+    proven: tuple[str, ...] = ()
+    canary: bool = False
+    at: str = ""
+    by: str = ""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as it is stored."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def canary_pass(store: Store, report: str) -> CanaryPass:
+    """The pass that a stored canary report is about. Raises IntegrityError for a blob that is no PASS.
+
+    Reads what is needed and no more; `validation.canary.report` is who checks that a verdict follows from its criteria,
+    and did so when the report came in.
+    """
+    try:
+        document = parsing.parse_json(store.read_blob(report), REPORT_BYTES)
+        parsing.field(document, "verdict", parsing.one_of("PASS"))
+        candidate = parsing.field(document, "candidate", parsing.mapping)
+        baseline = parsing.field(document, "baseline", parsing.mapping)
+        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")))
+    except Malformed as error:
+        raise IntegrityError(f"canary report {report}: {error}") from error
+
+
+def read(store: Store, model: str | None, channel: str) -> Policy | None:
+    """The policy of a model's channel, or (None) of that channel of every model. Raises IntegrityError."""
+    return _parse(store.read(policy_key(model, channel)), model, channel)
+
+
+def of_channel(store: Store, model: str, channel: str) -> Policy:
+    """The policy that binds a channel: the model's own, else the one for all models, else one that asks nothing."""
+    return read(store, model, channel) or read(store, None, channel) or Policy()
+
+
+def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
+    """Set a policy. Raises UnknownNameError for a target that is not known, InputError for one given by an alias that
+    stands for several, ConflictError when somebody else sets it at the same time."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    proven = tuple(sorted({_target(name) for name in policy.proven}))
+    after = replace(policy, proven=proven, at=at, by=by, why=why)
+    key = policy_key(model, channel)
+    try:
+        written = store.replace(key, canonical_json(after.to_json()), store.read(key))
+    except UndecidedError:
+        written = False
+    if not written:
+        raise ConflictError(
+            f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
+        )
+    return after
+
+
+def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
+    """Why no channel of that name takes a version, whatever its policy; None if it may.
+
+    entries: the version's engines with their status of today.
+    """
+    reference = f"{manifest.model}@{manifest.version}"
+    proven = [entry for entry in entries if entry.status == "proven"]
+    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
+    if not proven and not unproven:
+        return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
+    if proven_only and not proven:
+        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
+    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
+    if failing and not proven_only and name not in OPEN_CHANNELS:
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
+            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
+            "add --proven-only and the channel serves only the proven ones"
+        )
+    if unproven and not proven_only and name not in OPEN_CHANNELS:
+        listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
+            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
+        )
+    return None
+
+
+def _validate(reference: str) -> str:
+    return f"run `enginery validate {reference}` on a node with that GPU"
+
+
+def refusal(
+    policy: Policy,
+    manifest: Manifest,
+    channel: str,
+    entries: Sequence[EngineEntry],
+    canaries: Sequence[CanaryPass],
+    *,
+    proven_only: bool = False,
+) -> str | None:
+    """Why a policy does not let a version in: the rule and the remedy; None if it does.
+
+    entries: the version's engines with their status of today.  proven_only: the channel will serve only proven ones.
+    """
+    where = f"the policy of {manifest.model}:{channel}"
+    reference = f"{manifest.model}@{manifest.version}"
+    for target in policy.proven:
+        if not any(entry.target == target and entry.status == "proven" for entry in entries):
+            return (
+                f"{where} needs a proven engine for {target}, and {reference} has none: build one "
+                f"(`enginery plan` says why there is none), or run `enginery validate {reference}` on such a node; "
+                f"`enginery policy show` has the rule"
+            )
+    if not policy.canary:
+        return None
+    passed = {item.engine for item in canaries}
+    if not passed:
+        return (
+            f"{where} needs a canary's PASS: run `enginery canary run --candidate {reference} "
+            f"--baseline {manifest.model}:{channel}`, then promote with --canary REPORT"
+        )
+    served = [entry for entry in entries if entry.status == "proven" or (entry.usable and not proven_only)]
+    left = [entry.unit for entry in served if entry.target in policy.proven and entry.digest not in passed]
+    if left:
+        return (
+            f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
+            f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}: run one for each (--target, --precision), and "
+            "give each report with --canary"
+        )
+    return None
+
+
+def _target(name: str) -> str:
+    found = parse_targets(name)
+    if len(found) != 1:
+        raise InputError(f"target {name!r} stands for {', '.join(item.name for item in found)}; name the ones needed")
+    return found[0].name
+
+
+def _parse(data: bytes | None, model: str | None, channel: str) -> Policy | None:
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, MAX_BYTES)
+        found = Policy(
+            proven=parsing.field(document, "proven", parsing.many(parsing.name)),
+            canary=parsing.field(document, "canary", parsing.truth),
+            at=parsing.field(document, "at", parsing.text),
+            by=parsing.field(document, "by", parsing.text),
+            why=parsing.field(document, "why", parsing.text),
+        )
+        if {**found.to_json(), "proven": list(found.proven)} != document:
+            raise Malformed(f"has fields or a format that this enginery does not know; it reads {FORMAT}: upgrade it")
+    except Malformed as error:
+        raise IntegrityError(
+            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginery policy set`"
+        ) from error
+    return found
