@@ -26,6 +26,8 @@ COMMANDS = {
     "report": ("report", "Draw the page of a version or a canary from its JSON."),
     "resolve": ("pull", "Say which engine fits a machine, and why not the others."),
     "pull": ("pull", "Fetch the engine that fits a machine, or follow a channel."),
+    "sign": ("trust", "Sign a version with a key, a certificate or an identity."),
+    "verify-signature": ("trust", "Check who signed a version, against a key or a trust policy."),
     "verify": ("registry", "Re-hash the registry and report damage."),
     "validate": ("validate", "Run a version's engines here and attach the proof."),
     "attribute": ("attribute", "Say which node of a graph or an engine drifted."),
@@ -48,7 +50,12 @@ COMMANDS = {
 }
 
 # Commands whose name is taken by something else in Python.
-FUNCTIONS = {"list": "list_models", "backends": "list_backends", "export-oci": "export_oci"}
+FUNCTIONS = {
+    "list": "list_models",
+    "verify-signature": "verify_signature",
+    "backends": "list_backends",
+    "export-oci": "export_oci",
+}
 
 
 class LazyGroup(click.Group):

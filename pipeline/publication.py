@@ -9,6 +9,7 @@ from builders.digest import canonical_json, digest_of, digest_of_path
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline.plan import remember_requests
+from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.attributions import ATTRIBUTION
 from pipeline.registry.latencies import attach_latency
@@ -28,6 +29,7 @@ class Outcome:
 
     cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published
     nothing has a page, too.
+    manifest: digest of the version's manifest, for whoever signs it.
     """
 
     model: str
@@ -38,6 +40,7 @@ class Outcome:
     channel: str | None = None
     channel_refusal: str | None = None
     page: str | None = None
+    manifest: str | None = None
 
     @property
     def failed(self) -> tuple[Json, ...]:
@@ -89,6 +92,7 @@ def publish_version(
         channel=spec.publication.channel,
         channel_refusal=published.channel_refusal,
         page=version_page(published.manifest, judged, shop),
+        manifest=published.digest,
     )
 
 
@@ -104,6 +108,7 @@ def _publish(
         remember_requests(plan, [item.built.unit.request for item in judged if item.built.digest], shop)
         for _, proof in approved:
             shop.store.put_bytes(canonical_json(proof.report.to_json()))
+        draft = with_provenance(shop.store, draft, entries, shop.started_at)
     return publish(
         shop.store,
         draft,

@@ -1,6 +1,5 @@
 """Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests."""
 
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -8,9 +7,10 @@ from pydantic import ValidationError
 
 from builders import backends
 from builders.errors import IntegrityError
-from pipeline.registry.attestations import attest, judged
+from pipeline.registry.attestations import MAX_BYTES, attest, judged
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.parsing import parse_json
 from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.latency import time_engine
@@ -98,7 +98,7 @@ def _published_proof(entry: EngineEntry, shop: Workshop) -> Proof:
     """The export and quantization joints as they were measured when the version was published."""
     if entry.report is None:
         return Proof()
-    report = Report.from_json(json.loads(shop.store.read_blob(entry.report)))
+    report = Report.from_json(parse_json(shop.store.read_blob(entry.report), MAX_BYTES))
     before = ("export", "quantization")
     spreads = tuple(spread.to_json() for spread in report.spreads if spread.joint in before)
     return Proof(tuple(check.to_json() for check in report.checks if check.joint in before), spreads=spreads)

@@ -92,6 +92,11 @@ class OnlyRecords:
         """There is nothing to stop."""
 
 
+def registry_of(spec_path: Path | str, options: RunOptions) -> str:
+    """Where a run publishes. Raises SpecError."""
+    return options.registry or _registry_of(load_spec(spec_path))
+
+
 def _registry_of(spec: ModelSpec) -> str:
     """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
     named = spec.publication.registry

@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,16 @@ from pipeline.registry.store import Store
 @dataclass(frozen=True)
 class Workshop:
     """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
-    needs the spec's files, and the proofs, because whether an engine can run is asked of this machine."""
+    needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
+
+    started_at: when the run began here (ISO 8601, UTC), for its provenance.
+    """
 
     store: Store
     local: Executor
     executor: Executor
     progress: Progress = field(default_factory=Silent)
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def recall(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """The value on record for a step's key; None when the step must run."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from validation.samples import Samples, resize
 
 MAX_EDGE_CASES = 64
 _KINDS = "biuf"
+_NO_GOLDEN = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _FORMAT = 1
 
 CaseKind = Literal["golden", "edge"]
@@ -76,12 +77,12 @@ class GoldenSet:
                 header = json.loads((file.metadata() or {})["golden"])
                 names = tuple(file.keys())
                 labels = file.get_tensor("labels") if "labels" in names else None
+            if header["format"] != _FORMAT:
+                raise ValueError(f"format {str(header['format'])[:40]}; this version reads {_FORMAT}")
             noise = Noise.from_json(header["noise"]) if header.get("noise") else None
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is not a golden set ({error}); freeze it again") from error
-        if header.get("format") != _FORMAT:
-            raise DataError(f"{path} is a golden set of format {header.get('format')!r}; this version reads {_FORMAT}")
-        kinds = tuple((case["name"], case["kind"]) for case in header["cases"])
+            kinds = tuple(_kind(case) for case in header["cases"])
+        except (SafetensorError, *_NO_GOLDEN) as error:
+            raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
         return cls(_StoredCases(path, kinds, names), labels, path, noise)
 
 
@@ -165,6 +166,13 @@ class _StoredCases(Sequence[Case]):
 
         with safe_open(self.path, framework="numpy") as file:
             return {name.removeprefix(prefix): file.get_tensor(name) for name in self.names if name.startswith(prefix)}
+
+
+def _kind(case: Mapping[str, Any]) -> tuple[str, CaseKind]:
+    name, kind = case["name"], case["kind"]
+    if not isinstance(name, str) or kind not in get_args(CaseKind):
+        raise ValueError(f"case {str(name)[:40]!r} is of kind {str(kind)[:40]!r}")
+    return name, kind
 
 
 def _encode(golden: GoldenSet) -> bytes:

@@ -5,6 +5,8 @@ account for exactly the bytes that the file holds for it, so a truncated or padd
 """
 
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +22,12 @@ from builders.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-_UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# numpy reads an array's header as Python literals, so a damaged one fails in the ways of Python's own reader.
+_NO_HEADER = (SyntaxError, TypeError, MemoryError, tokenize.TokenError)
+_UNREADABLE = (
+    OSError, EOFError, ValueError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
+    *_NO_HEADER,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,19 @@ class Check:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Check":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        with_numbers = {**data, "value": _from_json(data.get("value")), "limit": _from_json(data.get("limit"))}
-        return cls(**_only_fields(cls, with_numbers))
+        found = _only_fields(cls, data)
+        plain = [found[name] for name in ("joint", "name", "output", "case", "note")]
+        # What decides whether an engine is proven must be a truth value, and nothing that merely counts as one.
+        whole = type(found["passed"]) is bool and _texts(plain)
+        try:
+            numbers = {name: _from_json(found[name]) for name in ("value", "limit")}
+        except (TypeError, ValueError, OverflowError):
+            whole = False
+        if not whole:
+            raise IntegrityError(
+                f"check {str(found['name'])[:80]!r} of a report is not whole; validate the engine again"
+            )
+        return cls(**{**found, **numbers})
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,14 @@ class Report:
         found = _only_fields(cls, {"spreads": (), **data})
         if found["verdict"] not in get_args(Verdict):
             raise IntegrityError(
-                f"report of {found['unit']!r} has verdict {found['verdict']!r}; validate the engine again"
+                f"report of {str(found['unit'])[:80]!r} has verdict {str(found['verdict'])[:80]!r}; "
+                "validate the engine again"
             )
+        plain = [found[name] for name in ("unit", "target", "precision", "backend", "golden", "reason", "created_at")]
+        lists = isinstance(found["checks"], list | tuple) and isinstance(found["spreads"], list | tuple)
+        mappings = all(isinstance(found[name], Mapping) for name in ("host", "versions"))
+        if not (_texts([*plain, found["engine"] or ""]) and lists and mappings):
+            raise IntegrityError(f"report of {str(found['unit'])[:80]!r} is not whole; validate the engine again")
         checks = tuple(Check.from_json(item) for item in found["checks"])
         return cls(**{**found, "checks": checks, "spreads": tuple(map(Spread.from_json, found["spreads"]))})
 
@@ -153,7 +170,13 @@ def _from_json(value: Any) -> float | None:
     return float(value) if value is not None else None
 
 
-def _only_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+def _texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _only_fields(cls: type, data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise IntegrityError(f"a {cls.__name__} is an object; found {str(data)[:80]!r}")
     names = [item.name for item in fields(cls)]
     if sorted(data) != sorted(names):
         raise IntegrityError(f"a {cls.__name__} has the fields {', '.join(names)}; found {', '.join(sorted(data))}")

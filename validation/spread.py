@@ -70,7 +70,7 @@ class Spread:
         try:
             numbers = {name: tuple(float(value) for value in data[name]) for name in ("abs_error", "sqnr_db")}
             return cls(**{**data, **numbers, "worst": tuple(_worst(item) for item in data["worst"])})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise IntegrityError(f"the spread of errors in a report is not whole ({error!r}); validate again") from None
 
 

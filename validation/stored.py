@@ -128,7 +128,7 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
         found = {name: _tensor(path, name, item, 8 + size) for name, item in header.items()}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a safetensors file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as safetensors ({error!r}); write it again") from error
     last = max((item.offset for item in found.values()), default=0)
     for item in found.values():

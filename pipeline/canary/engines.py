@@ -14,6 +14,7 @@ from pipeline.registry.names import Reference
 from pipeline.registry.requests import request_of
 from pipeline.registry.resolve import resolve
 from pipeline.registry.store import Store
+from pipeline.registry.trust import require
 from pipeline.registry.versions import locate
 
 
@@ -42,11 +43,12 @@ class Chosen:
 def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> Chosen:
     """The engine that `enginery pull` would give, provided that it runs here.
 
-    Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
+    Raises UnknownNameError when nothing fits, InputError when its hardware is not here, UntrustedError without the
+    signatures that the trust policy asks for.
     """
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
-    entries = judged(store, located.manifest)
+    entries = judged(store, located.manifest, require(store, located).counts)
     entry = resolve(entries, target, precision, proven_only=located.proven_only, what=what).chosen
     if reason := backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware):
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")

@@ -46,11 +46,14 @@ def attribute(
     from pipeline.progress import progress_display
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
+    from pipeline.registry.trust import require
     from pipeline.registry.versions import locate
     from pipeline.workshop import Workshop
 
     store = open_store(registry)
-    manifest = locate(store, parse_reference(reference)).manifest
+    located = locate(store, parse_reference(reference))
+    require(store, located)
+    manifest = located.manifest
     wanted = {item.name for item in parse_targets(target)}
     executor = LocalExecutor()
     with progress_display(quiet) as progress:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, json_option, say
+from pipeline.commands.trust import check_signing_key, sign_published
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,12 +72,26 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
     show_default=True,
     help="auto: Prefect when PREFECT_API_URL is set.",
 )
+@click.option(
+    "--sign-key",
+    type=click.Path(path_type=Path),
+    envvar="ENGINERY_SIGNING_KEY",
+    show_envvar=True,
+    help="Sign the version with this private EC key (PEM).",
+)
 @click.pass_context
-def build(ctx: click.Context, /, spec: Path, as_json: bool, quiet: bool, runner: str, **chosen: Any) -> None:
+def build(
+    ctx: click.Context, /, spec: Path, as_json: bool, quiet: bool, runner: str, sign_key: Path | None, **chosen: Any
+) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC."""
-    from pipeline.run import RunOptions
+    from pipeline.run import RunOptions, registry_of
 
-    outcome = _compile(spec, RunOptions(**chosen), runner, quiet)
+    options = RunOptions(**chosen)
+    if sign_key:
+        check_signing_key(sign_key)
+    outcome = _compile(spec, options, runner, quiet)
+    if sign_key and outcome.version is not None:
+        sign_published(sign_key, registry_of(spec, options), f"{outcome.model}@{outcome.version}", outcome.manifest)
     if as_json:
         emit_json(outcome.to_json())
     else:

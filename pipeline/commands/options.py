@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -32,6 +33,17 @@ def registry_option(command: Command) -> Command:
 def json_option(command: Command) -> Command:
     """`--json`, passed as `as_json: bool`."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
+
+
+def trust_option(command: Command) -> Command:
+    """`--trust`, from ENGINERY_TRUST_POLICY, passed as `trust: Path | None`."""
+    return click.option(
+        "--trust",
+        type=click.Path(path_type=Path),
+        envvar="ENGINERY_TRUST_POLICY",
+        show_envvar=True,
+        help="Trust policy (YAML): whose signatures are needed.",
+    )(command)
 
 
 @contextmanager

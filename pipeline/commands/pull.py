@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
 
 if TYPE_CHECKING:
     from pipeline.registry.client import Answer, Client, Machine, Pulled
@@ -27,6 +27,7 @@ _MACHINE = (
 _POLICY = (
     click.option("--precision", help="Take only this precision."),
     click.option("--proven-only", is_flag=True, help="Refuse engines that never ran on their hardware."),
+    trust_option,
     click.option("--fallback", type=click.Choice(["onnx"]), help="Where no engine fits, take the ONNX model."),
 )
 _WATCH = (
@@ -111,7 +112,8 @@ def _machine(given: dict[str, Any]) -> "Machine":
 def _client(registry: str, given: dict[str, Any]) -> "Client":
     from pipeline.registry.client import Client, Policy
 
-    policy = Policy(given["precision"], proven_only=given["proven_only"], fallback=given["fallback"])
+    wanted = {name: given[name] for name in ("precision", "proven_only", "fallback", "trust")}
+    policy = Policy(**wanted)
     return Client(registry, policy=policy, rehash=given.get("rehash", False))
 
 
@@ -192,6 +194,8 @@ def _print_pulled(pulled: "Pulled") -> None:
     click.echo(f"{pulled.path}{came}")
     click.echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
     click.echo(f"why:    {pulled.resolution.why}")
+    if pulled.located.signed_by:
+        click.echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
         click.echo(f"not:    {unit}: {reason}")
 
@@ -216,4 +220,5 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "cached": pulled.cached,
         "origin": pulled.origin,
         "warning": pulled.warning,
+        "signed_by": list(pulled.located.signed_by),
     }

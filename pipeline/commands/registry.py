@@ -42,9 +42,13 @@ def list_models(
 @click.option(
     "--quantization", is_flag=True, help="Show what quantizing did, tensor by tensor, and what it left alone."
 )
+@click.option("--provenance", is_flag=True, help="Print the SLSA provenance statement, as it is stored.")
+@click.option(
+    "--sbom", is_flag=True, help="Print the CycloneDX SBOM of the environment that built it, as it is stored."
+)
 @registry_option
 @json_option
-def show(reference: str, quantization: bool, registry: str, as_json: bool) -> None:
+def show(reference: str, quantization: bool, provenance: bool, sbom: bool, registry: str, as_json: bool) -> None:
     """Show the version that REF (name, name@VERSION or name:CHANNEL) stands for, and its engines."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.shown import shown
@@ -52,6 +56,9 @@ def show(reference: str, quantization: bool, registry: str, as_json: bool) -> No
 
     if quantization:
         _show_quantization(reference, registry, as_json)
+        return
+    if provenance or sbom:
+        _show_stored(reference, registry, "provenance statement" if provenance else "sbom")
         return
     facts = shown(open_store(registry), parse_reference(reference))
     if as_json:
@@ -66,7 +73,14 @@ def show(reference: str, quantization: bool, registry: str, as_json: bool) -> No
         click.echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
     print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
-    _print_latencies(facts["latencies"])
+    try:
+        _print_latencies(facts["latencies"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        from builders.errors import IntegrityError
+
+        raise IntegrityError(
+            f"a latency report of {reference} is not whole ({error!r}); time the engine again"
+        ) from error
 
 
 @click.command()
@@ -113,10 +127,13 @@ def promote(
     from pipeline.registry import channels
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
+    from pipeline.registry.trust import require
     from pipeline.registry.versions import locate
 
     store = open_store(registry)
-    manifest = locate(store, parse_reference(reference)).manifest
+    located = locate(store, parse_reference(reference))
+    require(store, located)
+    manifest = located.manifest
     passes: list[CanaryPass] = []
     if reports:
         from pipeline.canary.promotion import canary_passes
@@ -169,6 +186,25 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         for line in left_lines(record):
             click.echo(line)
         click.echo()
+
+
+def _show_stored(reference: str, registry: str, source: str) -> None:
+    """Print a JSON document that the manifest names, verified."""
+    from builders.errors import UnknownNameError
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.parsing import parse_json
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    digest = manifest.sources.get(source)
+    if digest is None:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no {source}: it was published before there were any; a version "
+            "that is built with other content has one"
+        )
+    emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
 def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:

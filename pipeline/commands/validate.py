@@ -29,13 +29,16 @@ def validate(ctx: click.Context, reference: str, registry: str, target: str | No
     from pipeline.progress import progress_display
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
+    from pipeline.registry.trust import require
     from pipeline.registry.versions import locate
     from pipeline.revalidate import revalidate
     from pipeline.workshop import Workshop
 
     wanted = {item.name for item in parse_targets(target)} if target else None
     store = open_store(registry)
-    manifest = locate(store, parse_reference(reference)).manifest
+    located = locate(store, parse_reference(reference))
+    require(store, located)
+    manifest = located.manifest
     executor = LocalExecutor()
     with progress_display(quiet) as progress:
         results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))

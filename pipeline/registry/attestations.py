@@ -4,7 +4,7 @@ A manifest is never rewritten. What became known later lies beside it, keyed by 
 reads a version reads both: `judged` gives each engine the status it has today.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,21 +56,33 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     return digest_of_bytes(data)
 
 
-def judged(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
-    """The version's engines with the status they have today. Raises IntegrityError for a damaged attestation."""
+def judged(
+    store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
+) -> tuple[EngineEntry, ...]:
+    """The version's engines with the status they have today. Raises IntegrityError for a damaged attestation.
+
+    counts: which attestations to believe, as a trust policy has it (`trust.Vouched.counts`); None believes all.
+    """
     found: dict[str, list[Attestation]] = {}
     for attestation in attestations(store, manifest):
-        found.setdefault(attestation.engine, []).append(attestation)
+        if counts is None or counts(attestation):
+            found.setdefault(attestation.engine, []).append(attestation)
     return tuple(_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
 
 
 def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
     """Every attestation of a version. Raises IntegrityError for a damaged one."""
+    return (attestation for attestation, _ in attestation_documents(store, manifest))
+
+
+def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
+    """Every attestation of a version with its bytes. Raises IntegrityError for a damaged one."""
     prefix = attestations_prefix(manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         try:
-            yield _read(store.read(key) or b"", engine, name.removesuffix(".json"))
+            data = store.read(key) or b""
+            yield _read(data, engine, name.removesuffix(".json")), data
         except Malformed as error:
             raise IntegrityError(f"{key} of {store.uri}: {error}") from error
 

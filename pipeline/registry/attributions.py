@@ -1,8 +1,8 @@
 """The attributions of a version: which node drifted, per graph and engine that failed, kept as blobs beside them."""
 
-import json
 from typing import TYPE_CHECKING
 
+from pipeline.registry import parsing
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # The manifest's sources of this name, with the graph or the unit behind it, are attributions.
 ATTRIBUTION = "attribution"
+MAX_BYTES = 64 << 20
 
 
 def attributions(store: Store, manifest: Manifest) -> dict[str, "Attribution"]:
@@ -24,4 +25,4 @@ def read_attribution(store: Store, digest: str) -> "Attribution":
     """One of them. Raises IntegrityError for a damaged blob and another format."""
     from validation.attribution.result import Attribution
 
-    return Attribution.from_json(json.loads(store.read_blob(digest)))
+    return Attribution.from_json(parsing.parse_json(store.read_blob(digest), MAX_BYTES))

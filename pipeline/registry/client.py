@@ -119,13 +119,16 @@ def pull(
     precision: str | None = None,
     proven_only: bool = False,
     fallback: Literal["onnx"] | None = None,
+    trust: Path | str | None = None,
 ) -> Pulled:
     """Bring the engine that fits `target` best into the folder `dest`, verified, and describe it in JSON beside it.
 
     reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
-    Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError, UnavailableError.
+    trust: a trust policy's file; None is the one that ENGINERY_TRUST_POLICY names, if any.
+    Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without
+    the signatures that the trust policy asks for), UnavailableError.
     """
-    policy = Policy(precision, proven_only=proven_only, fallback=fallback)
+    policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust)
     return Client(registry, policy=policy).pull(reference, dest, machine=target)
 
 

@@ -8,6 +8,7 @@
     models/<model>/versions/<version>/manifest.json       the truth about a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
+    models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json   who vouches for a document of it
     models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
     models/<model>/versions/<version>/report.json         what that page is drawn from
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
@@ -117,6 +118,16 @@ def latencies_prefix(model: str, version: str) -> str:
 def latency_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one latency report about the engine `engine`; both are digests."""
     return f"{latencies_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def signatures_prefix(model: str, version: str, document: str) -> str:
+    """Prefix of the signatures of one document of a version: its manifest or an attestation, by digest."""
+    return f"{versions_prefix(model)}{check_version(version)}/signatures/{check_digest(document)}/"
+
+
+def signature_key(model: str, version: str, document: str, key_id: str) -> str:
+    """Key of one signature; the document and the key that signed it go by their digests."""
+    return f"{signatures_prefix(model, version, document)}{check_digest(key_id)}.sig.json"
 
 
 def channels_prefix(model: str) -> str:

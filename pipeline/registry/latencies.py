@@ -3,7 +3,7 @@
 Like attestations they lie beside the manifest, keyed by the engine's digest, and a manifest never changes for them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from builders.digest import digest_of, digest_of_bytes
@@ -65,4 +65,16 @@ def _read(data: bytes, engine: str, name: str) -> dict[str, Any]:
         raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
     if digest_of_bytes(data) != name or parsing.field(document, "engine", parsing.digest) != engine:
         raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+    for place, read in _SHOWN.items():
+        parsing.field(document, place, read)
     return document
+
+
+# What `list`, `show` and pages take out of a report.
+_SHOWN: dict[str, Callable[[Any, str], object]] = {
+    "machine": parsing.mapping,
+    "created_at": parsing.text,
+    "unit": parsing.text,
+    "buckets": parsing.many(parsing.mapping),
+    "anatomy": parsing.mapping,
+}

@@ -4,6 +4,7 @@ Small on purpose, and standard library only: a serving node that pulls an engine
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ T = TypeVar("T")
 MAX_ITEMS = 10_000
 MAX_DEPTH = 64
 MAX_TEXT = 1 << 20
+MAX_COUNT = (1 << 63) - 1
 
 
 class Malformed(IntegrityError):  # noqa: N818 - says what the document is
@@ -24,11 +26,18 @@ class Malformed(IntegrityError):  # noqa: N818 - says what the document is
 
 
 def parse_json(data: bytes, limit: int) -> dict[str, Any]:
-    """A JSON object of at most `limit` bytes. Raises Malformed; so does NaN, which is not JSON."""
+    """A JSON object of at most `limit` bytes, in UTF-8.
+
+    Raises Malformed; also for what JSON readers disagree about (a key given twice, NaN, a number beyond a double, half
+    a surrogate pair): such a document could say one thing here and another elsewhere.
+    """
     if len(data) > limit:
         raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
     try:
-        value = json.loads(data, parse_constant=_refuse_constant)
+        value = json.loads(
+            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_twins
+        )
+        _check_surrogates(data, value)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"is not JSON ({error})") from error
     _check_depth(value)
@@ -43,6 +52,28 @@ def _check_depth(value: Any) -> None:
         level = [item for items in inner for item in items]
     if level:
         raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twin = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twin[:80]!r} is given twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def _check_surrogates(data: bytes, value: Any) -> None:
+    """Half a surrogate pair can only come from an escape, and cannot be written as UTF-8 again: UnicodeEncodeError."""
+    if rb"\ud" in data.lower():
+        json.dumps(value, ensure_ascii=False).encode()
 
 
 def _refuse_constant(text: str) -> None:
@@ -103,7 +134,7 @@ def digest(value: Any, path: str) -> str:
 
 def count(value: Any, path: str) -> int:
     """A whole number, zero or more."""
-    _need(type(value) is int and value >= 0, value, path, "a whole number, zero or more")
+    _need(type(value) is int and 0 <= value <= MAX_COUNT, value, path, "a whole number, zero or more")
     return int(value)
 
 

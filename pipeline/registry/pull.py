@@ -19,6 +19,8 @@ from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer
 from pipeline.registry.store import Store
+from pipeline.registry.trust import require
+from pipeline.registry.trust.policy import TrustPolicy
 from pipeline.registry.versions import Located, locate
 
 FORMAT = 1
@@ -58,10 +60,15 @@ class Pulled:
 
 
 def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, Answer]:
-    """What a reference stands for, and which of its engines the machine can use. Reads no engine."""
+    """What a reference stands for, and which of its engines the machine can use. Reads no engine.
+
+    Raises UntrustedError without the signatures that the trust policy asks for.
+    """
     located = locate(store, reference)
+    vouched = require(store, located, policy.trust)
+    located = replace(located, signed_by=vouched.signers)
     manifest = located.manifest
-    entries = judged(store, manifest)
+    entries = judged(store, manifest, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, manifest))
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
@@ -77,16 +84,18 @@ def pull(
     *,
     proven_only: bool = False,
     fallback: Literal["onnx"] | None = None,
+    trust: TrustPolicy | Path | str | None = None,
     way: Way | None = None,
 ) -> Pulled:
     """Bring the engine that fits best into the folder `dest`, verified, and describe it in JSON.
 
-    way: None is this machine's cache, and nobody watches.
+    trust: see `resolve.Policy`.  way: None is this machine's cache, and nobody watches.
     Raises UnknownNameError when nothing fits, IntegrityError when the bytes are not what was published,
-    UnavailableError when a disk is out of reach.
+    UntrustedError (an IntegrityError) when the trust policy asks for more, UnavailableError when a disk is not there.
     """
     here = Machine.of(machine) if isinstance(machine, Target) else machine
-    located, found = ask(store, reference, here, Policy(precision, proven_only=proven_only, fallback=fallback))
+    policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust)
+    located, found = ask(store, reference, here, policy)
     return bring(store, located, found.resolution(), dest, way)
 
 

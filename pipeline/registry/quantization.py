@@ -1,9 +1,9 @@
 """The quantization records of a version: what quantizing did, per graph, kept as blobs beside the graphs."""
 
-import json
 from typing import Any
 
 from builders.errors import IntegrityError
+from pipeline.registry import parsing
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store
 
@@ -12,6 +12,7 @@ RECORD = "quantization"
 # And of this name, recipes: how a graph was written (`pipeline.jobs.graphs`).
 RECIPE = "recipe"
 FORMAT = 1
+MAX_BYTES = 64 << 20
 
 
 def quantization_records(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
@@ -25,7 +26,7 @@ def _is_record(source: str) -> bool:
 
 
 def _read(store: Store, flavour: str, digest: str) -> dict[str, Any]:
-    record: Any = json.loads(store.read_blob(digest))
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    record = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+    if record.get("format") != FORMAT:
         raise IntegrityError(f"the quantization record of {flavour} is not of format {FORMAT}: upgrade enginery")
     return record

@@ -4,16 +4,17 @@ A record is only a memory: losing one costs a repeated step and never an answer.
 whose blobs are gone, counts as forgotten, and a new one replaces it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from builders.digest import canonical_json, is_digest
 from builders.errors import ConflictError, UndecidedError
+from pipeline.registry import parsing
 from pipeline.registry.keys import record_key
 from pipeline.registry.store import Store
 
+MAX_BYTES = 64 << 20
 _ATTEMPTS = 20
 
 
@@ -44,8 +45,8 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, Any], blobs:
 def read_record(data: bytes | None) -> dict[str, Any] | None:
     """A well-formed record ('value': object, 'blobs': digests), or None."""
     try:
-        record = json.loads(data) if data is not None else None
-    except (ValueError, RecursionError):
+        record = parsing.parse_json(data, MAX_BYTES) if data is not None else None
+    except parsing.Malformed:
         return None
     return record if _is_record(record) else None
 

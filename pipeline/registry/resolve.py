@@ -8,7 +8,8 @@ it.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from builders.errors import UnknownNameError
 from builders.types import Target
@@ -25,16 +26,23 @@ GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
 CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 
+if TYPE_CHECKING:
+    from pipeline.registry.trust.policy import TrustPolicy
+
+
 @dataclass(frozen=True)
 class Policy:
     """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
 
     fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
+    trust: whose signatures a version needs: a trust policy, or its file, which is then read each time; None is the one
+    that ENGINERY_TRUST_POLICY names, if any.
     """
 
     precision: str | None = None
     proven_only: bool = False
     fallback: Literal["onnx"] | None = None
+    trust: "TrustPolicy | Path | str | None" = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from builders.errors import InputError
 from pipeline.registry.filestore import FileStore, open_folder
@@ -142,7 +142,7 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
     text = os.fspath(uri)
     if isinstance(uri, Path) or "://" not in text:
         return open_folder(Path(_not_empty(text)), create=create)
-    parts = urlsplit(text)
+    parts = _split(text)
     if parts.scheme == "s3":
         # Here, because boto3 takes a quarter of a second to import.
         from pipeline.registry.s3.opening import open_bucket
@@ -153,6 +153,24 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
+
+
+def _split(text: str) -> SplitResult:
+    """The parts of a URI that may be repeated. Raises InputError for one with credentials, and repeats none of it.
+
+    A secret may hold '/' and then lies outside what a URI's reader takes for the authority; only a file's path may
+    hold '@'.
+    """
+    scheme, _, rest = text.partition("://")
+    if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
+        raise InputError(
+            f"registry {scheme[:20]}://...: a URI without user and password is needed; give credentials in the usual "
+            "AWS ways (environment, profile, role)"
+        )
+    try:
+        return urlsplit(text)
+    except ValueError as error:
+        raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give a path, file:// or s3://") from error
 
 
 def _not_empty(text: str) -> str:

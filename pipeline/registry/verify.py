@@ -18,8 +18,9 @@ from pipeline.registry.manifest import Manifest, Misplaced
 from pipeline.registry.names import Reference
 from pipeline.registry.records import read_record
 from pipeline.registry.store import Store
+from pipeline.registry.trust.requirement import misplaced
 
-FAULTS = ("missing", "corrupt", "size", "edited", "misplaced", "dangling")
+FAULTS = ("missing", "corrupt", "size", "edited", "misplaced", "dangling", "signature")
 REMARKS = ("orphaned", "unreferenced", "forgotten", "stray")
 
 
@@ -136,10 +137,17 @@ def _take(found: _Findings, manifest: Manifest) -> None:
         list(latency_reports(found.store, manifest))
     except IntegrityError as error:
         found.add("edited", reference, str(error))
+    _check_signatures(found, manifest)
     for entry in manifest.engines:
         if entry.digest and found.store.has(entry.digest) and found.store.size(entry.digest) != entry.size_bytes:
             detail = f"{found.store.size(entry.digest)} bytes; the manifest says {entry.size_bytes}"
             found.add("size", entry.digest, detail, (f"{reference} engine {entry.unit}",))
+
+
+def _check_signatures(found: _Findings, manifest: Manifest) -> None:
+    """Signatures that cannot be read or are about something else. Whose they are only a trust policy can say."""
+    for key, detail in misplaced(found.store, manifest):
+        found.add("signature", key, detail, (f"{manifest.model}@{manifest.version}",))
 
 
 def _stored_blobs(found: _Findings) -> Iterator[str]:

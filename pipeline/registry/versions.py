@@ -19,11 +19,15 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Located:
-    """What a reference stands for: a manifest, and the channel that led to it, if one did."""
+    """What a reference stands for: a manifest, and the channel that led to it, if one did.
+
+    signed_by: the trust policy's names of those who vouch for it, once that was asked; empty where it needs nobody.
+    """
 
     reference: Reference
     manifest: Manifest
     channel: Channel | None = None
+    signed_by: tuple[str, ...] = ()
 
     @property
     def proven_only(self) -> bool:

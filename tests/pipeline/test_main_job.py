@@ -50,6 +50,10 @@ def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> Non
         wanted = {"target", "precision", "backend", "digest", "size", "status", "reason", "checks"}
         assert wanted <= engine.keys()
     assert outcome["metrics"]["fp32"]["accuracy"] == 1.0
+    statement = built.run("show", "tiny", "--provenance").json
+    assert {item["digest"]["sha256"] for item in statement["subject"]} == {
+        engine["digest"] for engine in outcome["engines"] if engine["digest"]
+    }
 
 
 def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(built: Project) -> None:

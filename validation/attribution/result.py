@@ -140,7 +140,7 @@ class Attribution:
             found |= {name: tuple(map(str, data[name])) for name in _LISTS}
             rows = tuple(Row.from_json(item) for item in data["rows"])
             return cls(**found, rows=rows, taps=Taps(int(data["taps"]["compared"]), changed))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise IntegrityError(f"not an attribution ({error!r}); run `enginery attribute` again") from error
 
 

@@ -161,7 +161,11 @@ def _decoded(name: str, value: Any, spec: TensorSpec | None) -> Array:
     plain = np.asarray(value)
     if plain.dtype.kind not in "biuf":
         raise ValueError(f"input {name!r} is no array of numbers")
-    return plain.astype(_dtype(spec.dtype))
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`
+        cast = plain.astype(_dtype(spec.dtype))
+    if cast.dtype.kind in "biu" and not np.array_equal(cast, plain):
+        raise ValueError(f"input {name!r} holds numbers that {spec.dtype} cannot hold")
+    return cast
 
 
 def _from_base64(name: str, value: Mapping[str, Any]) -> Array:

@@ -106,7 +106,7 @@ def _endpoint(text: str | None) -> str | None:
     if text is None:
         return None
     parts = urlsplit(text)
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    if "@" in text or parts.query or parts.fragment:
         raise InputError("the S3 endpoint must be a plain URL, without user, password or query")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(f"the S3 endpoint {text!r} is not a URL; write it as https://host:port")

@@ -1,0 +1,143 @@
+"""The commands of trust: sign, verify-signature."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.registry.trust.signing import Keyless, Signed, SigningKey
+
+SIGNING_KEY = "ENGINERY_SIGNING_KEY"
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--key",
+    "private_key",
+    type=click.Path(path_type=Path),
+    envvar=SIGNING_KEY,
+    show_envvar=True,
+    help="Private EC key in PEM; its password, if any, in ENGINERY_SIGNING_KEY_PASSWORD.",
+)
+@click.option("--certificate", type=click.Path(path_type=Path), help="The key's certificate, in PEM.")
+@click.option(
+    "--chain",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A certificate between that one and the root. May be given repeatedly.",
+)
+@click.option("--keyless", is_flag=True, help="Sign with an OpenID Connect identity by Sigstore; needs the network.")
+@registry_option
+@json_option
+def sign(
+    reference: str,
+    private_key: Path | None,
+    certificate: Path | None,
+    chain: tuple[Path, ...],
+    keyless: bool,
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Sign the version that REF stands for, with the attestations that it has by now."""
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.trust.signing import sign as sign_version
+    from pipeline.registry.versions import locate
+
+    signer = _signer(private_key, certificate, chain, keyless)
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    signed = sign_version(store, manifest, signer)
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
+        return
+    click.echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
+    for line in signed_lines(signed):
+        click.echo(line)
+
+
+@click.command("verify-signature")
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--public-key",
+    type=click.Path(path_type=Path),
+    help="Public key in PEM that must have signed; without it a trust policy says whose signatures are needed.",
+)
+@trust_option
+@registry_option
+@json_option
+def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
+    """Check that the version REF stands for is signed as a key or a trust policy asks. Exit 1 if it is not."""
+    from builders.errors import InputError
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.trust import require
+    from pipeline.registry.trust.policy import load_policy, policy_of_key
+    from pipeline.registry.versions import locate
+
+    if public_key is None and trust is None:
+        raise InputError("verify-signature needs --public-key FILE, or a trust policy (--trust FILE)")
+    policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
+    store = open_store(registry)
+    located = locate(store, parse_reference(reference))
+    vouched = require(store, located, policy)
+    manifest = located.manifest
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(vouched.signers)})
+    elif vouched.signers:
+        click.echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(vouched.signers)}")
+    else:
+        click.echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
+
+
+def sign_published(private_key: Path, registry: str, name: str, digest: str | None) -> None:
+    """Sign what a build has just published, and nothing else: its manifest must have this digest.
+
+    Raises IntegrityError when the registry holds another.
+    """
+    from builders.errors import IntegrityError
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.trust.signing import sign as sign_version
+    from pipeline.registry.versions import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(name)).manifest
+    if manifest.digest != digest:
+        raise IntegrityError(f"{name} was published as manifest {digest}, and is now {manifest.digest}; not signed")
+    for line in signed_lines(sign_version(store, manifest, _signer(private_key, None, (), keyless=False))):
+        say(line)
+
+
+def check_signing_key(private_key: Path) -> None:
+    """Raise InputError for a key that cannot sign, before hours of work end with it."""
+    from pipeline.registry.trust.signing import check_signer
+
+    check_signer(_signer(private_key, None, (), keyless=False))
+
+
+def signed_lines(signed: "Sequence[Signed]") -> list[str]:
+    """One line per signature."""
+    return [f"{'signed' if item.new else 'was signed'}: {item.what} by key {item.key_id[:12]}" for item in signed]
+
+
+def _signer(
+    private_key: Path | None, certificate: Path | None, chain: tuple[Path, ...], keyless: bool
+) -> "SigningKey | Keyless":
+    from builders.errors import InputError
+    from pipeline.registry.trust.signing import Keyless, SigningKey
+
+    if keyless:
+        return Keyless(identity_token=os.environ.get("ENGINERY_IDENTITY_TOKEN"))
+    if private_key is None:
+        raise InputError(f"sign needs --key FILE (or {SIGNING_KEY}), or --keyless")
+    if chain and certificate is None:
+        raise InputError("--chain needs --certificate: the chain leads from it to the root")
+    return SigningKey(private_key, certificate, chain)

@@ -1,0 +1,179 @@
+"""Signing the documents of a version with OpenSSF model-signing.
+
+What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
+version; and it names its model and version, so a signature moved to another one vouches for nothing there.
+Attestations come later than manifests, and are signed one by one in the same way.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builders.digest import digest_of_bytes
+from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from pipeline.registry.attestations import attestation_documents
+from pipeline.registry.keys import manifest_key, signature_key
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.store import Store
+from pipeline.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, read_bundle
+from pipeline.registry.trust.library import model_signing
+
+if TYPE_CHECKING:
+    from model_signing import signing
+
+PASSWORD = "ENGINERY_SIGNING_KEY_PASSWORD"  # noqa: S105 - the name of the variable
+LARGEST_KEY_BYTES = 64 << 10
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key (PEM; NIST P-256, P-384 or P-521) on this machine, with its certificate (PEM) if it has one.
+
+    chain: the certificates between that one and the root that verifiers trust.
+    """
+
+    private_key: Path
+    certificate: Path | None = None
+    chain: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Keyless:
+    """Sigstore: an identity of OpenID Connect instead of a key. Needs the network; not run by this project's tests.
+
+    identity_token: None takes what the CI system offers, else asks in a browser.  staging: Sigstore's test instance.
+    """
+
+    identity_token: str | None = None
+    staging: bool = False
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A signature in the registry. what: 'manifest', or 'attestation ...'.  new: whether this call wrote it."""
+
+    what: str
+    key_id: str
+    key: str
+    new: bool
+
+
+def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
+    """Sign a version's manifest and the attestations it has by now; what this key signed before stays as it is.
+
+    Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
+    IntegrityError when the stored manifest is not the one given.
+    """
+    data = store.read(manifest_key(manifest.model, manifest.version))
+    if data is None or data != manifest.to_bytes():
+        raise IntegrityError(
+            f"{manifest.model}@{manifest.version} is stored in other bytes than its canonical ones; "
+            "run `enginery verify`, and sign nothing until it is sound"
+        )
+    make = _maker(signer)
+    name = f"{manifest.model}@{manifest.version}"
+    documents = [("manifest", MANIFEST_FILE, data)]
+    for item, content in attestation_documents(store, manifest):
+        documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
+    return tuple(_put(store, manifest, what, content, make(name, file, content)) for what, file, content in documents)
+
+
+def check_signer(signer: SigningKey | Keyless) -> None:
+    """Raise InputError for a key that cannot sign, UnavailableError without the extra; signs nothing."""
+    _maker(signer)
+
+
+def _put(store: Store, manifest: Manifest, what: str, content: bytes, signature: bytes) -> Signed:
+    bundle = read_bundle(signature)
+    if bundle.digest != digest_of_bytes(content):
+        raise IntegrityError(f"the signature of {what} is about {bundle.digest}; sign again")
+    key = signature_key(manifest.model, manifest.version, bundle.digest, bundle.key_id)
+    for _ in range(_ATTEMPTS):
+        before = store.read(key)
+        if before is not None and _about(before) == (bundle.file, bundle.digest):
+            return Signed(what, bundle.key_id, key, new=False)
+        with suppress(UndecidedError):  # then the next look says whether it was written
+            if store.replace(key, signature, before):
+                return Signed(what, bundle.key_id, key, new=True)
+    raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")
+
+
+def _about(data: bytes) -> tuple[str, str] | None:
+    try:
+        bundle = read_bundle(data)
+    except IntegrityError:
+        return None
+    return bundle.file, bundle.digest
+
+
+def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
+    """A function from (name, file name, content) to the bytes of a signature."""
+    library = model_signing()
+    config: signing.Config = library.signing.Config().set_hashing_config(library.hashing_config())
+    if isinstance(signer, Keyless):
+        _explain("keyless", lambda: _keyless(config, signer))
+    else:
+        _explain(str(signer.private_key), lambda: _with_key(config, signer))
+
+    def make(name: str, file: str, content: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="enginery-sign-") as folder:
+            place = Path(folder) / name
+            place.mkdir()
+            (place / file).write_bytes(content)
+            out = Path(folder) / "signature.json"
+            _explain(name, lambda: config.sign(place, out))
+            return out.read_bytes()[: MAX_BYTES + 1]
+
+    return make
+
+
+def _keyless(config: "signing.Config", signer: Keyless) -> None:
+    ambient = signer.identity_token is None
+    config.use_sigstore_signer(
+        identity_token=signer.identity_token, use_ambient_credentials=ambient, use_staging=signer.staging
+    )
+
+
+def _with_key(config: "signing.Config", signer: SigningKey) -> None:
+    for path in (signer.private_key, signer.certificate, *signer.chain):
+        if path is not None:
+            check_key_file(path)
+    if signer.certificate is not None:
+        config.use_certificate_signer(
+            private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=signer.chain
+        )
+        return
+    password: Any = os.environ.get(PASSWORD)
+    # cryptography wants bytes, whatever model-signing's annotation says.
+    config.use_elliptic_key_signer(
+        private_key=signer.private_key, password=password.encode() if password is not None else None
+    )
+
+
+def check_key_file(path: Path) -> None:
+    """Raise InputError for what can be no key or certificate file."""
+    try:
+        size = path.stat().st_size if path.is_file() else -1
+    except OSError as error:
+        raise InputError(f"key {path}: {error.strerror}; give the path of a PEM file") from error
+    if not 0 <= size <= LARGEST_KEY_BYTES:
+        raise InputError(f"key {path} is no file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file")
+
+
+def _explain(what: str, work: Callable[[], object]) -> None:
+    """model-signing and what it calls raise many kinds; here all mean that this key or identity cannot sign."""
+    try:
+        work()
+    except InputError:
+        raise
+    except Exception as error:
+        said = (str(error) or type(error).__name__).splitlines()[0][:300]
+        raise InputError(
+            f"signing with {what}: {said}; the key must be a private EC key in PEM (`openssl ecparam -name prime256v1 "
+            f"-genkey -noout`), its password in {PASSWORD}; see docs/security.md"
+        ) from error

@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+
+from pipeline.registry.names import parse_reference
+from pipeline.registry.store import Store
+from pipeline.registry.trust import require
+from pipeline.registry.trust.policy import policy_of_key
+from pipeline.registry.trust.requirement import UntrustedError
+from pipeline.registry.trust.signing import SigningKey, sign
+from pipeline.registry.verify import verify
+from pipeline.registry.versions import locate
+from tests.pipeline.registry.registries import engine, on_each_store, publish_engines
+from tests.pipeline.registry.trust.keys import written
+
+
+@on_each_store
+def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> None:
+    manifest = publish_engines(store, [engine(store)]).manifest
+    secret, public = written(tmp_path, "release")
+    located, policy = locate(store, parse_reference("digits")), policy_of_key(public)
+    with pytest.raises(UntrustedError):
+        require(store, located, policy)
+    [first], [second] = (sign(store, manifest, SigningKey(secret)) for _ in range(2))
+    assert first.new and not second.new
+    assert require(store, located, policy).signers == ("release.pub",) and verify(store).sound

@@ -1,0 +1,168 @@
+"""Files that come from elsewhere: traffic, observations, canary reports, golden sets, data, reports."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders.digest import digest_of
+from builders.errors import DataError, EngineryError
+from builders.types import Dim, TensorSpec
+from pipeline.canary.verdicts import read_report_file
+from tests.hostile import damaged, documents, either, encoded
+from tests.pipeline.registry.registries import engine, report
+from tests.validation.canary.reports import report as canary_report
+from validation.canary.observations import read_head, read_observations
+from validation.canary.traffic import encoded as encoded_inputs
+from validation.canary.traffic import read_traffic
+from validation.golden import GoldenSet, freeze
+from validation.report import Report
+from validation.samples import Samples
+
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
+SPEC = TensorSpec("x", "float32", ("batch", 2))
+BATCH = Dim("batch", 1, 2, 4)
+X = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+def calm(work: Callable[[], Any]) -> Any:
+    with suppress(EngineryError):
+        return work()
+    return None
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+def attacked(place: Path, name: str, attacks: st.SearchStrategy[bytes], read: Callable[[Path], object]) -> None:
+    """Write what a strategy gives to a file of that name and read it, again and again."""
+    folder = place / "read"
+    folder.mkdir(exist_ok=True)
+
+    @FEW
+    @given(attacks)
+    def attack(data: bytes) -> None:
+        (folder / name).write_bytes(data)
+        calm(lambda: read(folder / name))
+        assert [path.name for path in folder.iterdir()] == [name]
+
+    try:
+        attack()
+    finally:
+        (folder / name).unlink(missing_ok=True)
+
+
+def lines(*valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """JSON lines, one of which is hostile."""
+    rest = [encoded(line) for line in valid]
+    one = st.sampled_from(valid).flatmap(lambda line: either(line))
+    return st.tuples(one, st.integers(0, len(rest))).map(lambda it: b"\n".join([*rest[: it[1]], it[0], *rest[it[1] :]]))
+
+
+def test_traffic(place: Path) -> None:
+    head = {"kind": "enginery-traffic", "format": 1, "sampling": 0.5}
+    request = {"at": 0.5, "inputs": encoded_inputs({"x": X[:1]})}
+    by_hand = {"at": 1.0, "inputs": {"x": [[1.0, 2.0]]}}
+    attacked(place, "t.jsonl", lines(head, request, by_hand), lambda path: read_traffic(path, [SPEC]))
+
+
+def test_observations(place: Path) -> None:
+    engine_of = {"model": "m", "version": "1", "manifest": "a" * 64, "engine": "b" * 64, "target": "cpu"}
+    head = {"format": 1, "kind": "enginery-observations", "planned": 10, "precision": "fp32", **engine_of}
+    seen = {"time": 1.0, "latency": 0.1, "ok": True, "request": "a"}
+    failed = {"time": 2.0, "latency": 0.1, "ok": False, "request": 3, "error": "x", "sqnr_db": 3.0, "flipped": True}
+
+    def read(path: Path) -> None:
+        calm(lambda: read_head(path))
+        read_observations(path)
+
+    attacked(place, "o.jsonl", lines(head, seen, failed), read)
+
+
+def test_canary_reports(place: Path) -> None:
+    valid = canary_report(place, 600)
+
+    def sealed(document: dict[str, Any]) -> dict[str, Any]:
+        return {**document, "digest": digest_of({key: value for key, value in document.items() if key != "digest"})}
+
+    small = {key: value for key, value in valid.items() if key != "shown"}
+    attacks = st.one_of(documents(small, sealed), damaged(encoded(small)))
+    attacked(place, "report.json", attacks, read_report_file)
+
+
+def _used(golden: GoldenSet) -> None:
+    for case in golden.cases:
+        assert isinstance(case.name, str) and all(value.size >= 0 for value in case.inputs.values())
+
+
+def test_golden_sets(place: Path) -> None:
+    golden = freeze([{"x": X}], [SPEC], [BATCH], lambda inputs: {"y": inputs["x"] * 2}, labels=np.arange(4))
+    golden.save(place / "golden.safetensors")
+    data = (place / "golden.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    inner = json.loads(header["__metadata__"]["golden"])
+
+    def built(text: bytes) -> bytes:
+        return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+    def with_inner(text: bytes) -> bytes:
+        told = text.decode("utf-8", "replace")
+        return built(json.dumps({**header, "__metadata__": {"golden": told}}).encode())
+
+    same: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document  # noqa: E731
+    attacks = st.one_of(damaged(data), documents(header, same).map(built), documents(inner, same).map(with_inner))
+    attacked(place, "golden.safetensors", attacks, lambda path: _used(GoldenSet.load(path)))
+    attacked(place, "data.safetensors", attacks, lambda path: list(Samples.open(path, [SPEC], [BATCH]).batches()))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed, np.save], ids=["npz", "deflated", "npy"])
+def test_data(place: Path, save: Callable[..., None]) -> None:
+    name = "data.npy" if save is np.save else "data.npz"
+    save(place / name, **({"arr": X} if save is np.save else {"x": X, "label": np.arange(4)}))
+    data = (place / name).read_bytes()
+    attacked(place, name, damaged(data), lambda path: list(Samples.open(path, [SPEC], [BATCH]).batches()))
+
+
+def test_specs(place: Path) -> None:
+    import yaml
+
+    from pipeline.spec.file import load_spec
+    from tests.pipeline.projects import SPEC as TINY
+
+    attacks = st.one_of(either(TINY), damaged(yaml.safe_dump(TINY).encode()))  # JSON is YAML
+    attacked(place, "tiny.yaml", attacks, load_spec)
+
+
+def test_reports(tmp_path: Path) -> None:
+    from pipeline.registry.store import open_store
+
+    valid = report(engine(open_store(tmp_path / "registry", create=True))).to_json()
+
+    @FEW
+    @given(documents(valid, lambda document: document))
+    def attack(data: bytes) -> None:
+        with suppress(ValueError, RecursionError):
+            document = json.loads(data)
+            calm(lambda: Report.from_json(document))
+
+    attack()
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("float32", 1e308), ("int8", 300), ("int32", 1e30), ("uint8", -1)])
+def test_traffic_by_hand_holds_what_its_dtype_can(place: Path, dtype: str, number: float) -> None:
+    path = place / "by_hand.jsonl"
+    path.write_text(json.dumps({"at": 0, "inputs": {"x": [[number, 1]]}}))
+    with pytest.raises(DataError, match=r"NaN or infinity|cannot hold"):
+        read_traffic(path, [TensorSpec("x", dtype, ("batch", 2))])
