@@ -1,5 +1,6 @@
 """The commands about what a channel did and what it asks: history, policy."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,17 +63,27 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
 @click.argument("where", metavar="NAME:CHANNEL")
 @click.option("--proven", default="", metavar="TARGETS", help="Targets that need a proven engine: l4,sm_90,cpu.")
 @click.option("--canary/--no-canary", default=False, help="Whether a canary's PASS is needed.")
+@click.option(
+    "--signed-by",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="KEY.pub",
+    help="A public key; one of those that are given must have signed the version. May be given repeatedly.",
+)
 @click.option("--why", default="", help="A line for whoever asks later.")
 @registry_option
 @json_option
-def set_policy(where: str, proven: str, canary: bool, why: str, registry: str, as_json: bool) -> None:
-    """Set a policy; it replaces the one before. Without --proven and --canary nothing more is asked."""
+def set_policy(
+    where: str, proven: str, canary: bool, signed_by: tuple[Path, ...], why: str, registry: str, as_json: bool
+) -> None:
+    """Set a policy; it replaces the one before. Without an option nothing more is asked than every channel asks."""
     from pipeline.registry import policies
     from pipeline.registry.policies import Policy
     from pipeline.registry.store import open_store
 
     model, channel = _where(where)
-    wanted = Policy(tuple(proven.replace(",", " ").split()), canary)
+    keys = tuple(_key(path) for path in signed_by)
+    wanted = Policy(tuple(proven.replace(",", " ").split()), canary, keys)
     after = policies.write(open_store(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
         emit_json(after.to_json())
@@ -92,9 +103,16 @@ def _where(text: str) -> tuple[str | None, str]:
     return found.model, found.channel
 
 
+def _key(path: Path) -> str:
+    from pipeline.registry.trust.policy import public_key
+
+    return public_key(path).public_key.decode()
+
+
 def _words(found: "Policy") -> str:
     rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
     rules += ["a canary's PASS"] if found.canary else []
+    rules += [f"a signature by one of {len(found.signed_by)} keys"] if found.signed_by else []
     return "needs " + " and ".join(rules) if rules else "asks nothing more"
 
 

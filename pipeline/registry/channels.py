@@ -211,8 +211,11 @@ def policy_refusal(
 ) -> str | None:
     """Why a channel does not take a version, with the rule and the remedy; None if it does."""
     entries = judged(store, manifest)
-    return policies.common_refusal(manifest, entries, name, proven_only=proven_only) or policies.refusal(
-        policies.of_channel(store, manifest.model, name), manifest, name, entries, canaries, proven_only=proven_only
+    policy = policies.of_channel(store, manifest.model, name)
+    return (
+        policies.common_refusal(manifest, entries, name, proven_only=proven_only)
+        or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
+        or policies.signature_refusal(store, policy, manifest, name)
     )
 
 

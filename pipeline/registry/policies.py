@@ -1,4 +1,4 @@
-"""What every channel asks of a version, and what one asks beyond that: proven engines for targets, a canary's PASS.
+"""What every channel asks of a version, and what one asks beyond that: proven engines, a canary's PASS, a signature.
 
 A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
 protection from somebody who may write to the store: see docs/security.md.
@@ -7,7 +7,7 @@ protection from somebody who may write to the store: see docs/security.md.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
@@ -17,6 +17,9 @@ from pipeline.registry.keys import policy_key
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.registry.trust.verifying import KeySigner
 
 OPEN_CHANNELS = ("candidate",)
 FORMAT = 1
@@ -37,10 +40,12 @@ class CanaryPass:
 @dataclass(frozen=True)
 class Policy:
     """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
-    target is named, one PASS is enough. at, by, why: of its last change."""
+    target is named, one PASS is enough.  signed_by: public keys (PEM), one of which must have signed the version.
+    at, by, why: of its last change."""
 
     proven: tuple[str, ...] = ()
     canary: bool = False
+    signed_by: tuple[str, ...] = ()
     at: str = ""
     by: str = ""
     why: str = ""
@@ -78,7 +83,8 @@ def of_channel(store: Store, model: str, channel: str) -> Policy:
 
 def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
     """Set a policy. Raises UnknownNameError for a target that is not known, InputError for one given by an alias that
-    stands for several, ConflictError when somebody else sets it at the same time."""
+    stands for several or for a key that is none, ConflictError when somebody else sets it at the same time."""
+    _signers(policy, f"the policy of {model or '*'}:{channel}")
     at = datetime.now(UTC).isoformat(timespec="seconds")
     proven = tuple(sorted({_target(name) for name in policy.proven}))
     after = replace(policy, proven=proven, at=at, by=by, why=why)
@@ -167,6 +173,34 @@ def refusal(
     return None
 
 
+def signature_refusal(store: Store, policy: Policy, manifest: Manifest, channel: str) -> str | None:
+    """Why a policy does not let a version in that none of its keys has signed; None if it does. Raises InputError."""
+    if not policy.signed_by:
+        return None
+    from pipeline.registry.trust.requirement import signers_of
+
+    where = f"the policy of {manifest.model}:{channel}"
+    valid, refused = signers_of(store, manifest, _signers(policy, where))
+    if valid:
+        return None
+    reference = f"{manifest.model}@{manifest.version}"
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    return f"{where} needs a signature, and none of {reference} counts ({why}): `enginery sign {reference} --key KEY`"
+
+
+def _signers(policy: Policy, where: str) -> tuple["KeySigner", ...]:
+    if not policy.signed_by:
+        return ()
+    from pipeline.registry.trust.bundles import key_id_of_pem
+    from pipeline.registry.trust.verifying import KeySigner
+
+    try:
+        ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
+    except Malformed as error:
+        raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
+    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in ids)
+
+
 def _target(name: str) -> str:
     found = parse_targets(name)
     if len(found) != 1:
@@ -182,11 +216,13 @@ def _parse(data: bytes | None, model: str | None, channel: str) -> Policy | None
         found = Policy(
             proven=parsing.field(document, "proven", parsing.many(parsing.name)),
             canary=parsing.field(document, "canary", parsing.truth),
+            signed_by=parsing.field(document, "signed_by", parsing.many(parsing.text)),
             at=parsing.field(document, "at", parsing.text),
             by=parsing.field(document, "by", parsing.text),
             why=parsing.field(document, "why", parsing.text),
         )
-        if {**found.to_json(), "proven": list(found.proven)} != document:
+        lists = {"proven": list(found.proven), "signed_by": list(found.signed_by)}
+        if {**found.to_json(), **lists} != document:
             raise Malformed(f"has fields or a format that this enginery does not know; it reads {FORMAT}: upgrade it")
     except Malformed as error:
         raise IntegrityError(

@@ -85,12 +85,16 @@ def load_policy(path: Path | str) -> TrustPolicy:
 
 def policy_of_key(path: Path) -> TrustPolicy:
     """A policy that asks for the signature of one public key, for whatever model. Raises InputError."""
+    return TrustPolicy((Rule("*", (public_key(path),)),), f"(--public-key {path})")
+
+
+def public_key(path: Path) -> KeySigner:
+    """The signer whose public key is in a file. Raises InputError."""
     pem = _read_file(path, LARGEST_KEY_BYTES)
     try:
-        signer = KeySigner(path.name, pem, key_id_of_pem(pem))
+        return KeySigner(path.name, pem, key_id_of_pem(pem))
     except Malformed as error:
         raise InputError(f"{path} {error}; `openssl ec -in KEY -pubout` writes one") from error
-    return TrustPolicy((Rule("*", (signer,)),), f"(--public-key {path})")
 
 
 def _plain(data: bytes) -> Any:

@@ -5,7 +5,7 @@ under a heap of bad ones. With a policy, an attestation without a needed signatu
 (it may say 'failed'), and never give it any.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -78,6 +78,15 @@ def require(store: Store, located: Located, policy: TrustPolicy | Path | str | N
         return len(_vouching(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
 
     return Vouched(tuple(signer.name for signer in valid), counts)
+
+
+def signers_of(
+    store: Store, manifest: Manifest, signers: Sequence[Signer]
+) -> tuple[tuple[Signer, ...], dict[str, str]]:
+    """Those of `signers` whose signature of a version is good, and by signer why the others' are not."""
+    rule = Rule("*", tuple(signers))
+    valid, refused = _vouching(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    return tuple(valid), refused
 
 
 def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, Bundle | Malformed]]:

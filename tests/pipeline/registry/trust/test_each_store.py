@@ -2,7 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from builders.errors import InputError
+from pipeline.registry import channels, policies
 from pipeline.registry.names import parse_reference
+from pipeline.registry.policies import Policy
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.trust.policy import policy_of_key
@@ -24,3 +27,18 @@ def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> 
     [first], [second] = (sign(store, manifest, SigningKey(secret)) for _ in range(2))
     assert first.new and not second.new
     assert require(store, located, policy).signers == ("release.pub",) and verify(store).sound
+
+
+@on_each_store
+def test_a_channel_takes_only_what_one_of_its_keys_has_signed(store: Store, tmp_path: Path) -> None:
+    manifest = publish_engines(store, [engine(store)], channel=None).manifest
+    (release, public), (other, _) = written(tmp_path, "release"), written(tmp_path, "other")
+    policies.write(store, "digits", "stable", Policy(signed_by=(public.read_text(),)))
+    sign(store, manifest, SigningKey(other))
+    with pytest.raises(InputError, match=r"policy of digits:stable needs a signature.*has not signed.*enginery sign"):
+        channels.promote(store, manifest, "stable")
+    assert channels.promote(store, manifest, "candidate").version == "1"
+    sign(store, manifest, SigningKey(release))
+    assert channels.promote(store, manifest, "stable").version == "1"
+    with pytest.raises(InputError, match=r"a key of the policy of digits:beta .*openssl"):
+        policies.write(store, "digits", "beta", Policy(signed_by=("-----BEGIN PUBLIC KEY-----",)))
