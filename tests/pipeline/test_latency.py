@@ -100,7 +100,8 @@ def test_a_mistake_in_the_spec_is_one_line(project: Project) -> None:
 
 def test_a_report_about_another_engine_is_refused(built: Project) -> None:
     store = open_store(built.registry)
-    blob = store.put_bytes(json.dumps({"format": 1, "engine": "0" * 64}).encode())
+    shown = {"machine": {}, "created_at": "", "unit": "", "buckets": [], "anatomy": {}}
+    blob = store.put_bytes(json.dumps({"format": 1, "engine": "0" * 64, **shown}).encode())
     with pytest.raises(IntegrityError, match="which tiny@1 does not have"):
         attach_latency(store, load(store, "tiny", "1"), blob)
     with pytest.raises(IntegrityError, match="no latency report"):
