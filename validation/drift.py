@@ -40,7 +40,7 @@ PIECE = 1 << 13
 # Elements: float64 copies of a chunk stay in the cache, and threads seldom wait for the interpreter's lock.
 CHUNK = 6 * PIECE
 # Elements that one thread takes at a time. Parts are added up in order, so the result does not depend on the threads.
-SPAN = 24 * CHUNK
+SPAN = 64 * CHUNK
 MOST_THREADS = 4
 
 Extra = Literal["argmax", "rows", "ulp"]
@@ -192,10 +192,11 @@ def _strided(expected: Array, actual: Array) -> Iterator[Drift]:
 def _measure_span(expected: Array, actual: Array, span: slice, shape: tuple[int, ...]) -> Drift:
     e, a = expected[span], actual[span]
     tally = _Tally(min(CHUNK, len(e)))
-    for start in range(0, len(e), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        if not tally.add(e[chunk], a[chunk], start):
-            tally.add_masked(e[chunk], a[chunk], start)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for start in range(0, len(e), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            if not tally.add(e[chunk], a[chunk], start):
+                tally.add_masked(e[chunk], a[chunk], start)
     mismatches = int(np.count_nonzero(e != a)) if is_exact(e) else None
     at = None if tally.worst is None else _unravel((span.start or 0) + tally.worst, shape)
     return replace(tally.drift(), mismatches=mismatches, worst_index=at)
@@ -216,20 +217,19 @@ class _Tally:
         start: index of its first element in the span.
         """
         wide, error = self._wide[: len(e)], self._error[: len(e)]
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            wide[...], error[...] = e, a
-            np.subtract(error, wide, out=error)
-            expected_sq, cross, error_sq = _dot(wide, wide), _dot(wide, error), _dot(error, error)
-            actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
-            if not actual_sq > 1e-4 * expected_sq:  # too much cancels
-                narrow = a.astype(np.float64)
-                actual_sq, dot = _dot(narrow, narrow), _dot(wide, narrow)
-            if not math.isfinite(error_sq + expected_sq + actual_sq):
-                return False
-            np.absolute(error, out=error)
-            found = float(np.add.reduce(error)), error_sq, expected_sq, actual_sq, dot
-            self.sums = [total + value for total, value in zip(self.sums, found, strict=True)]
-            self.peak = max(self.peak, float(np.maximum.reduce(e)), -float(np.minimum.reduce(e)))
+        wide[...], error[...] = e, a
+        np.subtract(error, wide, out=error)
+        expected_sq, cross, error_sq = _dot(wide, wide), _dot(wide, error), _dot(error, error)
+        actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
+        if not actual_sq > 1e-4 * expected_sq:  # too much cancels
+            narrow = a.astype(np.float64)
+            actual_sq, dot = _dot(narrow, narrow), _dot(wide, narrow)
+        if not math.isfinite(error_sq + expected_sq + actual_sq):
+            return False
+        np.absolute(error, out=error)
+        found = float(np.add.reduce(error)), error_sq, expected_sq, actual_sq, dot
+        self.sums = [total + value for total, value in zip(self.sums, found, strict=True)]
+        self.peak = max(self.peak, float(np.maximum.reduce(e)), -float(np.minimum.reduce(e)))
         self.count += len(e)
         if (largest := float(np.maximum.reduce(error))) > self.max_abs:
             self.max_abs = largest
@@ -265,9 +265,10 @@ class _Tally:
 
 
 def _dot(left: Array, right: Array) -> float:
-    whole = len(left) // PIECE * PIECE
-    pieces = np.vecdot(left[:whole].reshape(-1, PIECE), right[:whole].reshape(-1, PIECE))
-    return float(np.add.reduce(pieces)) + float(np.dot(left[whole:], right[whole:]))
+    if rest := len(left) % PIECE:
+        whole = len(left) - rest
+        return _dot(left[:whole], right[:whole]) + float(np.dot(left[whole:], right[whole:]))
+    return float(np.add.reduce(np.vecdot(left.reshape(-1, PIECE), right.reshape(-1, PIECE))))
 
 
 def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
