@@ -33,10 +33,13 @@ def share_text(value: float) -> str:
 
 
 def quantile_text(item: Json) -> str:
-    """'38.1 µs (37.9 to 38.4)', or how many runs it takes."""
+    """'38.1 µs (37.9 to 38.4)', with the units of the limits where they differ, or how many runs it takes."""
     if item["value"] is None:
         return f"needs {item['needed']} runs"
-    return f"{seconds_text(item['value'])} ({seconds_text(item['low'])} to {seconds_text(item['high'])})"
+    value, low, high = (seconds_text(item[name]) for name in ("value", "low", "high"))
+    if len({text.split()[-1] for text in (value, low, high)}) == 1:
+        low, high = low.split()[0], high.split()[0]
+    return f"{value} ({low} to {high})"
 
 
 def quantile_name(p: float) -> str:

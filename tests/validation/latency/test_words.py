@@ -6,12 +6,22 @@ from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
 from validation.html import render
 from validation.latency.surroundings import Surroundings, Watch
-from validation.latency.words import bucket_row, count_text, diagnosis_text, lines, node_rows, race_lines
+from validation.latency.words import (
+    bucket_row,
+    count_text,
+    diagnosis_text,
+    lines,
+    node_rows,
+    quantile_text,
+    race_lines,
+)
 
 
 def test_a_row_shows_intervals_and_what_is_missing():
     row = bucket_row(latency_report()["buckets"][0])
-    assert re.fullmatch(r"\S+ µs \(\S+ µs to \S+ µs\)", row["p50"])
+    assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", row["p50"])
+    wide = {"value": 9e-4, "low": 8e-4, "high": 2e-3}
+    assert re.fullmatch(r"\S+ µs \(\S+ µs to \S+ ms\)", quantile_text(wide))
     assert row["p99"] == "needs 368 runs" and row["p99.9"].startswith("needs 37")
     assert row["runs"] == "300 (+20 warm-up)" and row["memory"] == "12 MB"
 
