@@ -132,7 +132,7 @@ def promote(
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    require(store, located)
+    vouched = require(store, located)
     manifest = located.manifest
     passes: list[CanaryPass] = []
     if reports:
@@ -140,7 +140,16 @@ def promote(
 
         words, passes = canary_passes(store, manifest, channel, reports, say)
         why = " ".join(part for part in (why, words) if part)
-    after = channels.promote(store, manifest, channel, by=user(), why=why, proven_only=proven_only, canaries=passes)
+    after = channels.promote(
+        store,
+        manifest,
+        channel,
+        by=user(),
+        why=why,
+        proven_only=proven_only,
+        canaries=passes,
+        counts=vouched.counts,
+    )
     _print_channel(after, as_json)
 
 
