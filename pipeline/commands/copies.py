@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option, user
+from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+from pipeline.user import user
 
 
 @click.command()
