@@ -260,6 +260,9 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     if as_json:
         emit_json(rows)
         return
+    for row in rows:
+        if "damage" in row:
+            say(f"{model}@{row['version']} cannot be read: {row['damage']}")
     columns = ("version", "created_at", "engines", "channels")
     print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
 
