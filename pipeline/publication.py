@@ -1,6 +1,5 @@
 """The last step: entries, manifest, report and channel for a judged plan; or the version that already says the same."""
 
-import getpass
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, find_published, publish
 from pipeline.registry.quantization import RECIPE, RECORD
 from pipeline.spec.model import ModelSpec
+from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 from pipeline.verdict import Judged, host, now
 from pipeline.workshop import Workshop, versions
@@ -116,7 +116,7 @@ def _publish(
         others,
         channel=spec.publication.channel,
         wanted_version=spec.version,
-        by=_user(),
+        by=user(),
         why="built",
     )
 
@@ -288,10 +288,3 @@ def _row(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> Json:
     if failure:
         row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
     return row
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no such user on this machine: a container with a bare uid
-        return ""

@@ -8,6 +8,7 @@ import click
 
 from pipeline.commands.options import emit_json, json_option, say
 from pipeline.commands.trust import check_signing_key, sign_published
+from pipeline.user import user
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +33,7 @@ def _shared_options(command: Any) -> Any:
         click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
         click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
         click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
-        click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI."),
+        click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI."),
         click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU."),
         click.option("--quiet", is_flag=True, help="No progress on stderr."),
     ):
@@ -91,12 +92,32 @@ def build(
         check_signing_key(sign_key)
     outcome = _compile(spec, options, runner, quiet)
     if sign_key and outcome.version is not None:
-        sign_published(sign_key, registry_of(spec, options), f"{outcome.model}@{outcome.version}", outcome.manifest)
+        outcome = _signed(outcome, sign_key, registry_of(spec, options))
     if as_json:
         emit_json(outcome.to_json())
     else:
         show_outcome(outcome)
     ctx.exit(1 if outcome.failed or outcome.version is None else 0)
+
+
+def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
+    """Sign what was published, and ask its channel again if that did not move: it may have waited for the signature."""
+    from dataclasses import replace
+
+    sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
+    if outcome.channel is None or outcome.channel_refusal is None:
+        return outcome
+    from pipeline.registry import channels
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
+    refusal = channels.policy_refusal(store, manifest, outcome.channel)
+    if refusal is None:
+        channels.promote(store, manifest, outcome.channel, by=user(), why="built and signed")
+    return replace(outcome, channel_refusal=refusal)
 
 
 def _compile(spec: Path, options: "RunOptions", runner: str, quiet: bool) -> "Outcome":

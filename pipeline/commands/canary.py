@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import Written

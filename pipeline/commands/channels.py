@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, user
+from pipeline.commands.options import emit_json, json_option, registry_option
 from pipeline.commands.tables import print_table
+from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.registry.policies import Policy

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+from pipeline.user import user
 
 
 @click.command()
 @click.argument("references", metavar="REF...", nargs=-1, required=True)
 @click.argument("dest", metavar="DEST")
 @click.option("--channels", "with_channels", is_flag=True, help="Also point the channels that REFs name to them there.")
+@trust_option
 @registry_option
 @json_option
-def mirror(references: tuple[str, ...], dest: str, with_channels: bool, registry: str, as_json: bool) -> None:
+def mirror(
+    references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
+) -> None:
     """Copy the versions that REFs stand for to the registry DEST (a path, file:// or s3://), verified."""
     from pipeline.registry.mirror import mirror as copy
     from pipeline.registry.names import parse_reference
@@ -22,7 +26,7 @@ def mirror(references: tuple[str, ...], dest: str, with_channels: bool, registry
 
     wanted = [parse_reference(text) for text in references]
     source, target = open_store(registry), open_store(dest, create=True)
-    found = copy(source, wanted, target, with_channels=with_channels, by=user())
+    found = copy(source, wanted, target, with_channels=with_channels, trust=trust, by=user())
     if as_json:
         emit_json({"dest": target.uri, **asdict(found)})
         return
@@ -37,9 +41,10 @@ def mirror(references: tuple[str, ...], dest: str, with_channels: bool, registry
 @click.argument("reference", metavar="REF")
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--proven-only", is_flag=True, help="Leave out engines that never ran on their hardware.")
+@trust_option
 @registry_option
 @json_option
-def export_oci(reference: str, dest: Path, proven_only: bool, registry: str, as_json: bool) -> None:
+def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
     """Write the engines of REF into the OCI image layout DEST: an image for each, and an index of them all."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.oci import export_oci as write
@@ -47,7 +52,8 @@ def export_oci(reference: str, dest: Path, proven_only: bool, registry: str, as_
     from pipeline.registry.versions import locate
 
     store = open_store(registry)
-    found = write(store, locate(store, parse_reference(reference)), dest, proven_only=proven_only)
+    located = locate(store, parse_reference(reference))
+    found = write(store, located, dest, proven_only=proven_only, trust=trust)
     if as_json:
         emit_json({"path": str(found.path), "tags": list(found.tags)})
         return

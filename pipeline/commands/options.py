@@ -1,7 +1,6 @@
 """Options and output that every command shares, so that they are spelled and behave alike."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,8 +76,3 @@ def emit_json(value: Any) -> None:
 def say(text: str) -> None:
     """Progress and remarks, on stderr, so that stdout holds only the result."""
     click.echo(text, err=True)
-
-
-def user() -> str:
-    """Who runs this, for a channel's history; a container may have no name for its user."""
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"

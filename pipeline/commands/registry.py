@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+from pipeline.commands.options import emit_json, json_option, registry_option, say
 from pipeline.commands.tables import print_table
+from pipeline.user import user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +133,7 @@ def promote(
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    require(store, located)
+    vouched = require(store, located)
     manifest = located.manifest
     passes: list[CanaryPass] = []
     if reports:
@@ -140,7 +141,16 @@ def promote(
 
         words, passes = canary_passes(store, manifest, channel, reports, say)
         why = " ".join(part for part in (why, words) if part)
-    after = channels.promote(store, manifest, channel, by=user(), why=why, proven_only=proven_only, canaries=passes)
+    after = channels.promote(
+        store,
+        manifest,
+        channel,
+        by=user(),
+        why=why,
+        proven_only=proven_only,
+        canaries=passes,
+        counts=vouched.counts,
+    )
     _print_channel(after, as_json)
 
 
@@ -250,6 +260,9 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     if as_json:
         emit_json(rows)
         return
+    for row in rows:
+        if "damage" in row:
+            say(f"{model}@{row['version']} cannot be read: {row['damage']}")
     columns = ("version", "created_at", "engines", "channels")
     print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, user
+from pipeline.commands.options import emit_json, json_option, registry_option, say
 from pipeline.commands.tables import print_table
+from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.registry.retention.gc import Collected

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError, UnknownNameError
 from pipeline.registry import parsing, policies
-from pipeline.registry.attestations import judged
+from pipeline.registry.attestations import Attestation, judged
 from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
 from pipeline.registry.manifest import Manifest, parse
 from pipeline.registry.names import is_name
@@ -121,15 +121,17 @@ def promote(
     proven_only: bool = False,
     canaries: Sequence[CanaryPass] = (),
     elsewhere: bool = False,
+    counts: Callable[[Attestation], bool] | None = None,
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
     canaries: the passes that speak for it, their reports stored as blobs.  elsewhere: they were run against what this
-    channel served in another registry, and not here.
+    channel served in another registry, and not here.  counts: which attestations a trust policy believes; None: all.
     Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still or
     serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile.
     """
-    if refusal := policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries):
+    refusal = policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts)
+    if refusal:
         raise InputError(refusal)
     with writing(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
@@ -207,10 +209,16 @@ def _secure(guard: Guard, model: str, name: str, move: Move) -> None:
 
 
 def policy_refusal(
-    store: Store, manifest: Manifest, name: str, *, proven_only: bool = False, canaries: Sequence[CanaryPass] = ()
+    store: Store,
+    manifest: Manifest,
+    name: str,
+    *,
+    proven_only: bool = False,
+    canaries: Sequence[CanaryPass] = (),
+    counts: Callable[[Attestation], bool] | None = None,
 ) -> str | None:
     """Why a channel does not take a version, with the rule and the remedy; None if it does."""
-    entries = judged(store, manifest)
+    entries = judged(store, manifest, counts)
     policy = policies.of_channel(store, manifest.model, name)
     return (
         policies.common_refusal(manifest, entries, name, proven_only=proven_only)

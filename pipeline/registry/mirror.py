@@ -13,14 +13,19 @@ from pathlib import Path
 
 from builders.errors import ConflictError, InputError, IntegrityError
 from pipeline.registry import channels
+from pipeline.registry.attestations import Attestation
 from pipeline.registry.channels import Channel
 from pipeline.registry.keys import manifest_key, page_data_key, page_key, version_prefix
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import Reference
+from pipeline.registry.parsing import Malformed
 from pipeline.registry.policies import canary_pass
 from pipeline.registry.retention.guard import Guard, digests_in, version_name, writing
 from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import Store
+from pipeline.registry.trust import require
+from pipeline.registry.trust.bundles import read_bundle
+from pipeline.registry.trust.policy import TrustPolicy
 from pipeline.registry.versions import locate
 
 _AT_ONCE = 4
@@ -44,6 +49,7 @@ def mirror(
     dest: Store,
     *,
     with_channels: bool = False,
+    trust: TrustPolicy | Path | str | None = None,
     by: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Mirrored:
@@ -51,20 +57,22 @@ def mirror(
     to them at `dest`, whose own policies are asked.
 
     Raises UnknownNameError for a reference to nothing, IntegrityError for what is damaged or lost at the source,
-    ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses.
+    ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses,
+    UntrustedError, before anything is copied, when the trust policy asks for more.
     """
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     found = [locate(source, reference) for reference in references]
+    vouched = [require(source, located, trust) for located in found]
     copied: dict[str, int] = {}
     present: set[str] = set()
     moved = []
-    for located in found:
+    for located, trusted in zip(found, vouched, strict=True):
         manifest = located.manifest
         with writing(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
             _copy_version(source, manifest, guard, copied, present, say)
         if with_channels and located.channel is not None:
-            moved.append(_move(source, located.channel, manifest, dest, by))
+            moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
     names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
     return Mirrored(names, len(copied), len(present - copied.keys()), sum(copied.values()), tuple(moved))
 
@@ -138,13 +146,32 @@ def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | N
 
 
 def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
-    """Documents beside a manifest are never rewritten, the page aside, which is a copy for people."""
+    """Documents beside a manifest are never rewritten. The page is a copy for people; a signature differs each time."""
     data = source.read(key)
-    if data is not None and not dest.create(key, data) and not page and dest.read(key) != data:
+    if data is None or dest.create(key, data) or page:
+        return
+    theirs = dest.read(key)
+    if theirs != data and not _signed_alike(theirs, data):
         raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
 
 
-def _move(source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str) -> str:
+def _signed_alike(theirs: bytes | None, ours: bytes) -> bool:
+    """Whether both are signatures of one document by one key: made at both sites, and each as good as the other."""
+    try:
+        one, other = read_bundle(theirs or b""), read_bundle(ours)
+    except Malformed:
+        return False
+    return (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest)
+
+
+def _move(
+    source: Store,
+    channel: Channel,
+    manifest: Manifest,
+    dest: Store,
+    by: str,
+    counts: Callable[[Attestation], bool],
+) -> str:
     """The channel at `dest`, moved on the evidence that moved it at the source."""
     move = channel.history[-1]
     passes = [canary_pass(source, digest) for digest in move.canary]
@@ -153,6 +180,14 @@ def _move(source: Store, channel: Channel, manifest: Manifest, dest: Store, by: 
     why = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
     # At another site the canary's baseline may never have been served; there it stands as the evidence it is.
     after = channels.promote(
-        dest, manifest, channel.name, by=by, why=why, proven_only=channel.proven_only, canaries=passes, elsewhere=True
+        dest,
+        manifest,
+        channel.name,
+        by=by,
+        why=why,
+        proven_only=channel.proven_only,
+        canaries=passes,
+        elsewhere=True,
+        counts=counts,
     )
     return f"{after.model}:{after.name}"

@@ -24,6 +24,8 @@ from pipeline.registry.landing import landing, make_folder, reachable, sweep, wr
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.pull import describe, stem_of
 from pipeline.registry.store import Store
+from pipeline.registry.trust import require
+from pipeline.registry.trust.policy import TrustPolicy
 from pipeline.registry.versions import Located
 
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -46,15 +48,26 @@ class Exported:
     tags: tuple[str, ...]
 
 
-def export_oci(store: Store, located: Located, dest: Path, *, proven_only: bool = False) -> Exported:
+def export_oci(
+    store: Store,
+    located: Located,
+    dest: Path,
+    *,
+    proven_only: bool = False,
+    trust: TrustPolicy | Path | str | None = None,
+) -> Exported:
     """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
 
     Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
-    for a damaged engine, UnavailableError for a disk.
+    for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
     """
     manifest = located.manifest
+    # Whoever mounts an image asks nothing any more: here is the last place where somebody can.
+    counts = require(store, located, trust).counts
     only = proven_only or located.proven_only
-    entries = [item for item in judged(store, manifest) if item.status == "proven" or (item.usable and not only)]
+    entries = [
+        item for item in judged(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
+    ]
     if not entries:
         what = "proven" if only else "usable"
         raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {what} engine; `enginery show` says why")

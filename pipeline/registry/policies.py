@@ -160,7 +160,8 @@ def refusal(
     if not passed:
         return (
             f"{where} needs a canary's PASS: run `enginery canary run --candidate {reference} "
-            f"--baseline {manifest.model}:{channel}`, then promote with --canary REPORT"
+            f"--baseline {manifest.model}:{channel}` (or another version, while the channel serves nothing), "
+            "then promote with --canary REPORT"
         )
     served = [entry for entry in entries if entry.status == "proven" or (entry.usable and not proven_only)]
     left = [entry.unit for entry in served if entry.target in policy.proven and entry.digest not in passed]

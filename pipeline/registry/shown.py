@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from builders.errors import UnknownNameError
+from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import judged
 from pipeline.registry.keys import page_key
@@ -16,6 +16,8 @@ from pipeline.registry.store import Store
 
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16
+# No version's name, so that one damaged channel does not keep a listing from all others.
+UNREADABLE = "(unreadable)"
 
 
 def listed_models(store: Store, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
@@ -40,6 +42,7 @@ def listed_versions(
 
     limit: at most so many, the newest.  before: only versions older than this one, which pages through all of them.
     after: only versions newer than this one; then `limit` takes the oldest, which pages the other way.
+    A version that cannot be read has its `damage` in words.
     Raises UnknownNameError for no such model.
     """
     known = versions.versions(store, model)
@@ -76,14 +79,19 @@ def _exists(store: Store, key: str) -> bool:
 
 
 def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> dict[str, Any]:
-    manifest = versions.load(store, model, version)
-    return {
+    found: dict[str, Any] = {
         "model": model,
         "version": version,
-        "created_at": manifest.created_at,
-        "engines": dict(sorted(Counter(entry.status for entry in judged(store, manifest)).items())),
+        "created_at": None,
+        "engines": {},
         "channels": {name: version for name, target in pointing.items() if target == version},
     }
+    try:
+        manifest = versions.load(store, model, version)
+        statuses = Counter(entry.status for entry in judged(store, manifest))
+    except IntegrityError as error:
+        return found | {"damage": str(error)}
+    return found | {"created_at": manifest.created_at, "engines": dict(sorted(statuses.items()))}
 
 
 def _channels(store: Store, model: str) -> dict[str, str]:
@@ -91,5 +99,12 @@ def _channels(store: Store, model: str) -> dict[str, str]:
 
 
 def _pointing(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
-    found = ((name, channels.read(store, model, name)) for name in names)
-    return {name: channel.version for name, channel in found if channel is not None}
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            channel = channels.read(store, model, name)
+        except IntegrityError:
+            found[name] = UNREADABLE
+        else:
+            found |= {name: channel.version} if channel is not None else {}
+    return found

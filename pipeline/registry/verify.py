@@ -17,6 +17,7 @@ from pipeline.registry.loose import loose_documents
 from pipeline.registry.manifest import Manifest, Misplaced
 from pipeline.registry.names import Reference
 from pipeline.registry.records import read_record
+from pipeline.registry.retention import marks
 from pipeline.registry.store import Store
 from pipeline.registry.trust.requirement import misplaced
 
@@ -174,7 +175,9 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
 
 
 def _check_litter(found: _Findings, stored: list[str]) -> None:
-    remembered: set[str] = set()
+    known = marks.inventory(found.store)
+    # By the collection's own measure: what it keeps is no orphan, though no manifest names it.
+    remembered = marks.marked(found.store, known, known.versions, damaged=True)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
         if record is None or not all(map(found.store.has, record["blobs"])):

@@ -39,7 +39,7 @@ class Garbage:
 
 
 def find(store: Store, rules: Rules) -> Garbage:
-    """Look through a registry. Raises IntegrityError for a channel that cannot be read."""
+    """Look through a registry. Raises IntegrityError for a channel or a kept manifest that cannot be read."""
     stored = [key.rpartition("/")[2] for key in store.list(BLOBS)]
     known = marks.inventory(store)
     kept = marks.kept(store, known, rules)

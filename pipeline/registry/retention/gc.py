@@ -62,8 +62,8 @@ def collect(
 ) -> Collected:
     """Find garbage; with `delete`, condemn what is new and delete what was condemned longer than `grace` ago.
 
-    Raises ConflictError while another collection deletes, IntegrityError for a channel, lease or list of condemned
-    names that cannot be read: what cannot be read may need anything.
+    Raises ConflictError while another collection deletes, IntegrityError for a channel, lease, manifest that stays or
+    list of condemned names that cannot be read: what cannot be read may need anything.
     """
     found = find(store, rules or Rules())
     if not delete:

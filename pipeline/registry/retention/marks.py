@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from builders.errors import IntegrityError
 from pipeline.registry import channels
 from pipeline.registry.channels import Channel
-from pipeline.registry.keys import MODELS, manifest_key
+from pipeline.registry.keys import MANIFEST, MODELS, manifest_key
+from pipeline.registry.manifest import parse
 from pipeline.registry.names import is_name, version_order
 from pipeline.registry.retention.guard import digests_in
 from pipeline.registry.store import Store
@@ -84,14 +86,34 @@ def served(channel: Channel, moves: int) -> set[str]:
     return {*recent, *[move.version for move in channel.standing()[-(moves + 1) :]]}
 
 
-def marked(store: Store, known: Inventory, versions: Iterable[Version]) -> set[str]:
+def marked(store: Store, known: Inventory, versions: Iterable[Version], *, damaged: bool = False) -> set[str]:
     """The digests that documents of these versions name, or have in their keys, and those in channels (their canaries),
-    policies and pins."""
+    policies and pins.
+
+    Raises IntegrityError for a manifest that cannot be read, as it may have named anything; with `damaged`, the digests
+    that are left in it are among them.
+    """
     keys = [*(key for version in versions for key in known.folders[version]), *known.others]
     named = {digest for key in keys for digest in digests_in(key.encode())}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        documents = pool.map(store.read, [key for key in keys if key.endswith(".json")])
-        return named | {digest for data in documents if data is not None for digest in digests_in(data)}
+        documents = [key for key in keys if key.endswith(".json")]
+        for key, data in zip(documents, pool.map(store.read, documents), strict=True):
+            if data is not None:
+                if not damaged:
+                    _check(key, data)
+                named.update(digests_in(data))
+    return named
+
+
+def _check(key: str, data: bytes) -> None:
+    match key.removeprefix(MODELS).split("/"):
+        case [model, "versions", version, name] if name == MANIFEST:
+            try:
+                parse(data, model=model, version=version)
+            except IntegrityError as error:
+                raise IntegrityError(
+                    f"{error}; nothing is collected while it is there: restore {key}, or delete it"
+                ) from error
 
 
 def _newest(versions: list[str], count: int) -> set[str]:

@@ -3,8 +3,9 @@
 import pytest
 
 from builders.errors import UnknownNameError
-from pipeline.registry.keys import manifest_key
-from pipeline.registry.shown import listed_models, listed_versions
+from pipeline.registry.keys import channel_key, manifest_key
+from pipeline.registry.names import parse_reference
+from pipeline.registry.shown import listed_models, listed_versions, shown
 from tests.pipeline.registry.registries import engine, publish_engines
 from tests.pipeline.registry.retention.memory import MemoryStore
 
@@ -55,3 +56,17 @@ def test_pages_of_versions_read_their_manifests_alone(store: MemoryStore) -> Non
     assert found == [str(version) for version in range(1, VERSIONS + 1)]
     with pytest.raises(UnknownNameError):
         listed_versions(store, "absent", limit=1)
+
+
+def test_what_is_damaged_hides_nothing_else() -> None:
+    store = MemoryStore()
+    entry = engine(store)
+    for content in "ab":
+        publish_engines(store, [entry], content)
+    store.objects[manifest_key("digits", "1")] = b"{"
+    store.objects[channel_key("digits", "stable")] = b"{"
+    one, two = listed_versions(store, "digits", limit=9)
+    assert "is not JSON" in one["damage"] and one["engines"] == {} and "damage" not in two
+    assert (two["engines"], two["channels"]) == ({"proven": 1}, {"candidate": "2"})
+    assert listed_models(store)[0]["channels"] == {"candidate": "2", "stable": "(unreadable)"}
+    assert shown(store, parse_reference("digits@2"))["channels"] == ["candidate"]

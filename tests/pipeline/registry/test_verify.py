@@ -7,6 +7,7 @@ from pipeline.registry.keys import attestation_key, blob_key, channel_key, manif
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import parse_reference
 from pipeline.registry.records import remember
+from pipeline.registry.retention.gc import collect
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.verify import repair, verify
 from tests.pipeline.registry.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report
@@ -129,3 +130,11 @@ def test_a_blob_of_another_size(store: Store, manifest: Manifest) -> None:
     digest = str(manifest.engines[0].digest)
     overwrite(store, blob_key(digest), b"short")
     assert found(store) == [("size", digest), ("corrupt", digest)]
+
+
+def test_what_only_documents_beside_a_manifest_name_is_no_orphan(store: Store, manifest: Manifest) -> None:
+    """A latency report is a blob and a document; a mirror has no record that speaks of it."""
+    report, nothing = store.put_bytes(b"a report"), store.put_bytes(b"nobody's")
+    store.create(f"models/digits/versions/1/later/{report}.json", b"{}")
+    assert found(store) == [("orphaned", nothing)]
+    assert [item.name for item in collect(store).items] == [nothing]

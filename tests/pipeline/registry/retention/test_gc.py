@@ -7,7 +7,7 @@ import pytest
 from builders.errors import ConflictError, IntegrityError, UnknownNameError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attest
-from pipeline.registry.keys import CONDEMNED, LEASES, attestation_key, channel_key, page_key, record_key
+from pipeline.registry.keys import CONDEMNED, LEASES, attestation_key, channel_key, manifest_key, page_key, record_key
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.publish import attach_page
 from pipeline.registry.records import recall, remember
@@ -179,7 +179,8 @@ def test_an_edited_manifest_stays_where_it_is_served(memory: MemoryStore) -> Non
     channels.promote(memory, one, "stable")
     key = "models/digits/versions/1/manifest.json"
     memory.objects[key] = memory.objects[key].replace(b"proven", b"failed")
-    collect(memory, ONE, AT_ONCE, delete=True)
+    with pytest.raises(IntegrityError, match="restore models/digits/versions/1"):
+        collect(memory, ONE, AT_ONCE, delete=True)
     assert memory.has(str(one.engines[0].digest))
 
 
@@ -230,3 +231,17 @@ def test_processes_that_publish_while_others_collect(store: Store) -> None:
     result = verify(store)
     assert result.sound and not [problem for problem in result.problems if problem.kind == "stray"], result.problems
     assert left(store)
+
+
+def test_a_manifest_that_stays_and_cannot_be_read_stops_it(store: Store) -> None:
+    """Cut short, it names no engine any more; whoever restores it wants them back."""
+    [kept] = publish(store, "a")
+    key = manifest_key("digits", "1")
+    whole = store.read(key) or b""
+    assert store.replace(key, whole[:40], whole)
+    for delete in (False, True):
+        with pytest.raises(IntegrityError, match=r"restore models/digits/versions/1/manifest\.json"):
+            collect(store, ONE, AT_ONCE, delete=delete)
+    assert [problem.kind for problem in verify(store).problems] == ["edited"]
+    assert store.replace(key, whole, whole[:40]) and states(store, delete=True, grace=AT_ONCE) == {}
+    assert all(map(store.has, kept.blobs()))
