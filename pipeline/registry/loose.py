@@ -35,6 +35,8 @@ def _others(known: Inventory) -> Iterator[Found]:
                 yield "unreferenced", key, "a pin of a version that is not there"
             case [model, "channels", _] if model not in models:
                 yield "dangling", key, f"{model} has no version"
+            case [_, "versions", *_]:
+                yield "unreferenced", key, "no model or version can have that name; delete it by hand"
 
 
 def _policy(store: Store, key: str) -> Iterator[Found]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from builders.errors import IntegrityError
 from pipeline.registry import channels
 from pipeline.registry.channels import Channel
-from pipeline.registry.keys import MANIFEST, MODELS, manifest_key
+from pipeline.registry.keys import MODELS, manifest_key
 from pipeline.registry.manifest import parse
 from pipeline.registry.names import is_name, version_order
 from pipeline.registry.retention.guard import digests_in
@@ -93,27 +93,24 @@ def marked(store: Store, known: Inventory, versions: Iterable[Version], *, damag
     Raises IntegrityError for a manifest that cannot be read, as it may have named anything; with `damaged`, the digests
     that are left in it are among them.
     """
-    keys = [*(key for version in versions for key in known.folders[version]), *known.others]
+    manifests = {manifest_key(*version): version for version in versions}
+    keys = [*(key for version in manifests.values() for key in known.folders[version]), *known.others]
     named = {digest for key in keys for digest in digests_in(key.encode())}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         documents = [key for key in keys if key.endswith(".json")]
         for key, data in zip(documents, pool.map(store.read, documents), strict=True):
             if data is not None:
-                if not damaged:
-                    _check(key, data)
+                if key in manifests and not damaged:
+                    _check(key, data, manifests[key])
                 named.update(digests_in(data))
     return named
 
 
-def _check(key: str, data: bytes) -> None:
-    match key.removeprefix(MODELS).split("/"):
-        case [model, "versions", version, name] if name == MANIFEST:
-            try:
-                parse(data, model=model, version=version)
-            except IntegrityError as error:
-                raise IntegrityError(
-                    f"{error}; nothing is collected while it is there: restore {key}, or delete it"
-                ) from error
+def _check(key: str, data: bytes, version: Version) -> None:
+    try:
+        parse(data, model=version[0], version=version[1])
+    except IntegrityError as error:
+        raise IntegrityError(f"{error}; nothing is collected while it is there: restore {key}, or delete it") from error
 
 
 def _newest(versions: list[str], count: int) -> set[str]:

@@ -138,3 +138,12 @@ def test_what_only_documents_beside_a_manifest_name_is_no_orphan(store: Store, m
     store.create(f"models/digits/versions/1/later/{report}.json", b"{}")
     assert found(store) == [("orphaned", nothing)]
     assert [item.name for item in collect(store).items] == [nothing]
+
+
+def test_folders_that_no_name_leads_to_are_named_and_stop_nothing(store: FileStore, manifest: Manifest) -> None:
+    """Copies by hand under names that are none: nobody is served from them."""
+    for place in ("models/DIGITS/versions/1/manifest.json", "models/digits/versions/1.bak./manifest.json"):
+        (store.root / place).parent.mkdir(parents=True)
+        (store.root / place).write_bytes(manifest.to_bytes())
+        assert ("unreferenced", place) in found(store)
+    assert verify(store).sound and collect(store).items == ()
