@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import emit_json, engine_options, json_option, registry_option, say
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def canary() -> None:
 @canary.command()
 @click.option("--candidate", required=True, metavar="REF", help="The version that wants to be served.")
 @click.option("--baseline", required=True, metavar="REF", help="The version that is served.")
-@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
-@click.option("--precision", help="Take only engines of this precision.")
+@engine_options
 @click.option("--traffic", required=True, type=click.Path(path_type=Path), help="Recorded requests, .jsonl or .npz.")
 @click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds; short traffic is repeated.")
 @click.option(

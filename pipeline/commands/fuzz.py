@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, published_engine, registry_option, say
+from pipeline.commands.options import emit_json, engine_options, json_option, published_engine, registry_option, say
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("reference")
 @registry_option
-@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
-@click.option("--precision", help="Take only engines of this precision.")
+@engine_options
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed tries the same.")
 @click.option("--cases", type=click.IntRange(0, 100_000), default=50, show_default=True, help="Random cases.")
 @click.option(

@@ -29,6 +29,15 @@ def registry_option(command: Command) -> Command:
     )(command)
 
 
+def engine_options(command: Command) -> Command:
+    """`--target` and `--precision`: which of a version's engines; passed as `target: str`, `precision: str | None`."""
+    precision = click.option("--precision", help="Take only engines of this precision.")
+    target = click.option(
+        "--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto."
+    )
+    return target(precision(command))
+
+
 def json_option(command: Command) -> Command:
     """`--json`, passed as `as_json: bool`."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)

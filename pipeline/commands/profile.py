@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, published_engine, registry_option
+from pipeline.commands.options import emit_json, engine_options, json_option, published_engine, registry_option
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("reference", metavar="REF")
 @registry_option
-@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
-@click.option("--precision", help="Take only engines of this precision.")
+@engine_options
 @click.option("--bucket", "buckets", multiple=True, help="Sizes, as batch=8,length=64. May be given repeatedly.")
 @click.option("--all-buckets", is_flag=True, help="Both ends of every bucket, not just least, opt and most.")
 @click.option(

@@ -111,3 +111,17 @@ def write_project(folder: Path) -> None:
     write_model(folder / "tiny.onnx", weights())
     write_data(folder)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC, sort_keys=False))
+
+
+def units(outcome: Any, key: str) -> dict[str, Any]:
+    return {f"{e['target']} {e['precision']}": e[key] for e in outcome["engines"]}
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as stored:
+        return dict(stored)
+
+
+def rebuilt(outcome: Any) -> set[str]:
+    """Units whose engine was built in this run."""
+    return {name for name, seconds in units(outcome, "seconds").items() if seconds > 0}

@@ -17,21 +17,7 @@ from onnx import numpy_helper
 from pipeline.artifacts import artifacts_of
 from pipeline.published_page import failed_document
 from pipeline.registry.store import open_store
-from tests.pipeline.projects import Project, weights, write_model
-
-
-def units(outcome: Any, key: str) -> dict[str, Any]:
-    return {f"{e['target']} {e['precision']}": e[key] for e in outcome["engines"]}
-
-
-def arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path) as stored:
-        return dict(stored)
-
-
-def rebuilt(outcome: Any) -> set[str]:
-    """Units whose engine was built in this run."""
-    return {name for name, seconds in units(outcome, "seconds").items() if seconds > 0}
+from tests.pipeline.projects import Project, arrays, rebuilt, units, weights, write_model
 
 
 def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> None:
@@ -90,23 +76,6 @@ def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
     assert rebuilt(outcome) == {"cpu fp32", "cpu int8", "sm_75 int8", "sm_89 fp32", "sm_89 int8"}
 
 
-def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> None:
-    data = arrays(built.folder / "calibration.npz")
-    data["x"][3] *= 10
-    np.savez(built.folder / "calibration.npz", **data)
-    outcome = built.build().json
-    assert outcome["version"] == "2"
-    assert rebuilt(outcome) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
-
-
-def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
-    data = arrays(built.folder / "calibration.npz")
-    np.savez_compressed(built.folder / "calibration.npz", **data)
-    done = built.build()
-    assert "calibrate: done" in done.err
-    assert "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
-
-
 def test_a_target_that_is_not_in_the_spec_is_not_passed_over(project: Project) -> None:
     done = project.build("--targets", "cpu,sm_86")
     assert done.code == 2
@@ -118,57 +87,6 @@ def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> Non
     done = built.run("build", built.spec)
     assert "everything was cached\n" in done.out
     assert "channel stable did not move" in done.err
-
-
-def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
-    built.change_spec(calibration={"data": "calibration.npz", "method": "mse"})
-    done = built.build()
-    assert "calibrate: cached" in done.err
-    assert rebuilt(done.json) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
-
-
-GENERATOR = """
-import numpy as np
-
-def samples():
-    rng = np.random.default_rng(1)
-    for index in range(64):
-        yield {"x": rng.normal(size=(8,)).astype(np.float32 if index != BAD else np.float64)}
-"""
-
-
-def test_calibration_data_may_come_from_a_generator(project: Project) -> None:
-    project.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
-    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
-    done = project.build()
-    assert done.code == 2 and "data.py:samples: sample 41: 'x' is float64" in done.err
-    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
-    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
-    assert project.build().json["cached"] is True
-
-
-def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(project: Project) -> None:
-    project.change_spec(targets=["cpu"], precisions=["int8"])
-    project.build()
-    project.change_spec(calibration={"data": "calibration.npz", "parts": 3})
-    done = project.build()
-    assert all(f"calibrate {part}/3: done" in done.err for part in (1, 2, 3))
-    assert "write int8" in done.err and "write int8: done" not in done.err
-    assert rebuilt(done.json) == set(), "the same observations give the same graphs"
-    merged = next((project.registry / "records" / "merge").rglob("*.json"))
-    merged.unlink()
-    again = project.build().err
-    assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
-
-
-def test_calibration_data_may_be_a_folder(project: Project) -> None:
-    (project.folder / "samples").mkdir()
-    for index, sample in enumerate(arrays(project.folder / "calibration.npz")["x"]):
-        np.save(project.folder / "samples" / f"{index:03}.npy", sample)
-    project.change_spec(calibration={"data": "samples"}, targets=["cpu"])
-    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
-    np.save(project.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
-    assert rebuilt(project.build().json) == {"cpu int8"}
 
 
 def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
@@ -296,13 +214,6 @@ def test_a_model_that_carries_qdq_passes_through_and_has_no_other_precision(buil
     assert "Q/DQ of its own" in units(outcome, "reason")["cpu fp32"]
 
 
-def test_int8_without_calibration_data_is_an_error_with_the_remedy(project: Project) -> None:
-    project.change_spec(calibration=None)
-    done = project.build()
-    assert done.code == 2
-    assert "add calibration.data" in done.err
-
-
 def test_external_data_is_part_of_the_key(built: Project, project: Project) -> None:
     model = onnx.load(project.folder / "tiny.onnx")
     onnx.save(model, project.folder / "tiny.onnx", save_as_external_data=True, location="tiny.bin", size_threshold=0)
@@ -379,38 +290,3 @@ def test_the_path_of_the_report_is_a_path(project: Project) -> None:
     project.registry = project.folder.parent / "my registry"
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     assert Path(project.build().json["report"]).is_file()
-
-
-def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
-    project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
-    done = project.build()
-    assert done.code == 0, done.err
-    assert units(done.json, "status") == {
-        "cpu fp8": "refused",
-        "cpu int8-dynamic": "proven",
-        "cpu int4": "proven",
-        "sm_80 fp8": "refused",
-        "sm_80 int8-dynamic": "refused",
-        "sm_80 int4": "unproven",
-        "sm_89 fp8": "unproven",
-        "sm_89 int8-dynamic": "refused",
-        "sm_89 int4": "unproven",
-    }
-
-
-def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:
-    first = project.build("--precisions", "int8").json
-    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
-    assert project.build("--precisions", "int8").json["version"] != first["version"]
-    project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
-    failed = project.build("--precisions", "int8")
-    assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
-
-
-def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(project: Project) -> None:
-    project.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
-    outcome = project.build().json
-    assert units(outcome, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
-    pulled = project.run("pull", "tiny", "--target", "cpu", "--dest", project.folder / "out", "--json").json
-    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
-    assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]

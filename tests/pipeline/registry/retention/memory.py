@@ -70,7 +70,7 @@ class MemoryStore:
         return len(self.read_blob(digest))
 
     def path(self, digest: str) -> Path:
-        raise NotImplementedError
+        raise AssertionError(f"a collection has no use for the file of blob {digest}")
 
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))

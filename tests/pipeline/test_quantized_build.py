@@ -1,0 +1,118 @@
+"""Calibration and precisions in the main job: where data may come from, and exactly what a change makes anew."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.pipeline.projects import Project, arrays, rebuilt, units
+
+
+def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> None:
+    data = arrays(built.folder / "calibration.npz")
+    data["x"][3] *= 10
+    np.savez(built.folder / "calibration.npz", **data)
+    outcome = built.build().json
+    assert outcome["version"] == "2"
+    assert rebuilt(outcome) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+
+
+def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
+    data = arrays(built.folder / "calibration.npz")
+    np.savez_compressed(built.folder / "calibration.npz", **data)
+    done = built.build()
+    assert "calibrate: done" in done.err
+    assert "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
+
+
+def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
+    built.change_spec(calibration={"data": "calibration.npz", "method": "mse"})
+    done = built.build()
+    assert "calibrate: cached" in done.err
+    assert rebuilt(done.json) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+
+
+GENERATOR = """
+import numpy as np
+
+def samples():
+    rng = np.random.default_rng(1)
+    for index in range(64):
+        yield {"x": rng.normal(size=(8,)).astype(np.float32 if index != BAD else np.float64)}
+"""
+
+
+def test_calibration_data_may_come_from_a_generator(project: Project) -> None:
+    project.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
+    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
+    done = project.build()
+    assert done.code == 2 and "data.py:samples: sample 41: 'x' is float64" in done.err
+    (project.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
+    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    assert project.build().json["cached"] is True
+
+
+def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(project: Project) -> None:
+    project.change_spec(targets=["cpu"], precisions=["int8"])
+    project.build()
+    project.change_spec(calibration={"data": "calibration.npz", "parts": 3})
+    done = project.build()
+    assert all(f"calibrate {part}/3: done" in done.err for part in (1, 2, 3))
+    assert "write int8" in done.err and "write int8: done" not in done.err
+    assert rebuilt(done.json) == set(), "the same observations give the same graphs"
+    merged = next((project.registry / "records" / "merge").rglob("*.json"))
+    merged.unlink()
+    again = project.build().err
+    assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
+
+
+def test_calibration_data_may_be_a_folder(project: Project) -> None:
+    (project.folder / "samples").mkdir()
+    for index, sample in enumerate(arrays(project.folder / "calibration.npz")["x"]):
+        np.save(project.folder / "samples" / f"{index:03}.npy", sample)
+    project.change_spec(calibration={"data": "samples"}, targets=["cpu"])
+    assert units(project.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    np.save(project.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
+    assert rebuilt(project.build().json) == {"cpu int8"}
+
+
+def test_int8_without_calibration_data_is_an_error_with_the_remedy(project: Project) -> None:
+    project.change_spec(calibration=None)
+    done = project.build()
+    assert done.code == 2
+    assert "add calibration.data" in done.err
+
+
+def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
+    project.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
+    done = project.build()
+    assert done.code == 0, done.err
+    assert units(done.json, "status") == {
+        "cpu fp8": "refused",
+        "cpu int8-dynamic": "proven",
+        "cpu int4": "proven",
+        "sm_80 fp8": "refused",
+        "sm_80 int8-dynamic": "refused",
+        "sm_80 int4": "unproven",
+        "sm_89 fp8": "unproven",
+        "sm_89 int8-dynamic": "refused",
+        "sm_89 int4": "unproven",
+    }
+
+
+def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:
+    first = project.build("--precisions", "int8").json
+    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
+    assert project.build("--precisions", "int8").json["version"] != first["version"]
+    project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
+    failed = project.build("--precisions", "int8")
+    assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
+
+
+def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(project: Project) -> None:
+    project.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
+    outcome = project.build().json
+    assert units(outcome, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
+    pulled = project.run("pull", "tiny", "--target", "cpu", "--dest", project.folder / "out", "--json").json
+    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
+    assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]
