@@ -1,12 +1,13 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
 # check  format, lint, types, import rules               bench  ratios against peers, measured in one run
-# docs   the pages that are generated from the code      clean  removes what these made
+# docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
+# clean  removes what these made
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := builders validation pipeline enginery tests benchmarks examples
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check format bench docs hunt clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -33,6 +34,10 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_pipeline.py
+
+hunt: $(VENV)/.installed
+	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+	  --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
 
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/spec.schema.json

@@ -8,5 +8,9 @@ from hypothesis import HealthCheck, settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("enginery", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The default run tries the same examples every time, so that it fails for a change and not by chance; `make hunt` looks
+# for new ones.
+settings.register_profile("enginery", CALM, derandomize=True)
+settings.register_profile("hunt", CALM, print_blob=True)
 settings.load_profile("enginery")

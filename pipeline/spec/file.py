@@ -106,7 +106,7 @@ def _lines(path: Path, root: yaml.Node, error: ValidationError) -> list[str]:
     for item in found:
         if item["type"] == "too_short" and item["loc"] in inside:
             continue  # it only counts the items that are wrong
-        loc = _without_union_tags(item["loc"])
+        loc = _without_union_tags(root, item["loc"])
         prefix = f"{path}:{_line_of(root, loc)}: "
         key = ".".join(str(part) for part in loc)
         for sentence in _explain(item, loc).splitlines():
@@ -114,10 +114,21 @@ def _lines(path: Path, root: yaml.Node, error: ValidationError) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def _without_union_tags(loc: Loc) -> Loc:
-    """Pydantic puts the union member it tried ('int', 'constrained-int', 'function-after[...]') into the path."""
+def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
+    """Pydantic puts the union member it tried ('int', 'constrained-int', 'function-after[...]') into the path.
+
+    A part that looks like one is left out unless the file has a key of that name there.
+    """
     tags = ("int", "str", "float", "bool", "constrained-int", "constrained-str")
-    return tuple(part for part in loc if not (isinstance(part, str) and (part in tags or "[" in part)))
+    node: yaml.Node | None = root
+    out: list[int | str] = []
+    for part in loc:
+        found = _child(node, part) if node else None
+        if found is None and isinstance(part, str) and (part in tags or "[" in part):
+            continue
+        node = found[1] if found else None
+        out.append(part)
+    return tuple(out)
 
 
 def _explain(item: Mapping[str, Any], loc: Loc) -> str:

@@ -41,6 +41,8 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
     ("parts", "wanted"),
     [
         ({"modle": "x"}, "modle: unknown key; did you mean 'model'?"),
+        ({"[x]": "x"}, "[x]: unknown key; known: "),
+        ({"source": {"onnx": "tiny.onnx", "int": "w"}}, "source.int: unknown key; "),
         ({"source": {"onnx": "tiny.onnx", "weigths": "w"}}, "source.weigths: unknown key; did you mean 'weights'?"),
         ({"model": "Bad Name"}, "model: model name 'Bad Name': use"),
         ({"model": None}, "model: is missing; add it"),
