@@ -13,13 +13,13 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from builders.errors import EngineryError, StepError, UnavailableError
+from builders.jobs import UNWATCHED, Job, Limits, Watch
 from builders.process import error_from_json, error_to_json, run_job
-from builders.types import Job, Limits, nothing
 from builders.workdir import workdir
 
 _POLL_S = 0.1
@@ -64,8 +64,8 @@ class RayExecutor:
                 ray.shutdown()
             self._connected = self._mine = False
 
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> Any:
-        """Run the job on a node that has its labels, else on any. `started` is called when Ray has got the job.
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+        """Run the job on a node that has its labels, else on any. `watch` is told when Ray has got it.
 
         Errors are `run_job`'s; also StepError 'crash' when its worker or node is lost, and UnavailableError when the
         cluster cannot be reached.
@@ -75,7 +75,7 @@ class RayExecutor:
             self._refuse_when_cancelled(job)
         try:
             self._refuse_when_cancelled(job)
-            started()
+            watch.started("ray")
             return _value(self._wait(job, _submit(job)))
         finally:
             if self._slots:

@@ -2,13 +2,13 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from builders.errors import StepError
+from builders.jobs import UNWATCHED, Job, Watch
 from builders.process import TICK_S, run_job
-from builders.types import Job, nothing
 from builders.workdir import workdir
 
 
@@ -23,12 +23,12 @@ class LocalExecutor:
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
         self._cancelled = False
 
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> Any:
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
         """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
         and UnavailableError when there is no room for the folder."""
         with self._slot(job), workdir() as folder:
-            started()
-            return run_job(job, folder, lambda: self._cancelled)
+            watch.started("here")
+            return run_job(job, folder, lambda: self._cancelled, watch)
 
     def cancel(self) -> None:
         """Kill what runs, within `TICK_S`, and refuse what comes."""

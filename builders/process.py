@@ -10,6 +10,7 @@ address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of
 children share are counted more than once.
 """
 
+import codecs
 import ctypes
 import importlib
 import inspect
@@ -22,38 +23,52 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from builders import errors
 from builders.errors import EngineryError, StepError
-from builders.types import Job
+from builders.jobs import UNWATCHED, Job, Usage, Watch
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
 _PR_SET_PDEATHSIG = 1
+_WORKDIR = "ENGINERY_JOB_FOLDER"
 
 
-def run_job(job: Job, workdir: Path, cancelled: Callable[[], bool] = lambda: False) -> Any:
+def run_job(job: Job, workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = UNWATCHED) -> Any:
     """Run `job` in a fresh process under `workdir` (which must exist) and return the function's JSON result.
 
-    `cancelled` is asked every `TICK_S`. Raises the EngineryError that the function raised (class and message), or
-    StepError: kind 'error' (another exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory' or
-    'cancelled', with the end of the log.
+    `cancelled` is asked every `TICK_S`. `watch` is told of phases, output and usage; the executor tells it the rest.
+    Raises the EngineryError that the function raised (class and message), or StepError: kind 'error' (any other
+    exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory' or 'cancelled', with the end of
+    the log.
     """
     workdir = workdir.resolve()
     task = {"function": job.function, "arguments": dict(job.arguments), "parent": os.getpid()}
     (workdir / "job.json").write_text(json.dumps(task))
     process = _start(workdir)
+    sight = _Sight(workdir, watch)
     ended = None
     try:
-        ended = _watch(process.pid, job, cancelled)
+        ended = _watch(process.pid, job, cancelled, sight)
     finally:  # also on Ctrl-C
         _kill_group(process)
+        sight.end()
     if ended is not None:
         kind, reason = ended
         raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir))
     return _result(job, process.returncode, workdir)
+
+
+def enter_phase(name: str) -> None:
+    """Say what the job does now; for the job's own process. Elsewhere, and on a full disk, nothing happens."""
+    if folder := os.environ.get(_WORKDIR):
+        with suppress(OSError):
+            fresh = Path(folder) / "job.phase.part"
+            fresh.write_text(name)
+            fresh.replace(fresh.with_name("job.phase"))
 
 
 def log_tail(workdir: Path) -> str:
@@ -69,7 +84,7 @@ def log_tail(workdir: Path) -> str:
 def _start(workdir: Path) -> subprocess.Popen[bytes]:
     # The child finds the modules that its parent finds; -P keeps its current folder out of them.
     places = os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
-    environment = {**os.environ, "PYTHONPATH": places, "TMPDIR": str(workdir)}
+    environment = {**os.environ, "PYTHONPATH": places, "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
     command = [sys.executable, "-P", "-X", "faulthandler", "-m", "builders.process", str(workdir)]
     with (workdir / "job.log").open("wb") as log:
         return subprocess.Popen(
@@ -83,16 +98,61 @@ def _start(workdir: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _watch(pid: int, job: Job, cancelled: Callable[[], bool]) -> tuple[str, str] | None:
+class _Sight:
+    """What can be seen of a running job from outside, told to its watch: its phase, its log, the memory it holds."""
+
+    def __init__(self, workdir: Path, watch: Watch) -> None:
+        self._workdir = workdir
+        self._watch = watch
+        self._begun = time.monotonic()
+        self._phase = ""
+        self._seen_bytes = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.peak_mib = 0.0
+
+    def look(self) -> None:
+        """Tell what is new."""
+        phase = _text_of(self._workdir / "job.phase")
+        if phase and phase != self._phase:
+            self._phase = phase
+            self._watch.phase(phase)
+        with (self._workdir / "job.log").open("rb") as log:
+            log.seek(self._seen_bytes)
+            # A job that prints without end has its time taken by its limit, not by us.
+            new = log.read(LOG_TAIL_BYTES)
+        self._seen_bytes += len(new)
+        if text := self._decode(new):
+            self._watch.said(text)
+
+    def end(self) -> None:
+        """Tell what is left to tell. No watch may keep the job's error from being raised."""
+        seen = -1
+        with suppress(OSError):
+            while seen != self._seen_bytes:
+                seen = self._seen_bytes
+                self.look()
+        self._watch.ended(Usage(time.monotonic() - self._begun, self.peak_mib))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _watch(pid: int, job: Job, cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
     while not _has_ended(pid):
+        sight.look()
         if cancelled():
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; raise the limit"
         used_mib = resident_mib(pid)
+        sight.peak_mib = max(sight.peak_mib, used_mib)
         if used_mib > limits.memory_mib:
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; raise the limit"
         time.sleep(TICK_S)

@@ -3,9 +3,9 @@
 Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -259,47 +259,6 @@ class Backend(Protocol):
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine for running. Raises EngineryError when it does not fit this machine."""
-        ...
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one step's process may use. The process dies when it passes either."""
-
-    timeout_s: float = 1800.0
-    memory_mib: int = 8192
-
-
-@dataclass(frozen=True)
-class Job:
-    """A function to be run in a process of its own: 'package.module:function' with JSON arguments.
-
-    needs: node labels a cluster should match, e.g. {"enginery/sm": "sm_89"}; ignored where everything is local.
-    """
-
-    name: str
-    function: str
-    arguments: Mapping[str, Any]
-    limits: Limits = field(default_factory=Limits)
-    needs: Mapping[str, str] = field(default_factory=dict)
-
-
-def nothing() -> None:
-    """Nobody wants to know."""
-
-
-class Executor(Protocol):
-    """Runs jobs, each in a fresh process; blocking and thread-safe."""
-
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> Any:
-        """Return the function's JSON result. `started` is called when the job leaves the queue.
-
-        Raises StepError (kind: error, crash, timeout, memory, cancelled), or what the function raised of EngineryError.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Kill what runs now and refuse what comes; safe from a signal handler."""
         ...
 
 

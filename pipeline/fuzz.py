@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.types import Job, Limits
+from builders.jobs import Job, Limits
 from pipeline.canary.engines import Chosen
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from builders.errors import InputError
-from builders.types import Job, Limits
+from builders.jobs import Job, Limits
 from pipeline.canary.engines import Chosen
 from pipeline.revalidate import as_built, spec_of
 from pipeline.steps.latency import arguments_of

@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builders.types import Job, Limits
+from builders.jobs import Job, Limits
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.blobs import fetch
 from pipeline.registry.requests import request_of

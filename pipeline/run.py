@@ -2,16 +2,17 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from builders.errors import UnknownNameError
+from builders.jobs import UNWATCHED, Executor, Job, Watch
 from builders.local import LocalExecutor
 from builders.targets import parse_targets
-from builders.types import PRECISIONS, Executor, Job, Precision, Target, nothing
+from builders.types import PRECISIONS, Precision, Target
 from pipeline.compile import InProcess, compile_model
 from pipeline.plan import Selection
 from pipeline.progress import Progress
@@ -84,7 +85,7 @@ class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is wo
 class OnlyRecords:
     """An executor that runs nothing."""
 
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> NoReturn:  # noqa: ARG002 - the protocol's
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise NotOnRecord."""
         raise NotOnRecord(job.name)
 

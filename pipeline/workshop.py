@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.digest import digest_of, digest_of_bytes
-from builders.types import Executor, Job
+from builders.jobs import Executor, Job, Unwatched
 from pipeline.progress import Progress, Silent
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
@@ -58,7 +58,17 @@ class Workshop:
     def shown(self, executor: Executor, name: str, job: Job) -> Any:
         """Run a job and show that it runs, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, lambda: self.progress.started(name))
+            return executor.run(job, _Shown(self.progress, name))
+
+
+class _Shown(Unwatched):
+    """Shows a job on the progress display from the moment when it leaves the queue."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress, self._name = progress, name
+
+    def started(self, where: str) -> None:  # noqa: ARG002 - the display has no column for it
+        self._progress.started(self._name)
 
 
 def versions(*distributions: str) -> dict[str, str]:

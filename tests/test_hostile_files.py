@@ -145,6 +145,20 @@ def test_specs(place: Path) -> None:
     attacked(place, "tiny.yaml", attacks, load_spec)
 
 
+def test_what_hunts_have_found(place: Path) -> None:
+    """Each was once a traceback or a warning; the random examples of the default run need not come by them."""
+    valid = canary_report(place, 600)
+    criteria = [{**item, "low": 10**400} for item in valid["criteria"]]
+    body = {**{key: value for key, value in valid.items() if key != "digest"}, "criteria": criteria}
+    (place / "huge.json").write_text(json.dumps({**body, "digest": digest_of(body)}))
+    with pytest.raises(EngineryError, match="is not whole"):
+        read_report_file(place / "huge.json")
+    np.save(place / "old.npy", X)
+    data = (place / "old.npy").read_bytes()
+    (place / "old.npy").write_bytes(data.replace(b"}  ", b"}\n ", 1))  # as Python 2 indented it
+    assert Samples.open(place / "old.npy", [SPEC], [BATCH]) is not None
+
+
 def test_reports(tmp_path: Path) -> None:
     from pipeline.registry.store import open_store
 

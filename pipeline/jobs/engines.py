@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from builders import backends
 from builders.errors import InputError
+from builders.process import enter_phase
 from builders.types import BuildRequest, Engine, Session
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, proof_of, runnable, tensors_from
 from pipeline.registry.store import Store, open_store
@@ -29,15 +30,19 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
     wanted = BuildRequest.from_json(request)
     backend = backends.configure(wanted.backend, dict(wanted.options))
     backends.check_toolchain(backend, wanted.toolchain)
+    enter_phase("fetching")
     model = fetch(place, wanted.model, workdir / "model.onnx")
+    enter_phase("compiling")
     begun = time.monotonic()
     engine = backend.build(wanted, model, workdir)
+    seconds = round(time.monotonic() - begun, 3)
+    enter_phase("storing")
     value: Json = {
         "digest": place.put_file(engine.path),
         "size_bytes": engine.size_bytes,
         "suffix": engine.suffix,
         "notes": list(engine.notes),
-        "seconds": round(time.monotonic() - begun, 3),
+        "seconds": seconds,
         "request": request,
     }
     remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"]])

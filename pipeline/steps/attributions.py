@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.types import Job
+from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.keys import CHECK_CODE, MEASURING, STEP_LIMITS, metric_of
 from pipeline.values import Attributed, Built, Json

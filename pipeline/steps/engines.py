@@ -3,7 +3,8 @@
 import shlex
 
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.types import BuildFailure, BuildRequest, Job, Limits
+from builders.jobs import Job, Limits
+from builders.types import BuildFailure, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Json, Unit
 from pipeline.workshop import Workshop

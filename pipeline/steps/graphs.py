@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from builders.errors import DataError
-from builders.types import CALIBRATED, Job, tensor_from_json
+from builders.jobs import Job
+from builders.types import CALIBRATED, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, STEP_LIMITS, metric_of
 from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe

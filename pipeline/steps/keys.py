@@ -3,7 +3,7 @@
 import os
 from dataclasses import asdict
 
-from builders.types import Limits
+from builders.jobs import Limits
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from builders import backends
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.types import Job, Limits
+from builders.jobs import Job, Limits
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, shapes_of

@@ -2,7 +2,7 @@
 
 from builders.digest import digest_of_file
 from builders.errors import InputError
-from builders.types import Job
+from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.golden import settle_golden
 from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, STEP_LIMITS, metric_of, shapes_of

@@ -3,8 +3,9 @@
 from builders import backends
 from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from builders.jobs import Job, Limits
 from builders.onnxruntime import cpu_kind
-from builders.types import BuildRequest, Job, Limits
+from builders.types import BuildRequest
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.keys import CHECK_CODE, MEASURING, contract_of, metric_of
 from pipeline.values import Built, Exported, Proof

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import DataError
-from builders.types import Job
+from builders.jobs import Job
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, STEP_LIMITS, shapes_of

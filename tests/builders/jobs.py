@@ -128,3 +128,21 @@ def kill_parent(path: str) -> None:
         marks.write("once\n")
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
+
+
+def chatter_and_crash(lines: int) -> None:
+    """Print a lot, flush, and die by a signal."""
+    for line in range(lines):
+        print(f"line {line}")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def phases(names: list[str]) -> None:
+    """Enter one phase after another, each with a line on stdout that a slow reader might miss."""
+    from builders.process import enter_phase
+
+    for name in names:
+        enter_phase(name)
+        print(f"now {name} \N{GREEK SMALL LETTER MU}", flush=True)
+        time.sleep(0.12)

@@ -10,7 +10,7 @@ import pytest
 from builders import dispatch
 from builders.dispatch import RayExecutor
 from builders.errors import ModelError, SpecError, StepError, UnavailableError
-from builders.types import Job, Limits
+from builders.jobs import Job, Limits
 from tests.builders.test_process import gone, read_when_there
 
 ray = pytest.importorskip("ray")
@@ -137,7 +137,7 @@ def test_it_shuts_down_only_what_it_started(executor):
 
 LOCAL = f"""
 import warnings; warnings.simplefilter("error")
-from builders.dispatch import RayExecutor; from builders.types import Job
+from builders.dispatch import RayExecutor; from builders.jobs import Job
 with RayExecutor(jobs=1) as executor:
     assert executor.run(Job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
 import ray

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from builders.errors import StepError
+from builders.jobs import Job
 from builders.local import LocalExecutor
-from builders.types import Job
 
 JOBS = "tests.builders.jobs"
 

@@ -10,8 +10,8 @@ import pytest
 
 from builders import errors
 from builders.errors import ModelError, StepError
+from builders.jobs import Job, Limits, Unwatched, Usage
 from builders.process import LOG_TAIL_BYTES, run_job
-from builders.types import Job, Limits
 
 JOBS = "tests.builders.jobs"
 
@@ -180,7 +180,7 @@ def test_the_log_is_a_tail(tmp_path):
 def test_a_killed_parent_takes_its_child_along(tmp_path):
     noted = tmp_path / "pid"
     code = (
-        "from pathlib import Path; from builders.process import run_job; from builders.types import Job; "
+        "from pathlib import Path; from builders.process import run_job; from builders.jobs import Job; "
         f"run_job(Job('unit', '{JOBS}:hang', {{'path': {str(noted)!r}}}), Path({str(tmp_path)!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
@@ -202,3 +202,38 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
     ended = subprocess.run([sys.executable, "-m", "builders.process", str(tmp_path)], env=environment)
     assert ended.returncode == 1
     assert not marked.exists()
+
+
+class Noted(Unwatched):
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.text = ""
+        self.usage: list[Usage] = []
+
+    def phase(self, name: str) -> None:
+        self.phases.append(name)
+
+    def said(self, text: str) -> None:
+        self.text += text
+
+    def ended(self, usage: Usage) -> None:
+        self.usage.append(usage)
+
+
+def test_a_watch_sees_phases_output_and_usage(tmp_path):
+    seen = Noted()
+    run_job(job("phases", {"names": ["fetching", "compiling"]}), tmp_path, watch=seen)
+    assert seen.phases == ["fetching", "compiling"]
+    assert seen.text.splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in seen.phases]
+    (usage,) = seen.usage
+    assert usage.seconds > 0.2 and 1 < usage.peak_mib < 1000
+
+
+def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
+    seen = Noted()
+    with pytest.raises(StepError):
+        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen)
+    assert seen.usage[0].peak_mib > 200
+    with pytest.raises(StepError):
+        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen)
+    assert seen.text.count("line 4999") == 1

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -19,8 +18,9 @@ from builders.errors import (
     StepError,
     UnavailableError,
 )
+from builders.jobs import UNWATCHED, Job, Watch
 from builders.local import LocalExecutor
-from builders.types import BuildRequest, Job, Target, TensorSpec, nothing
+from builders.types import BuildRequest, Target, TensorSpec
 from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
@@ -41,7 +41,7 @@ class Raising:
     def __init__(self, error: EngineryError) -> None:
         self.error = error
 
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> NoReturn:
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
         raise self.error
 
     def cancel(self) -> None: ...
@@ -80,7 +80,7 @@ class Measuring:
     def __init__(self) -> None:
         self.jobs = 0
 
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Json:
         self.jobs += 1
         return {"checks": [{**CRASHED, "passed": True, "note": ""}], "metrics": {}}
 
@@ -109,9 +109,9 @@ class Editing:
     def __init__(self, path: Path) -> None:
         self.path, self.local = path, LocalExecutor()
 
-    def run(self, job: Job, started: Callable[[], None] = nothing) -> Json:
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Json:
         self.path.write_bytes(self.path.read_bytes() + b" ")
-        result: Json = self.local.run(job, started)
+        result: Json = self.local.run(job, watch)
         return result
 
     def cancel(self) -> None: ...

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from builders.jobs import Job
 from builders.local import LocalExecutor
-from builders.types import Job
 from pipeline.progress import Lines, LiveTable, Silent
 from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store

@@ -96,7 +96,7 @@ def read_report(data: bytes) -> CanaryReport:
         )
     try:
         return _checked(document, actual)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise IntegrityError(f"the canary report is not whole ({error!r}); judge the observations again") from None
 
 

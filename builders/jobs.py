@@ -1,0 +1,97 @@
+"""A job: a function run in a process of its own; what it may use and needs, who watches it, who runs it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step's process may use. The process dies when it passes either."""
+
+    timeout_s: float = 1800.0
+    memory_mib: int = 8192
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function to be run in a process of its own: 'package.module:function' with JSON arguments.
+
+    needs: node labels a cluster should match, e.g. {"enginery/sm": "sm_89"}; ignored where everything is local.
+    """
+
+    name: str
+    function: str
+    arguments: Mapping[str, Any]
+    limits: Limits = field(default_factory=Limits)
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
+
+    seconds: float
+    peak_mib: float
+
+
+class Watch(Protocol):
+    """Is told what becomes of one job, in order, from the thread that runs it. What it raises stops the job."""
+
+    def waiting(self, why: str) -> None:
+        """It is in the queue, and for what: a slot, memory, a node that has yet to come."""
+
+    def started(self, where: str) -> None:
+        """It has left the queue: on this host ('here') or on a node of this name. Told again after a retry."""
+
+    def phase(self, name: str) -> None:
+        """What the job says that it does now (`process.enter_phase`)."""
+
+    def said(self, text: str) -> None:
+        """What it has printed since."""
+
+    def retrying(self, why: str) -> None:
+        """It is started once more."""
+
+    def ended(self, usage: Usage) -> None:
+        """Its processes are gone, with or without a result."""
+
+
+class Unwatched:
+    """Nobody wants to know; also a base for who wants to know a part."""
+
+    def waiting(self, why: str) -> None:
+        """Ignore it."""
+
+    def started(self, where: str) -> None:
+        """Ignore it."""
+
+    def phase(self, name: str) -> None:
+        """Ignore it."""
+
+    def said(self, text: str) -> None:
+        """Ignore it."""
+
+    def retrying(self, why: str) -> None:
+        """Ignore it."""
+
+    def ended(self, usage: Usage) -> None:
+        """Ignore it."""
+
+
+UNWATCHED = Unwatched()
+
+
+class Executor(Protocol):
+    """Runs jobs, each in a fresh process; blocking and thread-safe."""
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+        """Return the function's JSON result.
+
+        Raises StepError (kind: error, crash, timeout, memory, cancelled), or what the function raised of EngineryError.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Kill what runs now and refuse what comes; safe from a signal handler."""
+        ...
