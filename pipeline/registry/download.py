@@ -31,10 +31,10 @@ PART_BYTES = 8 << 20
 SPAN_PARTS = 4
 CONNECTIONS = 4
 MOST_CONNECTIONS = 16
-SLOW_BYTES_S = 100e6
+SLOW_BYTES_S = 90e6
 # Parts that wait in memory for those before them: 96 MiB.
 KEPT_PARTS = 12
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
 # How long a failed or cancelled download waits for its connections.
 _PATIENCE_S = 2.0
 
