@@ -6,10 +6,6 @@ parts come in any order, and are digested in theirs. What comes early is kept in
 read back from the file where there is none (it was written a moment ago, and is still the kernel's). So memory is
 bounded, and nobody waits for it.
 
-It begins with few connections, which is fastest where a machine's own cores are the limit. One that brings less than
-SLOW_BYTES_S calls for another: a single connection to S3 gives 85 to 90 MB/s at best
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html).
-
 Beside the file lies a journal of the parts that are complete; whoever takes it up reads those from the disk. The
 journal is believed only as far as the digest of the whole, at the end, agrees: the caller compares, and starts anew
 where it does not.
@@ -25,13 +21,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.registry.pace import CONNECTIONS, Pace
 from pipeline.registry.seals import Seal
 
 PART_BYTES = 8 << 20
 SPAN_PARTS = 4
-CONNECTIONS = 4
-MOST_CONNECTIONS = 16
-SLOW_BYTES_S = 90e6
 # Parts that wait in memory for those before them: 96 MiB.
 KEPT_PARTS = 12
 _BLOCK_BYTES = 1 << 18
@@ -147,6 +141,7 @@ class _Arrivals:
         self._stop = False
         count = min(CONNECTIONS, len(missing))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        self._pace = Pace(time.monotonic())
 
     def __contains__(self, part: Part) -> bool:
         return part.number in self._missing
@@ -183,13 +178,13 @@ class _Arrivals:
         try:
             block = memoryview(bytearray(min(_BLOCK_BYTES, self._part_bytes)))
             while span := self._next_span():
-                size, began = sum(part.size for part in span), time.monotonic()
+                size = sum(part.size for part in span)
                 with self._source(span[0].start, size) as fill:
                     for part in span:
                         if self._stop:
                             return
                         self._bring(part, fill, block)
-                self._call_for_help(size / max(time.monotonic() - began, 1e-9))
+                self._hire(size)
         except BaseException as error:  # raised again by who waits
             with self._changed:
                 self._error = self._error or error
@@ -231,16 +226,18 @@ class _Arrivals:
             self._room -= 1
         return memoryview(bytearray(self._part_bytes))
 
-    def _call_for_help(self, bytes_s: float) -> None:
-        """One connection more, where this one was slow and there is work left."""
+    def _hire(self, size: int) -> None:
+        """More connections, if that pays. size: of the span that just came."""
         with self._changed:
-            if self._stop or not self._todo or bytes_s >= SLOW_BYTES_S or len(self._threads) >= MOST_CONNECTIONS:
-                return
-            helper = threading.Thread(target=self._work, daemon=True)
-            with suppress(RuntimeError):  # no more threads on this machine: those that there are do it
-                # Under the lock, so that whoever ends it all finds only threads that were started.
-                helper.start()
-                self._threads.append(helper)
+            count = self._pace.more(size, time.monotonic(), len(self._threads))
+            for _ in range(0 if self._stop else min(count, len(self._todo))):
+                thread = threading.Thread(target=self._work, daemon=True)
+                try:
+                    # Under the lock, so that whoever ends it all finds only threads that were started.
+                    thread.start()
+                except RuntimeError:  # no more threads on this machine: those that there are do it
+                    return
+                self._threads.append(thread)
 
 
 def _write(fd: int, data: memoryview, at: int) -> None:

@@ -14,6 +14,7 @@ from pipeline.registry import download as module
 from pipeline.registry.cache import BlobCache
 from pipeline.registry.delivery import Way
 from pipeline.registry.download import download, journal_of, parts_of
+from pipeline.registry.pace import CONNECTIONS, Pace
 from pipeline.registry.s3.store import S3Store
 from pipeline.registry.seals import Seal
 from pipeline.registry.store import Store
@@ -74,7 +75,7 @@ def test_parts_that_come_backwards_are_digested_in_order(
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     monkeypatch.setattr(module, "KEPT_PARTS", kept)
     ready = {start: threading.Event() for start in range(0, len(DATA), PART)}
-    last = (module.CONNECTIONS - 1) * PART
+    last = (CONNECTIONS - 1) * PART
     ready[last].set()  # the first four are asked for at once, and come from the last to the first
 
     def backwards(start: int) -> None:
@@ -115,20 +116,38 @@ def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: 
     assert sorted(source.asked) == [part.start for part in parts_of(len(DATA), PART)]
 
 
-@pytest.mark.parametrize(("slow", "most"), [(0.0, 4), (1e12, 7)])
-def test_slow_connections_call_for_more_up_to_a_bound(
-    tmp_path: Path, slow: float, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
-    monkeypatch.setattr(module, "SLOW_BYTES_S", slow)
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 7)
-    monkeypatch.setattr(module, "CONNECTIONS", 4 if not slow else 1)
+    monkeypatch.setattr(Pace, "more", lambda self, size, now, connections: 1 if connections < 7 else 0)
     used: list[int] = []
-    arrivals = module._Arrivals.__exit__
+    end = module._Arrivals.__exit__
     monkeypatch.setattr(
-        module._Arrivals, "__exit__", lambda self, *why: used.append(len(self._threads)) or arrivals(self, *why)
+        module._Arrivals, "__exit__", lambda self, *why: used.append(len(self._threads)) or end(self, *why)
     )
-    assert run(tmp_path / "file", Source()) == DIGEST and used == [most]
+    assert run(tmp_path / "file", Source()) == DIGEST and used == [7]
+
+
+@pytest.mark.parametrize(
+    ("rates", "connections"),
+    [
+        ([200e6, 200e6], 4),  # they are fast
+        ([85e6, 85e6, 85e6], 16),  # each gives what it can, however many: as far as it goes
+        ([85e6, 45e6], 8),  # a link that they share: once was enough
+        ([30e6, 30e6, 10e6], 16),
+        ([85e6, 45e6, 200e6], 8),
+    ],
+)
+def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(
+    rates: list[float], connections: int
+) -> None:
+    """rates: of one connection, in bytes a second, as long as a number of them lasts."""
+    pace, now, found = Pace(0.0), 0.0, CONNECTIONS
+    for rate in rates:
+        now += 1e9 / rate
+        added = [pace.more(10**9, now, found) for _ in range(found)]
+        assert not any(added[:-1])
+        found += added[-1]
+    assert found == connections
 
 
 def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -> None:
