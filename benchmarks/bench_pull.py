@@ -9,12 +9,12 @@ Without --endpoint it starts moto, which is slow (tens of MB/s), so that its fig
 in a folder and copied object by object, because such servers have no conditional writes and are refused for publishing.
 Every download is a process of its own; the sides take turns; seconds are of the download alone for the Python sides
 (imports and client come before), of the whole process for s5cmd. boto3 is tuned first, over connections and part sizes.
-`transport` is enginery with SHA-256 left out, which no setting does: what is left is the cost of verifying. The file
-system is that of --folder: a fast disk, or /dev/shm, so that nobody waits for it (only enginery syncs what it wrote).
+`enginery` verifies by the manifest's BLAKE3; `sha256` is what it does where a manifest has none; `transport` is enginery
+with digests left out, which no setting does: what is left is the cost of verifying. The file system is that of --folder:
+a fast disk, or /dev/shm, so that nobody waits for it (only enginery syncs what it wrote).
 """
 
 import argparse
-import hashlib
 import json
 import os
 import resource
@@ -26,8 +26,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -56,7 +59,7 @@ def main() -> None:
 def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
     digest = fill(folder, endpoint, options.mib)
     task = {"endpoint": endpoint, "folder": str(folder), "digest": digest}
-    sides: dict[str, dict[str, Any]] = {side: {**task, "keep": False} for side in ("enginery", "transport")}
+    sides: dict[str, dict[str, Any]] = {side: {**task, "keep": False} for side in ("enginery", "sha256", "transport")}
     tuned = {pair: run("boto3", {**task, "connections": pair[0], "part_mib": pair[1]}) for pair in TUNING}
     best = min(tuned, key=lambda pair: tuned[pair]["seconds"])
     print(f"boto3 is best with {best[0]} connections and parts of {best[1]} MiB")
@@ -69,19 +72,23 @@ def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
             found[side].append(run(side, arguments))
     run("enginery", {**task, "keep": True})
     warm = min(run("enginery", {**task, "keep": True})["seconds"] for _ in range(3))
-    report(found, warm, options.mib, sha256_speed())
+    report(found, warm, options.mib)
 
 
-def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int, sha256: float) -> None:
+def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int) -> None:
     speed = {side: [mib * 1.048576 / run["seconds"] for run in runs] for side, runs in found.items()}
     for side, runs in found.items():
         ratio = statistics.median(speed["enginery"]) / statistics.median(speed[side])
         print(
             f"{side:9} median {statistics.median(speed[side]):6.0f} MB/s, best {max(speed[side]):6.0f}, "
             f"peak {max(run['rss_mb'] for run in runs):5.0f} MB, cpu {min(run['cpu_s'] for run in runs):5.2f} s, "
+            f"median {statistics.median(run['cpu_s'] for run in runs):5.2f}, "
             f"enginery is at {ratio:.0%} of it"
         )
-    print(f"warm pull {warm:.3f} s; SHA-256 alone, one thread: {sha256:.0f} MB/s")
+    alone = ", ".join(
+        f"{name} {digest_speed(make()):.0f} MB/s" for name, make in (("SHA-256", sha256), ("BLAKE3", blake3))
+    )
+    print(f"warm pull {warm:.3f} s; alone, one thread: {alone}")
 
 
 def run(side: str, task: dict[str, Any]) -> dict[str, float]:
@@ -110,20 +117,24 @@ def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str
     return found
 
 
+def by_sha256(**task: Any) -> dict[str, float]:
+    from pipeline.registry import seals
+
+    seals._library = lambda: None  # type: ignore[assignment]
+    return by_enginery(**task)
+
+
 def by_transport(**task: Any) -> dict[str, float]:
-    from pipeline.registry import download
+    from pipeline.registry import seals
 
     class Nothing:
-        def __init__(self) -> None:
-            pass
+        def __init__(self, seal: seals.Seal) -> None:
+            self.hexdigest = lambda: seal.expected
 
         def update(self, data: Any) -> None:
             pass
 
-        def hexdigest(self) -> str:
-            return str(task["digest"])
-
-    download.hashlib = type("hashlib", (), {"sha256": Nothing})  # type: ignore[attr-defined]
+    seals.Seal.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
     return by_enginery(**task)
 
 
@@ -161,7 +172,7 @@ def by_s5cmd(endpoint: str, folder: str, digest: str, program: str) -> dict[str,
     return measured()
 
 
-SIDES = {"enginery": by_enginery, "transport": by_transport, "boto3": by_boto3, "s5cmd": by_s5cmd}
+SIDES = {"enginery": by_enginery, "sha256": by_sha256, "transport": by_transport, "boto3": by_boto3, "s5cmd": by_s5cmd}
 
 
 def measuring(who: int = resource.RUSAGE_SELF) -> Any:
@@ -180,11 +191,11 @@ def key_of(digest: str) -> str:
     return f"registry/blobs/sha256/{digest[:2]}/{digest}"
 
 
-def sha256_speed() -> float:
-    """MB/s of SHA-256 over memory on one thread: what a verified download can at most be."""
-    block, sha, began = bytes(1 << 20), hashlib.sha256(), time.perf_counter()
+def digest_speed(hasher: Any) -> float:
+    """MB/s over memory on one thread: what a verified download can at most be."""
+    block, began = bytes(1 << 20), time.perf_counter()
     for _ in range(512):
-        sha.update(block)
+        hasher.update(block)
     return 512 * 1.048576 / (time.perf_counter() - began)
 
 
@@ -203,7 +214,8 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
         for _ in range(mib):
             stream.write(os.urandom(1 << 20))
     store = open_store(root, create=True)
-    digest = store.put_file(engine)
+    stored = store.seal_file(engine)
+    digest = stored.digest
     check = Check("engine", "sqnr_db", "y", "golden", 60.0, 40.0, True)
     now = "2026-01-01T00:00:00+00:00"
     report = Report(
@@ -215,7 +227,7 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     )
     approved = approve(report)
     assert approved is not None
-    draft = Manifest("bench", "", now, digest_of(digest))
+    draft = Manifest("bench", "", now, digest_of(digest)).with_blake3({digest: stored.blake3})
     publish(store, draft, [(entry, approved)], (), channel="candidate")
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
     for key in store.list():

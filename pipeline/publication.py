@@ -1,7 +1,7 @@
 """The last step: entries, manifest, report and channel for a judged plan; or the version that already says the same."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from builders.digest import canonical_json, digest_of, digest_of_path
@@ -73,7 +73,9 @@ def publish_version(
 ) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing."""
     draft = _draft(spec, exported, plan, judged)
-    published = _publish(spec, draft, judged, plan, shop)
+    sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
+    sums[exported.model.digest] = exported.blake3
+    published = _publish(spec, draft, judged, plan, shop, sums)
     metrics = dict(draft.metrics)
     if published is None:
         page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
@@ -97,9 +99,17 @@ def publish_version(
 
 
 def _publish(
-    spec: ModelSpec, draft: Manifest, judged: Sequence[Judged], plan: BuildPlan, shop: Workshop
+    spec: ModelSpec,
+    draft: Manifest,
+    judged: Sequence[Judged],
+    plan: BuildPlan,
+    shop: Workshop,
+    sums: Mapping[str, str | None],
 ) -> Published | None:
-    """None when no engine is fit to be published. Reports are stored only for a version that is new."""
+    """None when no engine is fit to be published. Reports are stored only for a version that is new.
+
+    sums: the BLAKE3 of blobs that are pulled, by their digests.
+    """
     approved, others = _sorted_out(judged, plan)
     if not approved:
         return None
@@ -111,7 +121,7 @@ def _publish(
         draft = with_provenance(shop.store, draft, entries, shop.started_at)
     return publish(
         shop.store,
-        draft,
+        draft.with_blake3(sums),
         approved,
         others,
         channel=spec.publication.channel,

@@ -57,12 +57,16 @@ class Proof:
 
 @dataclass(frozen=True)
 class Exported:
-    """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people."""
+    """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
+
+    blake3: of the model's file, where who uploaded it had the library.
+    """
 
     model: OnnxModel
     golden: str
     proof: Proof
     notes: tuple[str, ...] = ()
+    blake3: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,10 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Built:
-    """A unit with its engine in the store, or with the failure that took its place."""
+    """A unit with its engine in the store, or with the failure that took its place.
+
+    blake3: of the engine's file; None of one that was put on record before there was any, or without the library.
+    """
 
     unit: Unit
     digest: str | None = None
@@ -174,3 +181,4 @@ class Built:
     seconds: float = 0.0
     cached: bool = False
     failure: BuildFailure | None = None
+    blake3: str | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(store: str, request: Json, workdir: Path) -> Json:
-    """Compile one engine and upload it: digest, size, suffix, notes, seconds. Puts itself on record by build key."""
+    """Compile one engine and upload it: digests, size, suffix, notes, seconds. Puts itself on record by build key."""
     from builders.digest import digest_of
     from pipeline.registry.records import remember
 
@@ -37,8 +37,10 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
     engine = backend.build(wanted, model, workdir)
     seconds = round(time.monotonic() - begun, 3)
     enter_phase("storing")
+    stored = place.seal_file(engine.path)
     value: Json = {
-        "digest": place.put_file(engine.path),
+        "digest": stored.digest,
+        "blake3": stored.blake3,
         "size_bytes": engine.size_bytes,
         "suffix": engine.suffix,
         "notes": list(engine.notes),

@@ -60,8 +60,10 @@ def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
     from pipeline.sources.onnx_model import specs_of
 
     inputs, outputs = specs_of(model)
+    stored = place.seal_file(path)
     return {
-        "onnx": place.put_file(path),
+        "onnx": stored.digest,
+        "blake3": stored.blake3,
         "inputs": [vars(tensor) for tensor in inputs],
         "outputs": [vars(tensor) for tensor in outputs],
         "opset": max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx")),

@@ -2,7 +2,9 @@
 
 A blob enters verified, under a lock of its own, so that of many processes that want it one fetches it. The cache is
 bounded: the blobs that were not used for longest go first, and never one that somebody is reading. Everything in it can
-be deleted at any time. (`flock`, so: Linux and other Unixes; on NFS it needs version 4.)
+be deleted at any time. What a manifest's BLAKE3 verified is kept under the name of that pair (see `seals`), and becomes
+the blob of its SHA-256 only when somebody wants that and it was digested. (`flock`, so: Linux and other Unixes; on NFS
+it needs version 4.)
 """
 
 import fcntl
@@ -18,6 +20,7 @@ from builders.errors import InputError, IntegrityError
 from pipeline.registry.download import journal_of
 from pipeline.registry.keys import check_digest
 from pipeline.registry.landing import landing, make_folder, settle, sweep
+from pipeline.registry.seals import Seal
 from pipeline.registry.stamps import Stamps
 
 DEFAULT_BYTES = 16 << 30
@@ -55,22 +58,24 @@ class BlobCache:
             stream.close()
 
     @contextmanager
-    def verified(self, digest: str, bring: Bring, *, rehash: bool = False) -> Iterator[Path]:
+    def verified(self, seal: Seal, bring: Bring, *, rehash: bool = False) -> Iterator[tuple[Path, Seal]]:
         """Like `held`, of a file that is the blob's for certain: what changed since it was verified is digested again.
 
-        It may be linked to while this is open, under a lock of the digest's own. `bring` is given the file to write to,
-        which is kept with what it holds when `bring` fails, and returns the digest of what is there.
+        Gives the file, and the seal it was verified by: `seal`, or its SHA-256. It may be linked to while this is open,
+        under a lock of the digest's own. `bring` is given the file to write to, which is kept with what it holds when
+        `bring` fails, and returns the digest of what is there.
         """
-        path = self._blob(check_digest(digest))
         for folder in ("blobs", "locks", "partial"):
             make_folder(self.folder / folder)
-        with self._locked(digest):
+        with self._locked(seal.digest):
             if rehash:
-                self.stamps.forget(digest)
-            if not (path.is_file() and self.stamps.sound(digest, path)):
-                self._bring(digest, path, bring)
-            self.stamps.used(digest)
-            yield path
+                self.stamps.forget(seal)
+            found = self._sound(seal)
+            if found is None:
+                self._bring(seal, bring)
+                found = seal
+            self.stamps.used(found.name)
+            yield self._blob(found.name), found
         self._evict()
 
     @property
@@ -87,15 +92,34 @@ class BlobCache:
         with suppress(FileNotFoundError):
             self._blob(check_digest(digest)).unlink()
 
-    def give_up(self, digest: str) -> None:
+    def give_up(self, seal: Seal) -> None:
         """Delete what came of a blob until now."""
-        partial = self.folder / "partial" / check_digest(digest)
+        partial = self.folder / "partial" / seal.name
         for path in (partial, journal_of(partial)):
             with suppress(OSError):
                 path.unlink()
 
-    def _blob(self, digest: str) -> Path:
-        return self.folder / "blobs" / digest
+    def _blob(self, name: str) -> Path:
+        return self.folder / "blobs" / name
+
+    def _sound(self, seal: Seal) -> Seal | None:
+        """The seal under which the blob is here, sound: its SHA-256's if need be. What is damaged goes."""
+        for known in dict.fromkeys((seal.named, seal)):
+            path = self._blob(known.name)
+            if path.is_file():
+                if self.stamps.sound(known, path):
+                    return known
+                path.unlink()
+        return seal if seal == seal.named and self._adopted(seal) else None
+
+    def _adopted(self, seal: Seal) -> bool:
+        """Whether a file that came by some manifest's BLAKE3 has this SHA-256; from now on it is the blob."""
+        for path in sorted((self.folder / "blobs").glob(f"{seal.name}-*")):
+            if seal.holds(path):
+                path.replace(self._blob(seal.name))
+                self.stamps.add(seal, self._blob(seal.name))
+                return True
+        return False
 
     def _filled(self, digest: str, path: Path, download: Download) -> BinaryIO:
         """The blob's file, locked against eviction; downloaded unless another process just did that."""
@@ -104,7 +128,8 @@ class BlobCache:
         with self._locked(digest):
             # Again, because another process may have brought it, or have evicted it right after this one did.
             while (stream := _shared(path)) is None:
-                self._download(digest, path, download)
+                if not self._adopted(Seal(digest)):
+                    self._download(digest, path, download)
         self._evict()
         return stream
 
@@ -114,14 +139,16 @@ class BlobCache:
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
             yield
 
-    def _bring(self, digest: str, path: Path, bring: Bring) -> None:
-        partial = self.folder / "partial" / digest
-        self._forget_partials(digest)
+    def _bring(self, seal: Seal, bring: Bring) -> None:
+        partial, path = self.folder / "partial" / seal.name, self._blob(seal.name)
+        self._forget_partials(seal.name)
         found = bring(partial)
-        if found != digest:
-            raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
+        if found != seal.expected:
+            raise IntegrityError(
+                f"blob {seal.digest} came as other bytes (their {seal.algorithm} is {found}); it was not kept"
+            )
         settle(partial, path, read_only=True)
-        self.stamps.add(digest, path)
+        self.stamps.add(seal, path)
 
     def _forget_partials(self, but: str) -> None:
         """Delete what of other blobs was given up: nobody added to it for a week."""

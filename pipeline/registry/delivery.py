@@ -7,7 +7,6 @@ to the place itself. A file appears whole and verified, or not at all.
 
 import errno
 import fcntl
-import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from builders.errors import IntegrityError
 from pipeline.registry.cache import BlobCache, local_cache
 from pipeline.registry.download import download, journal_of
 from pipeline.registry.landing import copy_hashed, landing, make_folder, reachable, settle, sweep, sync_folder
+from pipeline.registry.seals import Seal
 from pipeline.registry.stamps import Stamps
 from pipeline.registry.store import Store
 
@@ -50,8 +50,8 @@ class Way:
         """By this machine's cache (see `cache.local_cache`), unless the registry itself is on this machine."""
         return cls(None if store.near else local_cache(), progress, rehash)
 
-    def deliver(self, store: Store, digest: str, size_bytes: int, dest: Path) -> Origin:
-        """Make `dest` the blob `digest`, and say where it came from.
+    def deliver(self, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:
+        """Make `dest` the blob that has this seal, and say where it came from.
 
         Raises IntegrityError when the registry sends other bytes or has lost it, UnavailableError when registry or disk
         are out of reach; what came until then is taken up by the next call.
@@ -59,46 +59,43 @@ class Way:
         with reachable(f"writing {dest}"):
             make_folder(dest.parent)
             stamps = self.cache.stamps if self.cache is not None and not self.rehash else None
-            if _is_there(dest, digest, size_bytes, stamps):
+            if _is_there(dest, seal, size_bytes, stamps):
                 return "there"
             sweep(dest.parent)
             if self.cache is None or store.near or size_bytes > self.cache.limit_bytes:
-                _direct(store, digest, size_bytes, dest, self.progress)
+                _direct(store, seal, size_bytes, dest, self.progress)
                 if stamps is not None:
-                    stamps.add(digest, dest)
+                    stamps.add(seal, dest)
                 return "registry"
-            return self._through(self.cache, store, digest, size_bytes, dest)
+            return self._through(self.cache, store, seal, size_bytes, dest)
 
-    def _through(self, cache: BlobCache, store: Store, digest: str, size_bytes: int, dest: Path) -> Origin:
+    def _through(self, cache: BlobCache, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:
         origin: list[Origin] = ["cache"]
 
         def bring(partial: Path) -> str:
             origin[:] = ["registry"]
-            return _bring(store, digest, size_bytes, partial, self.progress)
+            return _bring(store, seal, size_bytes, partial, self.progress)
 
         try:
-            with cache.verified(digest, bring, rehash=self.rehash) as held:
-                _place(held, digest, dest, cache.stamps)
+            with cache.verified(seal, bring, rehash=self.rehash) as (held, found):
+                _place(held, found, dest, cache.stamps)
                 return origin[0]
         except OSError as error:
             if error.errno not in _UNUSABLE:
                 raise
             # A cache that is full, read-only or another user's is a convenience, and nothing to fail for.
-            cache.give_up(digest)
-            _direct(store, digest, size_bytes, dest, self.progress)
+            cache.give_up(seal)
+            _direct(store, seal, size_bytes, dest, self.progress)
             return "registry"
 
 
-def _is_there(dest: Path, digest: str, size_bytes: int, stamps: Stamps | None) -> bool:
+def _is_there(dest: Path, seal: Seal, size_bytes: int, stamps: Stamps | None) -> bool:
     if not dest.is_file() or dest.stat().st_size != size_bytes:
         return False
-    if stamps is not None:
-        return stamps.sound(digest, dest)
-    with dest.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == digest
+    return seal.holds(dest) if stamps is None else stamps.sound(seal, dest)
 
 
-def _place(held: Path, digest: str, dest: Path, stamps: Stamps) -> None:
+def _place(held: Path, seal: Seal, dest: Path, stamps: Stamps) -> None:
     """Link `dest` to a cached blob, or copy it where that cannot be."""
     fresh = dest.with_name(f".enginery-link-{secrets.token_hex(8)}")
     try:
@@ -106,31 +103,29 @@ def _place(held: Path, digest: str, dest: Path, stamps: Stamps) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        _copy(held, digest, dest)
+        _copy(held, seal, dest)
     else:
         fresh.replace(dest)
         # Renaming one name of a file over another does nothing.
         fresh.unlink(missing_ok=True)
         sync_folder(dest.parent)
-    stamps.add(digest, dest)
+    stamps.add(seal, dest)
 
 
-def _copy(held: Path, digest: str, dest: Path) -> None:
+def _copy(held: Path, seal: Seal, dest: Path) -> None:
     with held.open("rb") as source, landing(dest.parent) as file:
-        if copy_hashed(source, file.stream) != digest:
+        if copy_hashed(source, file.stream, seal.hasher()) != seal.expected:
             raise IntegrityError(f"cached blob {held} is damaged; delete it and run again")
         file.land(dest)
 
 
-def _direct(store: Store, digest: str, size_bytes: int, dest: Path, progress: Progress) -> None:
+def _direct(store: Store, seal: Seal, size_bytes: int, dest: Path, progress: Progress) -> None:
     """Download beside `dest`, one process at a time."""
-    partial = dest.with_name(f"{_PARTIAL}{digest[:32]}")
+    partial = dest.with_name(f"{_PARTIAL}{seal.digest[:32]}")
     with _locked(partial):
-        if _is_there(dest, digest, size_bytes, None):
+        if _is_there(dest, seal, size_bytes, None):
             return
-        found = _bring(store, digest, size_bytes, partial, progress)
-        if found != digest:
-            raise _other(store, digest, found)
+        _bring(store, seal, size_bytes, partial, progress)
         settle(partial, dest)
 
 
@@ -150,25 +145,24 @@ def _locked(partial: Path) -> Iterator[None]:
             return
 
 
-def _bring(store: Store, digest: str, size_bytes: int, partial: Path, progress: Progress) -> str:
-    """Download, and once more from the start if other bytes came: those of before, or the way here, may be spoilt."""
+def _bring(store: Store, seal: Seal, size_bytes: int, partial: Path, progress: Progress) -> str:
+    """Download, and once more from the start if other bytes came: those of before, or the way here, may be spoilt.
+
+    Returns the digest, which is the expected one. Raises IntegrityError.
+    """
     for _ in range(2):
         found = download(
             partial,
-            digest,
+            seal,
             size_bytes,
-            lambda start, into: store.read_range(digest, start, into),
+            lambda start, size: store.open_range(seal.digest, start, size),
             lambda there: progress(there, size_bytes),
         )
         journal_of(partial).unlink()
-        if found == digest:
+        if found == seal.expected:
             return found
         partial.unlink()
-    raise _other(store, digest, found)
-
-
-def _other(store: Store, digest: str, found: str) -> IntegrityError:
-    return IntegrityError(
-        f"blob {digest} of {store.uri} holds other bytes (their digest is {found}); "
-        "run `enginery verify --repair`, then build again"
+    raise IntegrityError(
+        f"blob {seal.digest} of {store.uri} holds other bytes (their {seal.algorithm} is {found}, and should be "
+        f"{seal.expected}); run `enginery verify --repair`, then build again"
     )

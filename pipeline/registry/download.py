@@ -1,30 +1,41 @@
 """A blob over several connections, digested while it comes, and taken up again where a killed process left it.
 
-SHA-256 is sequential: parts come in any order, and are digested in theirs, from memory, while later ones are on their
-way. Memory is bounded by the buffers that the parts come into. Beside the file lies a journal of the parts that are
-complete; whoever takes it up reads those from the disk. The journal is believed only as far as the digest of the whole,
-at the end, agrees: the caller compares, and starts anew where it does not.
+A connection asks for a *span* of parts at once, because a request costs time at the server and on the way; the span
+shrinks towards the end, so that no connection is left with much while the others are done. Digests are sequential:
+parts come in any order, and are digested in theirs. What comes early is kept in memory as far as there is room, and
+read back from the file where there is none (it was written a moment ago, and is still the kernel's). So memory is
+bounded, and nobody waits for it.
+
+Beside the file lies a journal of the parts that are complete; whoever takes it up reads those from the disk. The
+journal is believed only as far as the digest of the whole, at the end, agrees: the caller compares, and starts anew
+where it does not.
 """
 
-import hashlib
 import json
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+
+from pipeline.registry.pace import CONNECTIONS, Pace
+from pipeline.registry.seals import Seal
 
 PART_BYTES = 8 << 20
-CONNECTIONS = 8
-# More than connections, so that they go on while the oldest part is digested: 10 of 8 MiB.
-_SPARE = 2
+SPAN_PARTS = 4
+# Parts that wait in memory for those before them: 96 MiB.
+KEPT_PARTS = 12
+_BLOCK_BYTES = 1 << 18
 # How long a failed or cancelled download waits for its connections.
 _PATIENCE_S = 2.0
 
-# Fills a view with the blob's bytes from an offset on, or raises; called from many threads.
-Source = Callable[[int, memoryview], None]
+# Fills a view with the next bytes, or raises.
+Fill = Callable[[memoryview], None]
+# Opens the blob at an offset, for so many bytes; called from many threads.
+Source = Callable[[int, int], AbstractContextManager[Fill]]
 # Is told the bytes that are there and digested.
 Told = Callable[[int], object]
 
@@ -49,35 +60,36 @@ def journal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.journal")
 
 
-def download(path: Path, digest: str, size_bytes: int, source: Source, told: Told, *, part: int = PART_BYTES) -> str:
-    """Fill the file `path` with the blob, from what its journal says on, and return the digest of what is there.
+def download(path: Path, seal: Seal, size_bytes: int, source: Source, told: Told, *, part: int = PART_BYTES) -> str:
+    """Fill the file `path` with the blob, from what its journal says on, and return the digest of what is there, by the
+    seal's algorithm.
 
     The caller holds a lock: one process at a time works on `path`. Raises what `source` raises, and OSError; what came
     until then is kept.
     """
     parts = parts_of(size_bytes, part)
-    with _Journal(journal_of(path), {"digest": digest, "size_bytes": size_bytes, "part_bytes": part}) as journal:
+    with _Journal(journal_of(path), {"digest": seal.name, "size_bytes": size_bytes, "part_bytes": part}) as journal:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, size_bytes)
             missing = [item for item in parts if item.number not in journal.done]
-            sha, there = hashlib.sha256(), 0
-            with _Arrivals(fd, missing, source, journal, part) as arrivals:
+            hasher, there = seal.hasher(), 0
+            with _Arrivals(fd, missing, source, journal) as arrivals:
                 for item in parts:
                     for block in arrivals.wait_for(item) if item in arrivals else _blocks(fd, item):
-                        sha.update(block)
+                        hasher.update(block)
                     there += item.size
                     told(there)
-            return sha.hexdigest()
+            return hasher.hexdigest()
         finally:
             os.close(fd)
 
 
-def _blocks(fd: int, part: Part, block_bytes: int = 1 << 20) -> Iterator[bytes]:
+def _blocks(fd: int, part: Part) -> Iterator[bytes]:
     """What is on disk of a part."""
     end = part.start + part.size
-    for start in range(part.start, end, block_bytes):
-        yield os.pread(fd, min(block_bytes, end - start), start)
+    for start in range(part.start, end, _BLOCK_BYTES):
+        yield os.pread(fd, min(_BLOCK_BYTES, end - start), start)
 
 
 class _Journal:
@@ -108,78 +120,127 @@ class _Journal:
 
 
 class _Arrivals:
-    """The missing parts, coming over several connections, each into a buffer that is used again.
+    """The missing parts, coming over several connections.
 
-    A buffer is taken before a part is, and parts are taken in order, so the oldest missing one always has a buffer.
     Threads are daemons with files of their own: one that hangs on a dead connection keeps nobody from ending, and what
     it writes in the end is the same bytes at the same place.
     """
 
-    def __init__(self, fd: int, missing: list[Part], source: Source, journal: _Journal, part_bytes: int) -> None:
+    def __init__(self, fd: int, missing: list[Part], source: Source, journal: _Journal) -> None:
         self._missing = {part.number for part in missing}
-        self._todo = iter(missing)
+        self._part_bytes = max((part.size for part in missing), default=0)
+        self._todo = deque(missing)
         self._source = source
         self._fd, self._marks = os.dup(fd), os.dup(journal.fileno())
         self._changed = threading.Condition()
-        self._came: dict[int, memoryview] = {}
+        # A part that came, and its bytes where there was room for them.
+        self._came: dict[int, memoryview | None] = {}
+        self._room = min(KEPT_PARTS, len(missing))
+        self._spare: list[memoryview] = []
         self._error: BaseException | None = None
         self._stop = False
-        threads = min(CONNECTIONS, len(missing))
-        self._buffers: SimpleQueue[memoryview | None] = SimpleQueue()
-        for _ in range(min(threads + _SPARE, len(missing))):
-            self._buffers.put(memoryview(bytearray(min(part_bytes, max(part.size for part in missing)))))
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
+        count = min(CONNECTIONS, len(missing))
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        self._pace = Pace(time.monotonic())
 
     def __contains__(self, part: Part) -> bool:
         return part.number in self._missing
 
     def __enter__(self) -> "_Arrivals":
-        for thread in self._threads:
+        for thread in tuple(self._threads):
             thread.start()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         with self._changed:
             self._stop = True
-        for _thread in self._threads:
-            self._buffers.put(None)
         for thread in self._threads:
             thread.join(None if kind is None else _PATIENCE_S / len(self._threads))
         if not any(thread.is_alive() for thread in self._threads):
             os.close(self._fd)
             os.close(self._marks)
 
-    def wait_for(self, part: Part) -> Iterator[memoryview]:
+    def wait_for(self, part: Part) -> Iterator[memoryview | bytes]:
         """The bytes of a part, which may be looked at until the next step."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or part.number in self._came)
             if self._error:
                 raise self._error
-            buffer = self._came.pop(part.number)
-        yield buffer[: part.size]
-        self._buffers.put(buffer)
+            kept = self._came.pop(part.number)
+        if kept is None:
+            yield from _blocks(self._fd, part)
+            return
+        yield kept[: part.size]
+        with self._changed:
+            self._spare.append(kept)
 
     def _work(self) -> None:
-        while (buffer := self._buffers.get()) is not None:
+        try:
+            block = memoryview(bytearray(min(_BLOCK_BYTES, self._part_bytes)))
+            while span := self._next_span():
+                size = sum(part.size for part in span)
+                with self._source(span[0].start, size) as fill:
+                    for part in span:
+                        if self._stop:
+                            return
+                        self._bring(part, fill, block)
+                self._hire(size)
+        except BaseException as error:  # raised again by who waits
             with self._changed:
-                part = None if self._stop else next(self._todo, None)
-            if part is None:
-                return
-            try:
-                self._bring(part, buffer[: part.size])
-            except BaseException as error:  # raised again by who waits
-                with self._changed:
-                    self._error = self._error or error
-                    self._stop = True
-                    self._changed.notify()
-                return
-            with self._changed:
-                self._came[part.number] = buffer
+                self._error = self._error or error
+                self._stop = True
                 self._changed.notify()
 
-    def _bring(self, part: Part, view: memoryview) -> None:
-        self._source(part.start, view)
-        written = 0
-        while written < part.size:
-            written += os.pwrite(self._fd, view[written:], part.start + written)
+    def _next_span(self) -> list[Part]:
+        """The next missing parts that lie together; none when there are none, or it is over."""
+        with self._changed:
+            if self._stop:
+                return []
+            share = -(-len(self._todo) // (2 * len(self._threads)))
+            span: list[Part] = []
+            while self._todo and len(span) < min(SPAN_PARTS, share):
+                if span and self._todo[0].number != span[-1].number + 1:
+                    break
+                span.append(self._todo.popleft())
+            return span
+
+    def _bring(self, part: Part, fill: Fill, block: memoryview) -> None:
+        kept = self._memory()
+        for at in range(0, part.size, len(block)):
+            size = min(len(block), part.size - at)
+            view = block[:size] if kept is None else kept[at : at + size]
+            fill(view)
+            _write(self._fd, view, part.start + at)
         os.write(self._marks, b"%d\n" % part.number)
+        with self._changed:
+            self._came[part.number] = kept
+            self._changed.notify()
+
+    def _memory(self) -> memoryview | None:
+        """Room for a part, if there is any."""
+        with self._changed:
+            if self._spare:
+                return self._spare.pop()
+            if not self._room:
+                return None
+            self._room -= 1
+        return memoryview(bytearray(self._part_bytes))
+
+    def _hire(self, size: int) -> None:
+        """More connections, if that pays. size: of the span that just came."""
+        with self._changed:
+            count = self._pace.more(size, time.monotonic(), len(self._threads))
+            for _ in range(0 if self._stop else min(count, len(self._todo))):
+                thread = threading.Thread(target=self._work, daemon=True)
+                try:
+                    # Under the lock, so that whoever ends it all finds only threads that were started.
+                    thread.start()
+                except RuntimeError:  # no more threads on this machine: those that there are do it
+                    return
+                self._threads.append(thread)
+
+
+def _write(fd: int, data: memoryview, at: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], at + written)

@@ -14,9 +14,11 @@ from urllib.parse import quote
 
 from builders.digest import digest_of_bytes, digest_of_file
 from builders.errors import InputError, IntegrityError, UnavailableError
+from pipeline.registry.download import Fill
 from pipeline.registry.keys import MARKER, blob_key, check_digest, check_key, is_key
 from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep, sync_folder
 from pipeline.registry.marker import CONTENT, check_format
+from pipeline.registry.seals import Seal, sealed
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -48,12 +50,16 @@ class FileStore:
 
     def put_file(self, path: Path) -> str:
         """See `Store.put_file`."""
+        return self.seal_file(path).digest
+
+    def seal_file(self, path: Path) -> Seal:
+        """See `Store.seal_file`."""
         with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._landing() as file:
             # One pass: hashing first and copying after would read, and hash, every new file twice.
-            digest = copy_hashed(source, file.stream)
-            if not self._holds(digest):
-                self._land_blob(file, digest)
-        return digest
+            found = sealed(source, file.stream)
+            if not self._holds(found.digest):
+                self._land_blob(file, found.digest)
+        return found
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
@@ -98,21 +104,29 @@ class FileStore:
         self._check(digest, digest_of_bytes(data))
         return data
 
-    def read_range(self, digest: str, start: int, into: memoryview) -> None:
-        """See `Store.read_range`."""
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
+        """See `Store.open_range`."""
         blob = self.path(digest)
-        with reachable(f"reading {blob}"), blob.open("rb") as stream:
-            stream.seek(start)
-            if stream.readinto(into) != len(into):
-                raise IntegrityError(
-                    f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`"
-                )
 
-    def rehash(self, digest: str) -> str:
+        def fill(into: memoryview) -> None:
+            with reachable(f"reading {blob}"):
+                if stream.readinto(into) != len(into):
+                    raise IntegrityError(
+                        f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`"
+                    )
+
+        with reachable(f"reading {blob}"):
+            stream = blob.open("rb")
+        with stream:
+            stream.seek(start)
+            yield fill
+
+    def rehash(self, digest: str) -> Seal:
         """See `Store.rehash`."""
         blob = self.path(digest)
-        with reachable(f"reading {blob}"):
-            return digest_of_file(blob)
+        with reachable(f"reading {blob}"), blob.open("rb") as stream:
+            return sealed(stream)
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from builders.digest import CHUNK_BYTES
 from builders.errors import UnavailableError
+from pipeline.registry.seals import Hasher
 
 PREFIX = ".enginery-landing-"
 
@@ -128,13 +129,13 @@ def _abandoned(path: Path, *, remove: bool) -> bool:
     return False
 
 
-def copy_hashed(source: BinaryIO, dest: BinaryIO) -> str:
-    """Copy in blocks; return the digest of what was copied."""
-    sha = hashlib.sha256()
+def copy_hashed(source: BinaryIO, dest: BinaryIO, hasher: Hasher | None = None) -> str:
+    """Copy in blocks; return the digest of what was copied, by `hasher` or SHA-256."""
+    found = hasher or hashlib.sha256()
     while block := source.read(CHUNK_BYTES):
-        sha.update(block)
+        found.update(block)
         dest.write(block)
-    return sha.hexdigest()
+    return found.hexdigest()
 
 
 def make_folder(path: Path) -> None:

@@ -20,6 +20,11 @@ FORMAT = 1
 MAX_BYTES = 16 << 20
 
 
+# Entries of provenance that say a blob's BLAKE3. They are no field of their own, because an older client digests the
+# fields that it knows, and would take the manifest for one that was replaced.
+_BLAKE3 = "blake3 of "
+
+
 class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
     """A sound manifest of another model or version than the place it was found at."""
 
@@ -84,7 +89,8 @@ class Manifest:
 
     content: digest of everything that went in; two runs with equal content are the same version.
     spec: the spec with every default filled in.  sources: what was compiled and measured against, name -> digest; kept
-    as blobs.  provenance: what those were made from (spec, weights, data files), name -> digest; not kept.
+    as blobs.  provenance: what those were made from (spec, weights, data files), name -> digest; not kept; and the
+    BLAKE3 of blobs that are pulled (see `blake3`).
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
@@ -120,6 +126,15 @@ class Manifest:
     def digest(self) -> str:
         """Digest of the manifest: of everything but this digest itself."""
         return digest_of(self.to_json())
+
+    def blake3(self, digest: str) -> str | None:
+        """The BLAKE3 of a blob's bytes, if whoever uploaded them had the library."""
+        return self.provenance.get(f"{_BLAKE3}{digest}")
+
+    def with_blake3(self, known: Mapping[str, str | None]) -> "Manifest":
+        """The manifest with the BLAKE3 of blobs, by their digests; None is left out."""
+        found = {f"{_BLAKE3}{digest}": blake3 for digest, blake3 in known.items() if blake3}
+        return replace(self, provenance={**self.provenance, **found})
 
     def blobs(self) -> dict[str, str]:
         """Every blob this version needs: digest -> what it is."""

@@ -18,6 +18,7 @@ from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer
+from pipeline.registry.seals import seal
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.trust.policy import TrustPolicy
@@ -104,7 +105,9 @@ def bring(store: Store, located: Located, resolution: Resolution, dest: Path, wa
     engine = resolution.chosen
     stem = _stem(located, engine)
     path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
-    origin = (way or Way.usual(store)).deliver(store, str(engine.digest), engine.size_bytes or 0, path)
+    digest = str(engine.digest)
+    expected = seal(digest, located.manifest.blake3(digest))
+    origin = (way or Way.usual(store)).deliver(store, expected, engine.size_bytes or 0, path)
     data = description_of(located, engine)
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
         write_whole(description, data)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.digest import digest_of_file
 from pipeline.registry.landing import make_folder
+from pipeline.registry.seals import Seal
 
 Facts = list[int]
 
@@ -27,53 +27,55 @@ _TICKS_S = 0.02
 
 @dataclass(frozen=True)
 class Stamps:
-    """What was verified, a small file for each digest in `folder`. All may be deleted at any time."""
+    """What was verified, a small file for each seal in `folder`, by the seal's name: what was noted of a BLAKE3 says
+    nothing of the SHA-256 that a manifest put beside it. All may be deleted at any time."""
 
     folder: Path
 
-    def sound(self, digest: str, path: Path) -> bool:
-        """Whether `path` holds the blob: by its stamp, else by its digest. Raises OSError."""
+    def sound(self, seal: Seal, path: Path) -> bool:
+        """Whether `path` holds the blob: by its stamp or the one of its SHA-256, else by its digest. Raises OSError."""
         before = _facts(path)
-        if before in self._read(digest):
+        if before in self._read(seal.name) or before in self._read(seal.named.name):
             return True
-        if digest_of_file(path) != digest:
+        if not seal.holds(path):
             return False
         if _facts(path)[:4] == before[:4]:
-            self.add(digest, path)
+            self.add(seal, path)
         return True
 
-    def add(self, digest: str, path: Path) -> None:
+    def add(self, seal: Seal, path: Path) -> None:
         """Note that `path` was verified just now. What cannot be noted will be digested again."""
         changed = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed / 1e9))))
         found = _facts(path)
-        others = [facts for facts in self._read(digest) if facts[:2] != found[:2]]
+        others = [facts for facts in self._read(seal.name) if facts[:2] != found[:2]]
         with suppress(OSError):
             make_folder(self.folder)
             fresh = self.folder / f".{secrets.token_hex(8)}"
             fresh.write_text(json.dumps([found, *others][:_KEPT]))
-            fresh.replace(self.folder / digest)
+            fresh.replace(self.folder / seal.name)
 
-    def forget(self, digest: str) -> None:
+    def forget(self, seal: Seal) -> None:
         """Believe nothing that was noted of a blob's files."""
-        with suppress(OSError):
-            (self.folder / digest).unlink(missing_ok=True)
+        for name in {seal.name, seal.named.name}:
+            with suppress(OSError):
+                (self.folder / name).unlink(missing_ok=True)
 
-    def used(self, digest: str) -> None:
-        """Note that a blob was used just now."""
+    def used(self, name: str) -> None:
+        """Note that what is kept under a seal's name was used just now."""
         with suppress(OSError):
             make_folder(self.folder)
-            (self.folder / digest).touch()
+            (self.folder / name).touch()
 
-    def last_used(self, digest: str) -> float | None:
+    def last_used(self, name: str) -> float | None:
         """When that was, in seconds since 1970; None if nothing is known."""
         with suppress(OSError):
-            return (self.folder / digest).stat().st_mtime
+            return (self.folder / name).stat().st_mtime
         return None
 
-    def _read(self, digest: str) -> list[Facts]:
+    def _read(self, name: str) -> list[Facts]:
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / digest).read_bytes() or b"[]")
+            found = json.loads((self.folder / name).read_bytes() or b"[]")
             if isinstance(found, list):
                 return [item for item in found if isinstance(item, list) and len(item) == 5]
         return []

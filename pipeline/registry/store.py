@@ -6,12 +6,15 @@ models, so that another kind of store is one file more and the same tests.
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from builders.errors import InputError
+from pipeline.registry.download import Fill
 from pipeline.registry.filestore import FileStore, open_folder
+from pipeline.registry.seals import Seal
 
 __all__ = ["FileStore", "Store", "open_store"]
 
@@ -39,6 +42,10 @@ class Store(Protocol):
 
     def put_file(self, path: Path) -> str:
         """Store a file's bytes and return their digest. A sound blob of that digest stays, a corrupt one is healed."""
+        ...
+
+    def seal_file(self, path: Path) -> Seal:
+        """Like `put_file`; gives the BLAKE3 of the same bytes too, where the library is there."""
         ...
 
     def put_bytes(self, data: bytes) -> str:
@@ -69,15 +76,17 @@ class Store(Protocol):
         """A blob's bytes, verified. Raises IntegrityError."""
         ...
 
-    def read_range(self, digest: str, start: int, into: memoryview) -> None:
-        """Fill `into` with a blob's bytes from `start` on, from many threads at once; not verified.
+    def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
+        """`size` bytes of a blob from `start` on: what this gives fills a view with the next of them; not verified.
 
-        Raises IntegrityError when the blob is missing or ends before.
+        Many threads may have one open each. Raises IntegrityError, then or while filling, when the blob is missing or
+        ends before.
         """
         ...
 
-    def rehash(self, digest: str) -> str:
-        """The digest of the bytes that are there under a blob's name, read anew. Raises IntegrityError if absent."""
+    def rehash(self, digest: str) -> Seal:
+        """The digests of the bytes that are there under a blob's name, read anew (the BLAKE3 where the library is
+        there). Raises IntegrityError if absent."""
         ...
 
     def read(self, key: str) -> bytes | None:

@@ -18,11 +18,12 @@ from pipeline.registry.manifest import Manifest, Misplaced
 from pipeline.registry.names import Reference
 from pipeline.registry.records import read_record
 from pipeline.registry.retention import marks
+from pipeline.registry.seals import Seal, blake3_hasher
 from pipeline.registry.store import Store
 from pipeline.registry.trust.requirement import misplaced
 
-FAULTS = ("missing", "corrupt", "size", "edited", "misplaced", "dangling", "signature")
-REMARKS = ("orphaned", "unreferenced", "forgotten", "stray")
+FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
+REMARKS = ("unchecked", "orphaned", "unreferenced", "forgotten", "stray")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class _Findings:
     problems: list[Problem] = field(default_factory=list)
     manifests: list[Manifest] = field(default_factory=list)
     needed: dict[str, list[str]] = field(default_factory=dict)
+    blake3: dict[str, dict[str, str]] = field(default_factory=dict)
     unread: bool = False
     blobs: int = 0
     size_bytes: int = 0
@@ -133,6 +135,8 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     found.manifests.append(manifest)
     for digest, what in manifest.blobs().items():
         found.needed.setdefault(digest, []).append(f"{reference} {what}")
+        if claimed := manifest.blake3(digest):
+            found.blake3.setdefault(digest, {})[reference] = claimed
     try:
         list(attestations(found.store, manifest))
         list(latency_reports(found.store, manifest))
@@ -170,8 +174,20 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
         found.blobs += 1
         found.size_bytes += found.store.size(digest)
         actual = found.store.rehash(digest)
-        if actual != digest:
-            found.add("corrupt", digest, f"its bytes have digest {actual}", affects)
+        if actual.digest != digest:
+            found.add("corrupt", digest, f"its bytes have digest {actual.digest}", affects)
+        elif actual.blake3 is not None:
+            _check_blake3(found, actual)
+    if found.blake3 and blake3_hasher() is None:
+        found.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
+
+
+def _check_blake3(found: _Findings, actual: Seal) -> None:
+    """A manifest that is wrong about a sound blob: whoever pulls it by its BLAKE3 is refused."""
+    for reference, claimed in found.blake3.get(actual.digest, {}).items():
+        if claimed != actual.blake3:
+            detail = f"says {claimed} of blob {actual.digest}, whose BLAKE3 is {actual.blake3}"
+            found.add("blake3", reference, detail, tuple(found.needed[actual.digest]))
 
 
 def _check_litter(found: _Findings, stored: list[str]) -> None:

@@ -43,7 +43,13 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
 
 
 def _exported(model: Json, golden: Json) -> Exported:
-    return Exported(OnnxModel.from_json(model), golden["golden"], Proof.from_json(golden), tuple(golden["notes"]))
+    return Exported(
+        OnnxModel.from_json(model),
+        golden["golden"],
+        Proof.from_json(golden),
+        tuple(golden["notes"]),
+        model.get("blake3"),
+    )
 
 
 def _export_reads(spec: ModelSpec, shop: Workshop) -> Json:

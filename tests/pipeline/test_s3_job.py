@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+from blake3 import blake3
+
+from pipeline.provenance import STATEMENT
+from pipeline.registry import versions
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.place import parse_place
+from pipeline.registry.store import open_store
 from tests.pipeline.projects import Project
 
 
@@ -27,6 +32,12 @@ def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str
     assert project.run("promote", "tiny", "--json").json["version"] == "1"
     pulled = project.run("pull", "tiny:stable", "--target", "cpu", "--dest", tmp_path / "out", "--json").json
     assert pulled["digest"] == engine["digest"] and Path(pulled["path"]).stat().st_size == engine["size"]
+    store = open_store(s3_uri)
+    manifest = versions.load(store, "tiny", "1")
+    assert manifest.blake3(engine["digest"]) == blake3(Path(pulled["path"]).read_bytes()).hexdigest()
+    onnx = manifest.sources["onnx"]
+    assert manifest.blake3(onnx) == blake3(store.read_blob(onnx)).hexdigest()
+    assert b"blake3 of" not in store.read_blob(manifest.sources[STATEMENT]), "it lists digests by SHA-256"
     assert project.run("verify").code == 0 and "tiny" in project.run("list").out
     absent = project.run("show", "tiny@7")
     assert absent.code == 2 and "no version of tiny '7'" in absent.err and "Traceback" not in absent.err

@@ -24,7 +24,7 @@ from builders.types import BuildRequest, Target, TensorSpec
 from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
-from pipeline.steps.engines import reproduce
+from pipeline.steps.engines import recall_engine, reproduce
 from pipeline.steps.proofs import CRASHED
 from pipeline.steps.sources import source_digests
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
@@ -161,3 +161,13 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
     spaced = project.spec.rename(project.folder / "my spec.yaml")
     command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
     assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]
+
+
+def test_an_engine_on_record_from_before_there_was_a_blake3_has_none(tmp_path: Path) -> None:
+    shop, request = workshop(tmp_path, ModelError("")), an_engine().unit.request
+    engine = shop.store.put_bytes(b"engine")
+    told = {"digest": engine, "size_bytes": 6, "suffix": ".onnx", "seconds": 1.0, "notes": []}
+    shop.remember("build", {"build": request.key}, told, [engine])
+    assert recall_engine(request, shop) == {**told, "notes": (), "blake3": None}
+    shop.remember("build", {"build": request.key}, {**told, "blake3": "d" * 64}, [engine])
+    assert (recall_engine(request, shop) or {})["blake3"] == "d" * 64

@@ -2,14 +2,15 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from builders.digest import digest_of_bytes, digest_of_file
+from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError, UndecidedError
 from pipeline.registry.cache import local_cache
+from pipeline.registry.download import Fill
 from pipeline.registry.keys import blob_key, check_digest, check_key
 from pipeline.registry.landing import copy_hashed, landing, make_folder, reachable, sweep
 from pipeline.registry.s3.answers import Declined, ask
@@ -17,11 +18,12 @@ from pipeline.registry.s3.client import client
 from pipeline.registry.s3.listing import keys_below, names_below
 from pipeline.registry.s3.place import Place
 from pipeline.registry.s3.probe import require_conditional_writes
-from pipeline.registry.s3.ranges import fill_range
-from pipeline.registry.s3.reading import Nowhere, etag_of, head, read_changed, read_document, stream_blob
+from pipeline.registry.s3.ranges import Range
+from pipeline.registry.s3.reading import Twice, etag_of, head, read_changed, read_document, stream_blob
 from pipeline.registry.s3.strays import abandoned, abort_abandoned
 from pipeline.registry.s3.upload import Source, put
 from pipeline.registry.s3.writing import ABSENT, unchanged, write
+from pipeline.registry.seals import Seal, sealed
 
 _DISCARDED = "discarded"
 
@@ -48,11 +50,15 @@ class S3Store:
 
     def put_file(self, path: Path) -> str:
         """See `Store.put_file`."""
+        return self.seal_file(path).digest
+
+    def seal_file(self, path: Path) -> Seal:
+        """See `Store.seal_file`. What is uploaded must have the SHA-256 of what was digested, or it is not stored."""
         self._check_writable()
         with reachable(f"reading {path}"), path.open("rb") as stream:
-            source = Source(stream, path.stat().st_size, digest_of_file(path))
-            put(self.place, source)
-        return source.digest
+            found = sealed(stream)
+            put(self.place, Source(stream, path.stat().st_size, found.digest))
+        return found
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
@@ -100,17 +106,24 @@ class S3Store:
         self._verified(digest, found)
         return found.getvalue()
 
-    def read_range(self, digest: str, start: int, into: memoryview) -> None:
-        """See `Store.read_range`."""
-        try:
-            fill_range(self.place, blob_key(digest), start, into)
-        except Declined as declined:
-            raise self._lost(digest) if declined.status == 404 else self._shorter(digest) from declined
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+        """See `Store.open_range`."""
 
-    def rehash(self, digest: str) -> str:
+        def fill(into: memoryview) -> None:
+            try:
+                found.fill(into)
+            except Declined as declined:
+                raise self._lost(digest) if declined.status == 404 else self._shorter(digest) from declined
+
+        with closing(Range(self.place, blob_key(digest), start, size)) as found:
+            yield fill
+
+    def rehash(self, digest: str) -> Seal:
         """See `Store.rehash`."""
         try:
-            return stream_blob(self.place, blob_key(digest), Nowhere())
+            sink = Twice()
+            return Seal(stream_blob(self.place, blob_key(digest), sink), sink.blake3)
         except Declined as declined:
             raise self._lost(digest) from declined
 

@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from builders.digest import digest_of_bytes
 from builders.errors import InputError, IntegrityError, UnavailableError
 from pipeline.registry.keys import blob_key
+from pipeline.registry.seals import Seal
 from pipeline.registry.store import Store, open_store
 from tests.pipeline.registry.registries import flip, in_child, on_each_store
 
@@ -70,18 +73,32 @@ def test_putting_the_bytes_again_heals_a_corrupt_blob(store: Store, tmp_path: Pa
     assert store.read_blob(HELLO) == b"hello"
 
 
+def read_range(store: Store, digest: str, start: int, size: int, block: int = 1 << 20) -> bytearray:
+    into = bytearray(size)
+    with store.open_range(digest, start, size) as fill:
+        for at in range(0, size, block):
+            fill(memoryview(into)[at : at + block])
+    return into
+
+
 def test_a_range_fills_the_memory_that_it_is_given(store: Store) -> None:
     data = os.urandom(700_000)
     digest = store.put_bytes(data)
     for start, size in ((0, 700_000), (0, 1), (699_999, 1), (123, 600_000), (5, 0)):
-        into = bytearray(size)
-        store.read_range(digest, start, memoryview(into))
-        assert into == data[start : start + size]
+        assert read_range(store, digest, start, size) == data[start : start + size]
+    assert read_range(store, digest, 1, 650_000, block=100_000) == data[1:650_001], "one after the other"
     for start, size in ((0, 700_001), (699_999, 2), (700_000, 1)):
         with pytest.raises(IntegrityError, match=rf"{digest}.*ends before"):
-            store.read_range(digest, start, memoryview(bytearray(size)))
+            read_range(store, digest, start, size)
     with pytest.raises(IntegrityError, match=ABSENT):
-        store.read_range(ABSENT, 0, memoryview(bytearray(1)))
+        read_range(store, ABSENT, 0, 1)
+
+
+def test_what_is_stored_is_sealed_by_both_digests_in_one_pass(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(data := os.urandom(1 << 20) + b"more")
+    found = store.seal_file(tmp_path / "file")
+    assert found == Seal(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(found.digest)
+    assert store.read_blob(found.digest) == data
 
 
 def test_a_document_is_read_again_only_when_it_changed(store: Store) -> None:
@@ -122,7 +139,7 @@ def test_a_key_never_leads_elsewhere(store: Store, key: str) -> None:
 @pytest.mark.parametrize("digest", ["", "abc", "../" * 21 + "x", "A" * 64, "0" * 63 + "\n", "0" * 65])
 def test_a_digest_that_is_none_never_becomes_a_path(store: Store, tmp_path: Path, digest: str) -> None:
     def ranged(digest: str) -> None:
-        store.read_range(digest, 0, memoryview(bytearray(1)))
+        read_range(store, digest, 0, 1)
 
     for use in (store.has, store.size, store.path, store.read_blob, store.discard, ranged):
         with pytest.raises(InputError):

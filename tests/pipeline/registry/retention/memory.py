@@ -10,6 +10,7 @@ from typing import Any
 from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError
 from pipeline.registry.keys import blob_key, check_key
+from pipeline.registry.seals import Seal
 
 
 class Killed(BaseException):
@@ -81,8 +82,8 @@ class MemoryStore:
             raise IntegrityError(f"lost blob {digest}")
         return found
 
-    def rehash(self, digest: str) -> str:
-        return digest_of_bytes(self.read_blob(digest))
+    def rehash(self, digest: str) -> Seal:
+        return Seal(digest_of_bytes(self.read_blob(digest)))
 
     def read(self, key: str) -> bytes | None:
         return self._do("read", lambda: self.objects.get(check_key(key)))
