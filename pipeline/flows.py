@@ -23,6 +23,7 @@ from pipeline.artifacts import show_document
 from pipeline.compile import compile_model as compile_steps
 from pipeline.pages import published_document
 from pipeline.prefect_server import start_server
+from pipeline.progress import Silent
 from pipeline.publication import Outcome
 from pipeline.published_page import failed_document
 from pipeline.registry.store import Store
@@ -106,23 +107,15 @@ def _as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[],
     return task(name=step.__name__, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
 
 
-class FlowProgress:
+class FlowProgress(Silent):
     """Progress as lines of the flow run's log."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
         self._logger = logger
 
-    def started(self, name: str) -> None:
-        """Log nothing: Prefect shows what runs, and a line for the end says it all."""
-
     def finished(self, name: str, outcome: str) -> None:
         """Log how it ended."""
         self._logger.info("%s: %s", name, outcome)
-
-    @contextmanager
-    def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - Prefect shows what runs
-        """Do nothing around the work."""
-        yield
 
 
 def show_report(document: Json, page: str) -> list[str]:

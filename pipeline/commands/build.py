@@ -52,7 +52,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
     from pipeline.progress import progress_display
     from pipeline.run import RunOptions, opened
 
-    with progress_display(quiet) as progress, opened(spec, RunOptions(**chosen), progress) as run:
+    with progress_display(quiet) as progress, opened(spec, RunOptions(**chosen), progress, keep_state=False) as run:
         units = prepare(run.spec, run.selection, run.shop, InProcess()).plan
     if as_json:
         emit_json(_plan_json(units))

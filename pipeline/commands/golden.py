@@ -86,7 +86,10 @@ def _made(path: Path, registry: str | None, quiet: bool, accepting: bool) -> dic
     from pipeline.run import RunOptions, opened
     from pipeline.steps.golden import latest_golden, told_change
 
-    with progress_display(quiet) as progress, opened(path, RunOptions(registry=registry), progress) as run:
+    with (
+        progress_display(quiet) as progress,
+        opened(path, RunOptions(registry=registry), progress, keep_state=False) as run,
+    ):
         spec, shop = run.spec, run.shop
         before = _frozen(spec) or latest_golden(spec.model, shop)
         exported = steps.export(unfrozen(spec) if accepting else spec, shop)

@@ -40,7 +40,10 @@ def sensitivity(
     from pipeline.progress import progress_display
     from pipeline.run import RunOptions, opened
 
-    with progress_display(quiet) as progress, opened(spec, RunOptions(registry=registry), progress) as run:
+    with (
+        progress_display(quiet) as progress,
+        opened(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
+    ):
         choice = _choice(activation, run.spec, run.shop)
     if out is not None:
         _write(out, choice)
