@@ -21,6 +21,7 @@ COMMANDS = {
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
     "status": ("status", "Show runs and their units, running or over, with phases and logs."),
+    "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
     "list": ("registry", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),

@@ -1,5 +1,6 @@
 """`enginery status`: what became of runs and their units, from another terminal and afterwards."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def status(
 
 def _watch(show: Callable[[], bool]) -> None:
     """Show until nothing runs; on a terminal in place."""
-    terminal = click.get_text_stream("stdout").isatty()
+    terminal = sys.stdout.isatty()
     while True:
         if terminal:
             click.clear()

@@ -108,6 +108,7 @@ class Recorder:
         self._seen = (-1, 0)
         self._heard = self._learnt = time.monotonic()
         self._learning: dict[str, list[Past]] = {}
+        self._misses = 0
         self._warned = False
 
     def start(self) -> None:
@@ -193,10 +194,14 @@ class Recorder:
     def _learn(self, last: bool) -> None:
         for backend, graph, past in self._tracker.pasts():
             self._learning.setdefault(backend, []).append(replace(past, graph_bytes=self._store.size(graph)))
-        if self._learning and (last or time.monotonic() - self._learnt > LEARN_S):
-            batch, self._learning, self._learnt = self._learning, {}, time.monotonic()
+            self._misses += 1
+        if last or (self._learning and time.monotonic() - self._learnt > LEARN_S):
+            batch, misses = self._learning, self._misses
+            self._learning, self._misses, self._learnt = {}, 0, time.monotonic()
+            hits = self._tracker.cached if last else 0
             remember_builds(self._store, batch)
-            remember_totals(self._store, batch)
+            if hits or misses:
+                remember_totals(self._store, batch, hits, misses)
 
     def _warn(self, what: str) -> None:
         if not self._warned:

@@ -37,7 +37,16 @@ class Tally:
         return Tally(self.count + 1, round(self.seconds + seconds, 3), buckets)
 
 
-def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
+@dataclass(frozen=True)
+class Totals:
+    """builds: by state, target and backend.  hits, misses: units that were found built, and that were not."""
+
+    builds: Mapping[Labels, Tally] = field(default_factory=dict)
+    hits: int = 0
+    misses: int = 0
+
+
+def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: int, misses: int) -> None:
     """Add what ended, by backend. A write whose answer was lost may count its builds twice: these are statistics.
 
     Raises UnavailableError, and ConflictError when the document never stands still.
@@ -45,35 +54,43 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
     ended = [
         ((past.outcome, past.target, backend), past.seconds) for backend, pasts in builds.items() for past in pasts
     ]
-    change(store, TOTALS, lambda data: _document(_added(read_totals(data), ended)))
+
+    def added(data: bytes | None) -> bytes:
+        known = read_totals(data)
+        return _document(Totals(_added(known.builds, ended), known.hits + hits, known.misses + misses))
+
+    change(store, TOTALS, added)
 
 
-def read_totals(data: bytes | None) -> dict[Labels, Tally]:
-    """By state, target and backend; nothing where the document is absent or not what it should be."""
+def read_totals(data: bytes | None) -> Totals:
+    """What the document says; nothing where it is absent or not what it should be."""
     if data is None:
-        return {}
+        return Totals()
     try:
         document = parsing.parse_json(data, MAX_BYTES)
         lines = parsing.field(document, "builds", parsing.many(_line))
+        hits, misses = (parsing.field(document, name, parsing.count) for name in ("hits", "misses"))
         same = parsing.field(document, "buckets_s", parsing.many(parsing.quantity)) == BUCKETS_S
     except parsing.Malformed:
-        return {}
-    return dict(lines) if same else {}
+        return Totals()
+    return Totals(dict(lines), hits, misses) if same else Totals()
 
 
-def _added(known: dict[Labels, Tally], ended: Iterable[tuple[Labels, float]]) -> dict[Labels, Tally]:
+def _added(known: Mapping[Labels, Tally], ended: Iterable[tuple[Labels, float]]) -> dict[Labels, Tally]:
+    found = dict(known)
     for labels, seconds in ended:
-        if labels in known or len(known) < MOST_LINES:
-            known[labels] = known.get(labels, Tally()).and_one_of(seconds)
-    return known
+        if labels in found or len(found) < MOST_LINES:
+            found[labels] = found.get(labels, Tally()).and_one_of(seconds)
+    return found
 
 
-def _document(known: Mapping[Labels, Tally]) -> bytes:
+def _document(known: Totals) -> bytes:
     lines = [
         {"state": state, "target": target, "backend": backend, **vars(tally), "buckets": list(tally.buckets)}
-        for (state, target, backend), tally in sorted(known.items())
+        for (state, target, backend), tally in sorted(known.builds.items())
     ]
-    return canonical_json({"format": 1, "buckets_s": list(BUCKETS_S), "builds": lines})
+    counts = {"hits": known.hits, "misses": known.misses}
+    return canonical_json({"format": 1, "buckets_s": list(BUCKETS_S), "builds": lines, **counts})
 
 
 def _line(value: Any, path: str) -> tuple[Labels, Tally]:

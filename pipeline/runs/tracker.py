@@ -111,6 +111,12 @@ class Tracker(Silent):
         return self._run.id
 
     @property
+    def cached(self) -> int:
+        """Units that were found built."""
+        with self._lock:
+            return sum(item.is_unit and item.state == "cached" for item in self._items.values())
+
+    @property
     def changes(self) -> int:
         """Grows with every event but output."""
         return self._changes

@@ -35,8 +35,8 @@ class Rules:
 class Inventory:
     """The documents of a registry, from one listing. folders: each version's documents, a manifest among them or not.
 
-    others: the remaining documents under models/: channels, policies, pins.  loose: documents elsewhere that name blobs:
-    runs name their logs, and GPUs their timing caches."""
+    others: the remaining documents under models/: channels, policies, pins.  loose: documents elsewhere that name
+    blobs: runs name their logs, and GPUs their timing caches."""
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
