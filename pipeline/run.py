@@ -24,6 +24,7 @@ from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.runs.state import RunState
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
+from pipeline.tracing import spans
 from pipeline.workshop import Workshop
 
 DEFAULT_REGISTRY = "./registry"
@@ -81,7 +82,8 @@ def opened(
         if keep_state:
             run = new_run(spec.model, str(spec.path), store, by)
             tracker = stack.enter_context(recorded(store, run, guard.secure, onlookers))
-            progress = together(progress, tracker)
+            traced = stack.enter_context(spans())
+            progress = together(progress, tracker, *([traced] if traced else []))
             progress.began(spec.model, run.id)
         yield Run(spec, selection, Workshop(store, local, builder, progress))
 

@@ -1,13 +1,17 @@
 """`enginery metrics`: a registry's numbers for Prometheus."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from pipeline.commands.options import registry_option, say
+
+if TYPE_CHECKING:
+    from pipeline.metrics.live import LiveMetrics
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,6 +30,20 @@ def metrics_options(command: Command) -> Command:
         help="Serve Prometheus metrics here; 0: any port. Default: off.",
     )
     return port(address(command))
+
+
+@contextmanager
+def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | None"]:
+    """Count what a run is told, and serve the counts while it lives; None without a port."""
+    if port is None:
+        yield None
+        return
+    from pipeline.metrics.live import LiveMetrics, served
+
+    live = LiveMetrics()
+    with served(live.registry, port, address) as taken:
+        say(f"metrics: http://{address}:{taken}/metrics")
+        yield live
 
 
 @click.command()
