@@ -16,6 +16,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 import httpx
 from prefect import Task, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 
 from builders.errors import EngineryError, UnavailableError
@@ -29,6 +30,7 @@ from pipeline.published_page import failed_document
 from pipeline.registry.store import Store
 from pipeline.registry.versions import load
 from pipeline.run import RunOptions, opened
+from pipeline.runs.prefect_progress import ProgressArtifact
 from pipeline.values import Json
 
 Item = TypeVar("Item")
@@ -48,7 +50,8 @@ def compile_model(
 ) -> Outcome:
     """Export, quantize, build, prove and publish the engines of one spec."""
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
-    with opened(spec, options, FlowProgress(get_run_logger())) as run:
+    shown, by = [ProgressArtifact()], f"Prefect flow run {flow_run.name}"
+    with opened(spec, options, FlowProgress(get_run_logger()), onlookers=shown, by=by) as run:
         outcome = compile_steps(run.spec, run.selection, run.shop, PrefectRunner())
         _show(outcome, run.shop.store)
     return outcome
