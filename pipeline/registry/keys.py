@@ -16,7 +16,7 @@
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     leases/<id>.json                                      somebody is writing (see `retention.leases`)
-    runs/<run>/state.json, live.json                      what became of a run (see `pipeline.runs`), what it prints now
+    runs/<run>.json, <run>.live                           what became of a run (see `pipeline.runs`), what it prints now
     history/<backend>/models/<model>.json, all.json       what builds took (see `pipeline.history`)
     history/totals.json                                   how many ended how (see `pipeline.runs.totals`)
     timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)
@@ -176,12 +176,12 @@ def lease_key(lease: str) -> str:
 
 def run_key(run: str) -> str:
     """Key of what became of a run."""
-    return check_key(f"{RUNS}{run}/state.json")
+    return check_key(f"{RUNS}{run}.json")
 
 
 def run_live_key(run: str) -> str:
     """Key of what the running jobs of a run printed last."""
-    return check_key(f"{RUNS}{run}/live.json")
+    return check_key(f"{RUNS}{run}.live")
 
 
 def history_key(backend: str, model: str | None = None) -> str:

@@ -35,7 +35,7 @@ def model_of(run: str) -> str:
 
 def run_ids(store: Store, model: str | None = None) -> list[str]:
     """Names of runs, newest first. One listing; reads nothing."""
-    names = (name.removesuffix("/") for name in store.children(RUNS))
+    names = (name.removesuffix(".json") for name in store.children(RUNS) if name.endswith(".json"))
     return sorted((run for run in names if (found := model_of(run)) and model in (None, found)), reverse=True)
 
 

@@ -8,6 +8,8 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from builders.scrub import HIDDEN
+
 # Of one job: the first and the last so many bytes are kept.
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 3 << 20
@@ -16,6 +18,8 @@ LIVE_BYTES = 16 << 10
 # A line is cut here; the margin is cut off once more after scrubbing, since a secret may lie across the cut.
 LONGEST_LINE = 64 << 10
 MARGIN = 4 << 10
+# Taken in one go: scrubbing line by line would cost more than the rest of watching a build.
+PIECE = 64 << 10
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
 _LINE_END = re.compile(r"(?<=[\n\r])")
 
@@ -33,17 +37,13 @@ class KeptLog:
 
     def feed(self, text: str) -> None:
         """Add what was printed next; it may end anywhere."""
-        *whole, self._open = _LINE_END.split(self._open + text)
-        for line in whole:
-            self._take(line)
-        if len(self._open) > LONGEST_LINE:
-            self._cut()
+        for start in range(0, len(text), PIECE):
+            self._feed(text[start : start + PIECE])
 
     def close(self) -> None:
         """Nothing more comes."""
-        line, self._open = self._open, ""
-        if line:
-            self._take(line)
+        rest, self._open = self._open, ""
+        self._take(rest)
 
     @property
     def empty(self) -> bool:
@@ -59,26 +59,38 @@ class KeptLog:
         """The end of what is kept, at most so many characters."""
         parts: list[str] = []
         length = 0
-        for line in [*reversed(self._tail), *reversed(self._head)]:
-            parts.append(line)
-            length += len(line)
+        for lines in [*reversed(self._tail), *reversed(self._head)]:
+            parts.append(lines)
+            length += len(lines)
             if length >= most:
                 break
         return "".join(reversed(parts))[-most:]
 
-    def _take(self, line: str) -> None:
-        if self._dropping:  # the rest of a line that was cut
+    def _feed(self, text: str) -> None:
+        text = self._open + text
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        self._open = text[end:]
+        self._take(text[:end])
+        if len(self._open) > LONGEST_LINE:
+            self._cut()
+
+    def _take(self, lines: str) -> None:
+        """Whole lines."""
+        if lines and self._dropping:  # first the rest of a line that was cut
             self._dropping = False
-            return
-        self._keep(self._without_key(line))
+            lines = _LINE_END.split(lines, 1)[1] if _LINE_END.search(lines) else ""
+        if self._in_key or _KEY_BEGINS in lines:
+            lines = "".join(map(self._without_key, _LINE_END.split(lines)))
+        if lines:
+            self._keep(self._scrub(lines))
 
     def _without_key(self, line: str) -> str:
-        """Scrubbed; of a private key, whose lines look like any other, only the first line is left, hidden."""
+        """Of a private key, whose lines look like any other, nothing is left but a word."""
         if self._in_key:
             self._in_key = _KEY_ENDS not in line
             return ""
         self._in_key = _KEY_BEGINS in line and "PRIVATE KEY" in line and _KEY_ENDS not in line
-        return self._scrub(line) + ("\n" if self._in_key else "")
+        return f"{HIDDEN}\n" if self._in_key else line
 
     def _cut(self) -> None:
         if not self._dropping:
@@ -86,13 +98,13 @@ class KeptLog:
             self._dropping = True
         self._open = ""
 
-    def _keep(self, line: str) -> None:
-        size = len(line.encode(errors="replace"))
+    def _keep(self, lines: str) -> None:
+        size = len(lines.encode(errors="replace"))
         if not self._tail and self._head_bytes + size <= HEAD_BYTES:
-            self._head.append(line)
+            self._head.append(lines)
             self._head_bytes += size
             return
-        self._tail.append(line)
+        self._tail.append(lines)
         self._tail_bytes += size
         while self._tail_bytes > TAIL_BYTES:
             gone = len(self._tail.popleft().encode(errors="replace"))
