@@ -54,7 +54,7 @@ def test_a_cached_run_is_told_of_and_the_next_build_is_predicted(built: Project)
     assert built.build("--quiet").code == 0
     runs = built.run("status", "--json").json["runs"]
     assert [run["units"] for run in runs] == ["5 cached, 1 refused", "5 built, 1 refused"]
-    built.change_spec(targets=["sm_89"], precisions=["fp32"], **{"backends": {"tensorrt-rtx": {"workspace_mib": 64}}})
+    built.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {"workspace_mib": 64}})
     done = built.build("--log-format", "json")
     events = [json.loads(line) for line in done.err.splitlines()]
     (predicted,) = [event for event in events if event["event"] == "predicted"]
