@@ -104,6 +104,8 @@ def _print_run(one: "Seen", steps: bool) -> None:
     ]
     if rows:
         print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
+    if run.left_out:
+        click.echo(f"and {run.left_out} more, of which nothing is kept here")
     if any(item.log for item in run.items):
         click.echo(f"a log: enginery status {run.id} --log UNIT")
 

@@ -125,6 +125,9 @@ class Told:
         """See `Watch.said`."""
         self.progress.said(self.name, text)
 
+    def holds(self, mib: float) -> None:
+        """Nothing shows it while it changes; the most of it comes with `ended`."""
+
     def retrying(self, why: str) -> None:
         """See `Watch.retrying`."""
         self.progress.retrying(self.name, why)

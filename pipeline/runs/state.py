@@ -1,6 +1,6 @@
 """The state of a run as values: what its document in the registry says."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ from pipeline.registry import parsing
 
 FORMAT = 1
 MAX_BYTES = 32 << 20
+# Of a run; what runs or failed comes before what is well.
+MOST_ITEMS = 5000
 RUN_STATES = ("running", "done", "failed", "interrupted")
 ITEM_STATES = ("planned", "waiting", "running", "done", "built", "cached", "failed", "refused", "cancelled")
 # States that a unit does not leave.
@@ -56,7 +58,7 @@ class RunState:
 
     state: 'running', 'done', 'failed' (nothing published, a unit failed, or an error) or 'interrupted'.
     heard_at: when this was written; while it runs, at the latest every `beats_every_s`.
-    version: what was published.  reason: why it failed.
+    version: what was published.  reason: why it failed.  left_out: how many items beyond `MOST_ITEMS` are not told of.
     """
 
     id: str
@@ -74,6 +76,7 @@ class RunState:
     version: str | None = None
     reason: str = ""
     items: tuple[Item, ...] = field(default=())
+    left_out: int = 0
 
     @property
     def units(self) -> tuple[Item, ...]:
@@ -87,6 +90,13 @@ class RunState:
     def to_bytes(self) -> bytes:
         """The document as it is stored. Fields that say nothing are left out of items: a run may have thousands."""
         return canonical_json({**asdict(self), "format": FORMAT, "items": [_said(asdict(item)) for item in self.items]})
+
+
+def told_of(items: Sequence[Item]) -> tuple[Item, ...]:
+    """As many as a document tells of: in their order, but where there are too many."""
+    if len(items) <= MOST_ITEMS:
+        return tuple(items)
+    return tuple(sorted(items, key=lambda item: item.state in OVER and item.state != "failed")[:MOST_ITEMS])
 
 
 def parse_run(key: str, data: bytes) -> RunState:
@@ -104,6 +114,7 @@ def parse_run(key: str, data: bytes) -> RunState:
             ended_at=parsing.field(document, "ended_at", parsing.optional(parsing.text)),
             version=parsing.field(document, "version", parsing.optional(parsing.text)),
             items=parsing.field(document, "items", parsing.many(_item)),
+            left_out=parsing.field(document, "left_out", parsing.count),
         )
     except parsing.Malformed as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error

@@ -9,7 +9,7 @@ from builders.jobs import Usage
 from pipeline.history import Past, now
 from pipeline.progress.events import VERDICT, Silent, state_of
 from pipeline.runs.logs import KeptLog
-from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState
+from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
@@ -145,7 +145,8 @@ class Tracker(Silent):
     def snapshot(self, heard_at: str) -> RunState:
         """The run as it is now."""
         with self._lock:
-            return replace(self._run, heard_at=heard_at, items=tuple(self._items.values()))
+            items = told_of(list(self._items.values()))
+            return replace(self._run, heard_at=heard_at, items=items, left_out=len(self._items) - len(items))
 
     def live(self) -> dict[str, str]:
         """The end of what each running job printed."""

@@ -176,6 +176,20 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
     assert (totals.hits, totals.misses) == (1, 1) and totals.builds["built", "sm_89", "tensorrt-rtx"].count == 1
 
 
+def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.runs.state.MOST_ITEMS", 3)
+    tracker, writer = by_hand(store)
+    for number in range(5):
+        tracker.started(f"unit {number}")
+        tracker.finished(f"unit {number}", "built in 1 s" if number != 3 else "failed: why")
+    tracker.started("unit 5")
+    writer._round()
+    run = the_run(store)
+    assert [item.name for item in run.items] == ["unit 3", "unit 5", "unit 0"] and run.left_out == 3
+
+
 def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStore) -> None:
     with recorded(store, begun(store), lambda _: None) as told:
         told.started("export")
