@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.commands.options import emit_json, json_option, registry_option, say
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import print_table, printable
 
 if TYPE_CHECKING:
     from pipeline.registry.store import Store
@@ -86,19 +86,20 @@ def _print_runs(found: "list[Seen]") -> None:
         row = one.summary()
         outcome = f"{row['model']}@{row['version']}" if row["version"] else ""
         why = "; ".join(part for part in (outcome, row["reason"]) if part)
-        rows.append([row["run"], row["state"], row["started_at"][:19], f"{row['seconds']:.0f} s", row["units"], why])
+        cells = [row["run"], row["state"], row["started_at"][:19], f"{row['seconds']:.0f} s", row["units"], why]
+        rows.append([printable(cell) for cell in cells])
     print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
 
 
 def _print_run(one: "Seen", steps: bool) -> None:
     run = one.run
     by = f", {run.by}" if run.by else ""
-    click.echo(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}")
-    click.echo(f"spec: {run.spec}")
+    click.echo(printable(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}"))
+    click.echo(printable(f"spec: {run.spec}"))
     if run.version:
-        click.echo(f"version: {run.model}@{run.version}")
+        click.echo(printable(f"version: {run.model}@{run.version}"))
     if why := one.lost or run.reason:
-        click.echo(f"why: {why}")
+        click.echo(printable(f"why: {why}"))
     rows = [
         _row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in ("running", "failed")
     ]
@@ -115,7 +116,8 @@ def _row(one: "Seen", item: "Item") -> list[str]:
     took = "" if elapsed is None else f"{elapsed:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
     log = f"{item.log_bytes / 1024:.1f} KiB" if item.log else ""
-    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
+    cells = [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
+    return [printable(cell) for cell in cells]
 
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:
@@ -130,10 +132,10 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     if item.log:
         if not store.has(item.log):
             raise InputError(f"the log of {item.name} was deleted with `enginery gc`, or is lost: {item.log}")
-        click.echo(store.read_blob(item.log).decode(errors="replace"), nl=False)
+        click.echo(printable(store.read_blob(item.log).decode(errors="replace")), nl=False)
         return
     if text := read_live(store, run.id).get(item.name):
-        click.echo(text, nl=False)
+        click.echo(printable(text), nl=False)
         say(f"the end of what {item.name} has printed so far")
     else:
         say(f"{item.name} has printed nothing" + (" yet" if item.state in ("planned", "waiting", "running") else ""))

@@ -96,10 +96,10 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     except EngineryError:
         return ModelView()
     try:
-        reports = published_document(store, manifest)["reports"]
-    except EngineryError:
-        reports = []
-    return ModelView(statuses, _drift(model, reports))
+        drift = _drift(model, published_document(store, manifest)["reports"])
+    except (EngineryError, KeyError, TypeError, AttributeError):  # a copy for reading, that anything may be in
+        drift = {}
+    return ModelView(statuses, drift)
 
 
 def _drift(model: str, reports: list[dict[str, Any]]) -> dict[Joint, float]:
