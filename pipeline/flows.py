@@ -31,6 +31,7 @@ from pipeline.registry.store import Store
 from pipeline.registry.versions import load
 from pipeline.run import RunOptions, opened
 from pipeline.runs.prefect_progress import ProgressArtifact
+from pipeline.runs.state import RunState
 from pipeline.values import Json
 
 Item = TypeVar("Item")
@@ -50,8 +51,7 @@ def compile_model(
 ) -> Outcome:
     """Export, quantize, build, prove and publish the engines of one spec."""
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
-    shown, by = [ProgressArtifact()], f"Prefect flow run {flow_run.name}"
-    with opened(spec, options, FlowProgress(get_run_logger()), onlookers=shown, by=by) as run:
+    with opened(spec, options, FlowProgress(get_run_logger())) as run:
         outcome = compile_steps(run.spec, run.selection, run.shop, PrefectRunner())
         _show(outcome, run.shop.store)
     return outcome
@@ -111,10 +111,16 @@ def _as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[],
 
 
 class FlowProgress(Silent):
-    """Progress as lines of the flow run's log."""
+    """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
         self._logger = logger
+        self.by = f"Prefect flow run {flow_run.name}"
+        self._artifact = ProgressArtifact()
+
+    def recorded(self, run: RunState) -> None:
+        """Show it as a progress artifact."""
+        self._artifact(run)
 
     def finished(self, name: str, outcome: str) -> None:
         """Log how it ended."""

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import open_store
 from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
-from pipeline.runs.state import RunState
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.tracing import spans
@@ -62,13 +61,10 @@ def opened(
     progress: Progress,
     *,
     keep_state: bool = True,
-    onlookers: Sequence[Callable[[RunState], None]] = (),
-    by: str = "",
 ) -> Iterator[Run]:
     """Read the spec, open the store, start the executors; kill what still runs when the run is interrupted.
 
-    keep_state: whether the registry keeps what becomes of this run (`enginery status`).  onlookers: are shown that
-    state as often as it is written.  by: what started the run, such as a Prefect flow run.
+    keep_state: whether the registry keeps what becomes of this run (`enginery status`).
     Raises SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
     """
     spec = load_spec(spec_path)
@@ -80,8 +76,8 @@ def opened(
         builder = stack.enter_context(_builder(options, local))
         stack.enter_context(_cancelling(local, builder))
         if keep_state:
-            run = new_run(spec.model, str(spec.path), store, by)
-            tracker = stack.enter_context(recorded(store, run, guard.secure, onlookers))
+            run = new_run(spec.model, str(spec.path), store, progress.by)
+            tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
             traced = stack.enter_context(spans())
             progress = together(progress, tracker, *([traced] if traced else []))
             progress.began(spec.model, run.id)

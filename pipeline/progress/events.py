@@ -10,6 +10,7 @@ from builders.jobs import Usage
 if TYPE_CHECKING:
     from pipeline.history import Expectation
     from pipeline.publication import Outcome
+    from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 
 # What the steps call the proof of a unit: this and the unit's name.
@@ -20,7 +21,10 @@ class Progress(Protocol):
     """Told about every step and unit, by its name; called from several threads.
 
     What is told of one job comes in order, from the thread that runs it. What this raises stops the run.
+    by: what started the run, such as a Prefect flow run; '' for a person's command.
     """
+
+    by: str
 
     def began(self, model: str, run: str) -> None:
         """A run of this model has begun; `run` is its name in the registry."""
@@ -55,6 +59,9 @@ class Progress(Protocol):
     def concluded(self, outcome: "Outcome") -> None:
         """The run is over, and this is what came of it."""
 
+    def recorded(self, run: "RunState") -> None:
+        """The run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
+
     def watching(self, name: str) -> AbstractContextManager[None]:
         """Surround long work with this, so that the display knows that it is alive."""
         ...
@@ -62,6 +69,8 @@ class Progress(Protocol):
 
 class Silent:
     """Hears nothing: for tests and library use, and a base for who wants to hear a part."""
+
+    by = ""
 
     def began(self, model: str, run: str) -> None:
         """Ignore it."""
@@ -94,6 +103,9 @@ class Silent:
         """Ignore it."""
 
     def concluded(self, outcome: "Outcome") -> None:
+        """Ignore it."""
+
+    def recorded(self, run: "RunState") -> None:
         """Ignore it."""
 
     @contextmanager

@@ -11,6 +11,7 @@ from pipeline.progress.events import Progress
 if TYPE_CHECKING:
     from pipeline.history import Expectation
     from pipeline.publication import Outcome
+    from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 
 
@@ -21,7 +22,7 @@ def together(display: Progress, *lookers: Progress) -> Progress:
 
 class _Together:
     def __init__(self, display: Progress, lookers: list[Progress]) -> None:
-        self._display, self._lookers = display, lookers
+        self._display, self._lookers, self.by = display, lookers, display.by
 
     def began(self, model: str, run: str) -> None:
         self._tell(lambda each: each.began(model, run))
@@ -55,6 +56,9 @@ class _Together:
 
     def concluded(self, outcome: "Outcome") -> None:
         self._tell(lambda each: each.concluded(outcome))
+
+    def recorded(self, run: "RunState") -> None:
+        self._tell(lambda each: each.recorded(run))
 
     @contextmanager
     def watching(self, name: str) -> Iterator[None]:

@@ -14,28 +14,31 @@ _NEARLY = 0.95
 
 
 class ProgressArtifact:
-    """An onlooker for `run.opened`; made in the flow run whose artifact it is, and called in the writer's thread."""
+    """Shows the states of runs, an artifact for each; made in the flow run whose artifacts they are, and called in the
+    writers' threads."""
 
     def __init__(self) -> None:
         # Prefect finds the flow run of an artifact in its context, which another thread does not have.
         self._context = contextvars.copy_context()
-        self._id: UUID | None = None
+        self._known: dict[str, UUID] = {}
 
     def __call__(self, run: RunState) -> None:
         """Show the state."""
         one = seen(run)
-        self._context.run(self._show, artifact_key("progress", run.model), percent(one), description(one))
+        # Each its own copy: a context is entered by one thread at a time, and a catalog's runs have a writer each.
+        self._context.copy().run(self._show, one, percent(one), description(one))
 
-    def _show(self, key: str, done: float, text: str) -> None:
+    def _show(self, one: Seen, done: float, text: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
         # Each has a twin for coroutines, and says by its type that it may be either.
         create: Callable[..., Any] = create_progress_artifact
         update: Callable[..., Any] = update_progress_artifact
-        if self._id is None:
-            self._id = create(done, key=key, description=text)
+        run = one.run
+        if run.id in self._known:
+            update(self._known[run.id], done, description=text)
         else:
-            update(self._id, done, description=text)
+            self._known[run.id] = create(done, key=artifact_key("progress", run.model), description=text)
 
 
 def percent(one: Seen) -> float:

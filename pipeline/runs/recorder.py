@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -65,14 +65,14 @@ def recorded(
     store: Store,
     run: RunState,
     secure: Callable[[Iterable[str]], None],
-    onlookers: Sequence[Callable[[RunState], None]] = (),
+    show: Callable[[RunState], None] = lambda _: None,
 ) -> Iterator[Tracker]:
     """Keep a run's state in the registry while it goes on; yields whom to tell what happens.
 
-    secure: see `Guard.secure`.  onlookers: are shown each state that is written, in the writer's thread.
+    secure: see `Guard.secure`.  show: is shown each state that is written, in the writer's thread.
     """
     tracker = new_tracker(run)
-    recorder = Recorder(store, tracker, secure, onlookers)
+    recorder = Recorder(store, tracker, secure, show)
     recorder.start()
     error: BaseException | None = None
     try:
@@ -93,12 +93,12 @@ class Recorder:
         store: Store,
         tracker: Tracker,
         secure: Callable[[Iterable[str]], None] = lambda _: None,
-        onlookers: Sequence[Callable[[RunState], None]] = (),
+        show: Callable[[RunState], None] = lambda _: None,
         *,
         pace_s: float | None = None,
     ) -> None:
         self._store, self._tracker, self._run, self._secure = store, tracker, tracker.run, secure
-        self._onlookers = list(onlookers)
+        self._shown: Callable[[RunState], None] | None = show
         self._pace_s = pace_s or (PACE_S if store.near else FAR_PACE_S)
         self._beat_s = BEAT_S if store.near else FAR_BEAT_S
         self._over = threading.Event()
@@ -160,14 +160,13 @@ class Recorder:
         self._write(run_key(self._run), state.to_bytes())
 
     def _show(self, state: RunState) -> None:
-        for onlooker in list(self._onlookers):
-            try:
-                onlooker(state)
-            except Exception as error:  # what shows a run must not end it
-                self._onlookers.remove(onlooker)
-                print(
-                    f"warning: {type(onlooker).__name__} is shown nothing more of this run: {error!r}", file=sys.stderr
-                )
+        if self._shown is None:
+            return
+        try:
+            self._shown(state)
+        except Exception as error:  # what shows a run must not end it
+            self._shown = None
+            print(f"warning: this run is shown no more: {error!r}", file=sys.stderr)
 
     def _live(self, last: bool) -> None:
         printed = self._tracker.printed

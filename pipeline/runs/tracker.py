@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from builders.errors import StepError
 from builders.jobs import Usage
 from pipeline.history import Past, now
 from pipeline.progress.events import VERDICT, Silent, state_of
@@ -129,7 +130,9 @@ class Tracker(Silent):
     def end(self, error: BaseException | None) -> None:
         """The run is over; what still ran is not running any more."""
         with self._lock:
-            stopped = isinstance(error, KeyboardInterrupt)
+            # Ctrl-C, SIGTERM, Prefect's cancelling: none is an Exception, and what they kill may be told of first.
+            cancelled = isinstance(error, StepError) and error.kind == "cancelled"
+            stopped = cancelled or not isinstance(error, Exception | None)
             bad = error is not None or bool(self._run.reason)
             state = "interrupted" if stopped else "failed" if bad else "done"
             reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders.errors import UnavailableError, UndecidedError
+from builders.errors import StepError, UnavailableError, UndecidedError
 from builders.jobs import Usage
 from pipeline.history import read_pasts
 from pipeline.registry.filestore import FileStore
@@ -86,14 +86,22 @@ def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monk
     assert store.read(key) != first
 
 
-@pytest.mark.parametrize(("error", "state"), [(KeyboardInterrupt(), "interrupted"), (ValueError("bad"), "failed")])
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),
+        (StepError("unit: cancelled", "cancelled"), "interrupted"),
+        (ValueError("bad"), "failed"),
+    ],
+)
 def test_a_run_that_is_stopped_says_so(store: FileStore, error: BaseException, state: str) -> None:
     with pytest.raises(type(error)), recorded(store, begun(store), lambda _: None) as told:
         told.planned(plan())
         told.started(UNIT)
         raise error
     run = the_run(store)
-    assert (run.state, run.reason) == (state, str(error))
+    assert (run.state, run.reason) == (state, "bad" if state == "failed" else "")
     assert [item.state for item in run.units] == ["cancelled", "cancelled", "refused"]
 
 
@@ -150,16 +158,25 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
     assert len(the_run(store).items) == 3
 
 
-def test_an_onlooker_that_raises_is_shown_nothing_more(store: FileStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_shown_as_often_as_it_is_written(store: FileStore) -> None:
     shown: list[str] = []
+    with recorded(store, begun(store), lambda _: None, lambda run: shown.append(run.state)) as told:
+        told.started("export")
+    assert shown[-1] == "done"
 
+
+def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
+    store: FileStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     def bad(run: RunState) -> None:
         raise ValueError("the server is gone")
 
-    with recorded(store, begun(store), lambda _: None, [bad, lambda run: shown.append(run.state)]) as told:
-        told.started("export")
-    assert shown[-1] == "done" and the_run(store).state == "done"
-    assert capsys.readouterr().err.count("the server is gone") == 1
+    tracker = new_tracker(begun(store))
+    writer = Recorder(store, tracker, show=bad)
+    tracker.started("export")
+    writer._round()
+    writer._round(last=True)
+    assert the_run(store).state == "running" and capsys.readouterr().err.count("the server is gone") == 1
 
 
 def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
