@@ -79,7 +79,7 @@ def opened(
             run = new_run(spec.model, str(spec.path), store, progress.by)
             tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
             traced = stack.enter_context(spans())
-            progress = together(progress, tracker, *([traced] if traced else []))
+            progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
             progress.began(spec.model, run.id)
         yield Run(spec, selection, Workshop(store, local, builder, progress))
 

@@ -26,8 +26,12 @@ class Progress(Protocol):
 
     by: str
 
+    def of_run(self, model: str, run: str) -> "Progress":
+        """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
+        ...
+
     def began(self, model: str, run: str) -> None:
-        """A run of this model has begun; `run` is its name in the registry."""
+        """A run of this model has begun."""
 
     def planned(self, plan: "BuildPlan") -> None:
         """These units are going to be built, or were before, or are refused."""
@@ -71,6 +75,10 @@ class Silent:
     """Hears nothing: for tests and library use, and a base for who wants to hear a part."""
 
     by = ""
+
+    def of_run(self, model: str, run: str) -> Progress:  # noqa: ARG002 - the protocol's signature
+        """Runs are not told apart."""
+        return self
 
     def began(self, model: str, run: str) -> None:
         """Ignore it."""

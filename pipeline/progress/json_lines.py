@@ -24,25 +24,31 @@ _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
 class JsonLines(Silent):
-    """Writes the events, each with `write`."""
+    """Writes the events, each with `write`. about: what stands on every line."""
 
-    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+    def __init__(self, write: Callable[[str], object] | None = None, **about: str) -> None:
         self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
         self._lock = threading.Lock()
-        self._about: dict[str, Any] = {}
+        self._about = about
 
     def tell(self, event: str, level: str = "info", **fields: Any) -> None:
         """Write one line. Fields that are None are left out."""
         given = {name: value for name, value in fields.items() if value is not None}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "level": level, "event": event, **self._about, **given}, ensure_ascii=False)
+        self._write_alone(line)
+
+    def of_run(self, model: str, run: str) -> "JsonLines":
+        """Both stand on every line about it."""
+        return JsonLines(self._write_alone, **self._about, model=model, run=run)
+
+    def began(self, model: str, run: str) -> None:  # noqa: ARG002 - they stand on the line
+        """That it did."""
+        self.tell("began")
+
+    def _write_alone(self, line: str) -> None:
         with self._lock:
             self._write(line)
-
-    def began(self, model: str, run: str) -> None:
-        """Put both on every line from now on."""
-        self._about = {"model": model, "run": run}
-        self.tell("began")
 
     def planned(self, plan: "BuildPlan") -> None:
         """How many units are built, cached and refused."""

@@ -24,6 +24,9 @@ class _Together:
     def __init__(self, display: Progress, lookers: list[Progress]) -> None:
         self._display, self._lookers, self.by = display, lookers, display.by
 
+    def of_run(self, model: str, run: str) -> Progress:
+        return _Together(self._display.of_run(model, run), [each.of_run(model, run) for each in self._lookers])
+
     def began(self, model: str, run: str) -> None:
         self._tell(lambda each: each.began(model, run))
 

@@ -41,7 +41,7 @@ def test_a_display_that_breaks_stops_the_run_as_before() -> None:
 def test_every_event_reaches_every_listener() -> None:
     """Each method of the protocol, so that one that is added to it and forgotten here is found."""
     calls: list[str] = []
-    names = [name for name in vars(Silent) if not name.startswith("_") and name not in ("watching", "by")]
+    names = [name for name in vars(Silent) if not name.startswith("_") and name not in ("watching", "by", "of_run")]
 
     class All(Silent):
         def __getattribute__(self, name: str) -> Any:
@@ -88,7 +88,8 @@ def test_displays_tell_of_waiting_and_retries(display: type[Lines], capsys: pyte
 
 def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     lines: list[str] = []
-    log = JsonLines(lines.append)
+    both = JsonLines(lines.append)
+    log, other = both.of_run("digits", "run-1"), together(both, Silent()).of_run("other", "run-2")
     log.began("digits", "run-1")
     log.planned(plan())
     log.expects(UNIT, EXPECTED)
@@ -100,6 +101,9 @@ def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     log.ended(UNIT, Usage(1.23456, 10.0))
     log.finished(UNIT, "failed: out of memory")
     log.finished(f"verdict on {UNIT}", "unproven: no GPU")
+    assert len(lines) == 10
+    other.phase(UNIT, "of a catalog's other run")
+    assert json.loads(lines.pop())["run"] == "run-2"
     events = [json.loads(line) for line in lines]
     assert all("\n" not in line for line in lines)
     assert all(event["run"] == "run-1" and event["model"] == "digits" and event["time"] for event in events)
