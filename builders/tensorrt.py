@@ -20,9 +20,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from builders import cuda
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.profiles import RunProfile
+from builders.tensorrt_timing import keep_grown, merged, use_given
 from builders.tensorrt_words import builder_reason, clean, parser_reason, recorder
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
 
@@ -50,6 +52,7 @@ class _TensorRT:
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
+    tunes: ClassVar[bool] = False
 
     workspace_mib: int = 0
     tf32: bool = False
@@ -94,7 +97,7 @@ class _TensorRT:
         trt = self._import()
         said = recorder(self.module)
         said.messages.clear()
-        plan = self._plan(trt, said, request, model)
+        plan = self._plan(trt, said, request, model, workdir)
         path = workdir / f"engine.{self.name}"
         path.write_bytes(plan)
         notes = tuple(dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING"))
@@ -102,11 +105,9 @@ class _TensorRT:
 
     def runs(self, target: Target) -> str | None:
         """Whether a GPU of that compute capability is in this machine."""
-        from builders.cuda import gpus
-
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
-        found = gpus()
+        found = cuda.gpus()
         if any(gpu.compute_capability == target.compute_capability for gpu in found):
             return None
         here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in found)
@@ -137,7 +138,7 @@ class _TensorRT:
                 raise EngineryError(f"{engine.path.name}: this session has no layers to time")
             return profiled(self._import(), session, inputs, runs)
 
-    def _plan(self, trt: Any, said: Any, request: BuildRequest, model: Path) -> bytes:
+    def _plan(self, trt: Any, said: Any, request: BuildRequest, model: Path, workdir: Path) -> bytes:
         builder = trt.Builder(said)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self._parse(trt, said, network, model)
@@ -145,9 +146,13 @@ class _TensorRT:
         self._configure(trt, config, request)
         for shapes in request.profiles:
             _add_profile(builder, config, shapes)
+        if self.tunes and (left_out := use_given(config, workdir)):
+            said.messages.append(("WARNING", left_out))
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise EngineryError(builder_reason(self.title, self.name, said.messages))
+        if self.tunes:
+            keep_grown(config, workdir)
         return bytes(plan)
 
     def _parse(self, trt: Any, said: Any, network: Any, model: Path) -> None:
@@ -241,6 +246,7 @@ class TensorRT(_TensorRT):
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = _wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    tunes: ClassVar[bool] = True
 
     optimization_level: int = 3
     hardware_compatibility: str = "none"
@@ -251,6 +257,15 @@ class TensorRT(_TensorRT):
             raise self._bad("optimization_level", f"{self.optimization_level} is not in 0..5")
         if self.hardware_compatibility not in (known := ("none", "same_compute_capability", "ampere_plus")):
             raise self._bad("hardware_compatibility", f"{self.hardware_compatibility!r} is not one of {known}")
+
+    def timing_place(self) -> tuple[str, str] | None:
+        """See `TimingCached`: TensorRT tunes on the first GPU."""
+        here, installed = cuda.gpus(), self.versions()
+        return (here[0].name, installed.get(self.name) or max(installed.values())) if here and installed else None
+
+    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
+        """See `TimingCached`."""
+        return merged(self._import(), recorder(self.module), older, newer)
 
     def _configure(self, trt: Any, config: Any, request: BuildRequest) -> None:
         super()._configure(trt, config, request)

@@ -92,16 +92,18 @@ def version_markdown(document: Json, page: str | None) -> str:
     from validation.overview import overview
 
     seen = overview(document, pictures=False)
-    lines = [f"# {_plain(seen['reference'])}: {seen['verdict']['text']}", ""]
-    lines += [f"- {_plain(name)}: {_plain(_listed(values))}" for name, values in document.get("metrics", {}).items()]
+    lines = [f"# {plain_text(seen['reference'])}: {seen['verdict']['text']}", ""]
+    lines += [
+        f"- {plain_text(name)}: {plain_text(_listed(values))}" for name, values in document.get("metrics", {}).items()
+    ]
     failed = [engine for engine in document["engines"] if engine["status"] == "failed"]
-    lines += [f"- **failed**: {_plain(_unit(engine))}: {_plain(engine['reason'])}" for engine in failed]
+    lines += [f"- **failed**: {plain_text(_unit(engine))}: {plain_text(engine['reason'])}" for engine in failed]
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
         lines += ["", "## Drift by joint", "", *_table(rows)]
     if attributions := seen["attributions"]:
         lines += ["", "## Which node drifted", ""]
-        lines += [f"- {_plain(item['name'])}: {_plain(item['headline'])}" for item in attributions]
+        lines += [f"- {plain_text(item['name'])}: {plain_text(item['headline'])}" for item in attributions]
     if rows := latency_rows(seen["latencies"]):
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)
@@ -121,8 +123,8 @@ def canary_markdown(document: Json, page: str | None) -> str:
         text = {name: describe_value(item[name], item["kind"]) for name in ("estimate", "low", "high", "margin")}
         row = {"criterion": item["name"], "verdict": item["verdict"], "measured": text["estimate"]}
         rows.append({**row, "interval": f"{text['low']} to {text['high']}", "margin": text["margin"]})
-    lines = [f"# Canary: {document['verdict']}", "", _plain(document["reason"]), ""]
-    lines += [f"- {side}: {_plain(_side(document, side))}" for side in ("candidate", "baseline")]
+    lines = [f"# Canary: {document['verdict']}", "", plain_text(document["reason"]), ""]
+    lines += [f"- {side}: {plain_text(_side(document, side))}" for side in ("candidate", "baseline")]
     lines += [f"- page: `{page}`"] if page else []
     return "\n".join([*lines, "", *_table(rows)])
 
@@ -144,14 +146,18 @@ def _listed(values: Json) -> str:
 def _table(rows: Sequence[Json]) -> list[str]:
     columns = list(rows[0])
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    return lines + [f"| {' | '.join(_plain(str(row[name])) for name in columns)} |" for row in rows]
+    return lines + [f"| {' | '.join(plain_text(str(row[name])) for name in columns)} |" for row in rows]
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Text that anybody may have written, on one line and without meaning to markdown or HTML."""
     return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", " ".join(text.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
-def _key(model: str) -> str:
+def artifact_key(kind: str, model: str) -> str:
     """Prefect's keys are lower-case letters, digits and dashes."""
+    return f"{kind}-{_key(model)}"
+
+
+def _key(model: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")

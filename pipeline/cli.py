@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import click
@@ -20,6 +20,8 @@ COMMANDS = {
     "golden": ("golden", "Make, show, compare and freeze golden sets."),
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
+    "status": ("status", "Show runs and their units, running or over, with phases and logs."),
+    "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
     "list": ("registry", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),
@@ -93,21 +95,32 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
     signal.signal(signal.SIGTERM, _interrupt)
     code = 0
+    chosen: dict[str, str] = {}
     try:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
-        code = enginery(arguments, standalone_mode=False) or 0
+        code = enginery(arguments, standalone_mode=False, obj=chosen) or 0
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was finished is kept, and is not done again", err=True)
+        _say_last(chosen, "interrupted", "interrupted; what was finished is kept, and is not done again")
         _leave(130)
     except click.ClickException as error:
         error.show()
         _leave(2)
     except EngineryError as error:
-        click.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        _say_last(chosen, "error", f"error: {error}" if "\n" not in str(error) else str(error))
         _leave(error.exit_code)
     except BrokenPipeError:
         pass
     _leave(code)
+
+
+def _say_last(chosen: Mapping[str, str], event: str, text: str) -> None:
+    """Why the command ended, in the format of its other lines."""
+    if chosen.get("log_format") == "json":
+        from pipeline.progress.json_lines import JsonLines
+
+        JsonLines().tell(event, "error", message=text.removeprefix("error: "))
+    else:
+        click.echo(text, err=True)
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:

@@ -76,13 +76,16 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) 
 def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish."""
     ready = prepare(spec, selection, shop, run)
+    shop.progress.planned(ready.plan)
     check_required(ready.plan)
     built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
     judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
     judged = attribute_failures(judged, spec, ready.exported, shop, run)
     # One by one: two engines at once would time each other.
     judged = [run.call(steps.measure, item, spec, ready.exported, shop) for item in judged]
-    return run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
+    outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
+    shop.progress.concluded(outcome)
+    return outcome
 
 
 def attribute_failures(

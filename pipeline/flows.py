@@ -16,6 +16,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 import httpx
 from prefect import Task, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 
 from builders.errors import EngineryError, UnavailableError
@@ -23,11 +24,14 @@ from pipeline.artifacts import show_document
 from pipeline.compile import compile_model as compile_steps
 from pipeline.pages import published_document
 from pipeline.prefect_server import start_server
+from pipeline.progress import Silent
 from pipeline.publication import Outcome
 from pipeline.published_page import failed_document
 from pipeline.registry.store import Store
 from pipeline.registry.versions import load
 from pipeline.run import RunOptions, opened
+from pipeline.runs.prefect_progress import ProgressArtifact
+from pipeline.runs.state import RunState
 from pipeline.values import Json
 
 Item = TypeVar("Item")
@@ -106,23 +110,21 @@ def _as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[],
     return task(name=step.__name__, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
 
 
-class FlowProgress:
-    """Progress as lines of the flow run's log."""
+class FlowProgress(Silent):
+    """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
         self._logger = logger
+        self.by = f"Prefect flow run {flow_run.name}"
+        self._artifact = ProgressArtifact()
 
-    def started(self, name: str) -> None:
-        """Log nothing: Prefect shows what runs, and a line for the end says it all."""
+    def recorded(self, run: RunState) -> None:
+        """Show it as a progress artifact."""
+        self._artifact(run)
 
     def finished(self, name: str, outcome: str) -> None:
         """Log how it ended."""
         self._logger.info("%s: %s", name, outcome)
-
-    @contextmanager
-    def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - Prefect shows what runs
-        """Do nothing around the work."""
-        yield
 
 
 def show_report(document: Json, page: str) -> list[str]:

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -15,13 +15,15 @@ from builders.targets import parse_targets
 from builders.types import PRECISIONS, Precision, Target
 from pipeline.compile import InProcess, compile_model
 from pipeline.plan import Selection
-from pipeline.progress import Progress
+from pipeline.progress import Progress, together
 from pipeline.publication import Outcome
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import open_store
+from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
+from pipeline.tracing import spans
 from pipeline.workshop import Workshop
 
 DEFAULT_REGISTRY = "./registry"
@@ -53,17 +55,32 @@ class Run:
 
 
 @contextmanager
-def opened(spec_path: Path | str, options: RunOptions, progress: Progress) -> Iterator[Run]:
+def opened(
+    spec_path: Path | str,
+    options: RunOptions,
+    progress: Progress,
+    *,
+    keep_state: bool = True,
+) -> Iterator[Run]:
     """Read the spec, open the store, start the executors; kill what still runs when the run is interrupted.
 
+    keep_state: whether the registry keeps what becomes of this run (`enginery status`).
     Raises SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
     """
     spec = load_spec(spec_path)
     selection = select(spec, options)
     store = open_store(options.registry or _registry_of(spec), create=True)
     local = LocalExecutor(options.jobs)
-    lease = writing(store, f"building {spec.model}", BUILDING)
-    with lease, _builder(options, local) as builder, _cancelling(local, builder):
+    with ExitStack() as stack:
+        guard = stack.enter_context(writing(store, f"building {spec.model}", BUILDING))
+        builder = stack.enter_context(_builder(options, local))
+        stack.enter_context(_cancelling(local, builder))
+        if keep_state:
+            run = new_run(spec.model, str(spec.path), store, progress.by)
+            tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
+            traced = stack.enter_context(spans())
+            progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
+            progress.began(spec.model, run.id)
         yield Run(spec, selection, Workshop(store, local, builder, progress))
 
 
@@ -71,11 +88,14 @@ def compile_from_records(spec_path: Path | str, options: RunOptions) -> Outcome 
     """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
     spec = load_spec(spec_path)
     store = open_store(options.registry or _registry_of(spec), create=True)
+    tracker = new_tracker(new_run(spec.model, str(spec.path), store))
     try:
-        shop = Workshop(store, OnlyRecords(), OnlyRecords())
-        return compile_model(spec, select(spec, options), shop, InProcess())
+        shop = Workshop(store, OnlyRecords(), OnlyRecords(), tracker)
+        outcome = compile_model(spec, select(spec, options), shop, InProcess())
     except NotOnRecord:
         return None
+    note_run(store, tracker)
+    return outcome
 
 
 class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do

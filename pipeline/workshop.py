@@ -10,13 +10,14 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from builders.digest import digest_of, digest_of_bytes
-from builders.jobs import Executor, Job, Unwatched
-from pipeline.progress import Progress, Silent
+from builders.jobs import Executor, Job
+from pipeline.history import History
+from pipeline.progress.events import Progress, Silent, Told
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
 
@@ -34,6 +35,11 @@ class Workshop:
     executor: Executor
     progress: Progress = field(default_factory=Silent)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @cached_property
+    def history(self) -> History:
+        """What builds took before; read when the first unit is built, and kept for the run."""
+        return History(self.store)
 
     def recall(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """The value on record for a step's key; None when the step must run."""
@@ -56,19 +62,9 @@ class Workshop:
         return value
 
     def shown(self, executor: Executor, name: str, job: Job) -> Any:
-        """Run a job and show that it runs, from the moment when it leaves the queue."""
+        """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, _Shown(self.progress, name))
-
-
-class _Shown(Unwatched):
-    """Shows a job on the progress display from the moment when it leaves the queue."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._name = progress, name
-
-    def started(self, where: str) -> None:  # noqa: ARG002 - the display has no column for it
-        self._progress.started(self._name)
+            return executor.run(job, Told(self.progress, name))
 
 
 def versions(*distributions: str) -> dict[str, str]:

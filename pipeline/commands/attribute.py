@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from builders.types import PRECISIONS
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, say, shown_progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Only this precision.")
 @click.option("--out", type=click.Path(path_type=Path), help="File for the whole result as JSON.")
 @registry_option
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @json_option
 @click.pass_context
 def attribute(
@@ -43,7 +43,6 @@ def attribute(
     from builders.local import LocalExecutor
     from builders.targets import parse_targets
     from pipeline.attribution import attribute_version, to_json
-    from pipeline.progress import progress_display
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from pipeline.registry.trust import require
@@ -56,7 +55,7 @@ def attribute(
     manifest = located.manifest
     wanted = {item.name for item in parse_targets(target)}
     executor = LocalExecutor()
-    with progress_display(quiet) as progress:
+    with shown_progress(quiet) as progress:
         shop = Workshop(store, executor, executor, progress)
         answers = list(attribute_version(manifest, wanted, precision, shop))
     told: dict[str, Any] = {"model": manifest.model, "version": manifest.version}

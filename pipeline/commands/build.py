@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, say
+from pipeline.commands.metrics import metrics_options, served_metrics
+from pipeline.commands.options import emit_json, json_option, log_format, progress_options, say, shown_progress
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pipeline.progress import Progress
     from pipeline.publication import Outcome
     from pipeline.run import RunOptions
     from pipeline.values import BuildPlan
@@ -35,7 +37,7 @@ def _shared_options(command: Any) -> Any:
         click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
         click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI."),
         click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU."),
-        click.option("--quiet", is_flag=True, help="No progress on stderr."),
+        progress_options,
     ):
         command = option(command)
     return json_option(command)
@@ -49,10 +51,9 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
     Exports and quantizes first where that is not on record yet, so that every build key is complete.
     """
     from pipeline.compile import InProcess, prepare
-    from pipeline.progress import progress_display
     from pipeline.run import RunOptions, opened
 
-    with progress_display(quiet) as progress, opened(spec, RunOptions(**chosen), progress) as run:
+    with shown_progress(quiet) as progress, opened(spec, RunOptions(**chosen), progress, keep_state=False) as run:
         units = prepare(run.spec, run.selection, run.shop, InProcess()).plan
     if as_json:
         emit_json(_plan_json(units))
@@ -73,6 +74,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
     show_default=True,
     help="auto: Prefect when PREFECT_API_URL is set.",
 )
+@metrics_options
 @click.option(
     "--sign-key",
     type=click.Path(path_type=Path),
@@ -82,7 +84,16 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 )
 @click.pass_context
 def build(
-    ctx: click.Context, /, spec: Path, as_json: bool, quiet: bool, runner: str, sign_key: Path | None, **chosen: Any
+    ctx: click.Context,
+    /,
+    spec: Path,
+    as_json: bool,
+    quiet: bool,
+    runner: str,
+    sign_key: Path | None,
+    metrics_port: int | None,
+    metrics_address: str,
+    **chosen: Any,
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC."""
     from pipeline.run import RunOptions, registry_of
@@ -90,7 +101,8 @@ def build(
     options = RunOptions(**chosen)
     if sign_key:
         check_signing_key(sign_key)
-    outcome = _compile(spec, options, runner, quiet)
+    with served_metrics(metrics_port, metrics_address) as counting:
+        outcome = _compile(spec, options, runner, quiet, counting)
     if sign_key and outcome.version is not None:
         outcome = _signed(outcome, sign_key, registry_of(spec, options))
     if as_json:
@@ -120,21 +132,34 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     return replace(outcome, channel_refusal=refusal)
 
 
-def _compile(spec: Path, options: "RunOptions", runner: str, quiet: bool) -> "Outcome":
+def _compile(
+    spec: Path, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
+) -> "Outcome":
     from pipeline.compile import InProcess, compile_model
-    from pipeline.progress import progress_display
+    from pipeline.progress import together
     from pipeline.run import compile_from_records, opened
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
-    if (with_prefect or options.executor == "ray") and (outcome := compile_from_records(spec, options)):
+    if with_prefect and (counting or log_format() == "json"):
+        raise click.UsageError(
+            "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
+            "--metrics-port, or serve the registry's metrics with `enginery metrics`"
+        )
+    if (
+        not counting
+        and (with_prefect or options.executor == "ray")
+        and (outcome := compile_from_records(spec, options))
+    ):
         say("every step is on record: nothing was started")
         return outcome
     if with_prefect:
         from pipeline.flows import run_flow
 
         return run_flow(spec, options, quiet)
-    with progress_display(quiet) as progress, opened(spec, options, progress) as run:
-        return compile_model(run.spec, run.selection, run.shop, InProcess())
+    with shown_progress(quiet) as display:
+        progress = together(display, *([counting] if counting else []))
+        with opened(spec, options, progress) as run:
+            return compile_model(run.spec, run.selection, run.shop, InProcess())
 
 
 def _plan_json(units: "BuildPlan") -> dict[str, Any]:

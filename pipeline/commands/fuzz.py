@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, engine_options, json_option, published_engine, registry_option, say
+from pipeline.commands.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    progress_options,
+    published_engine,
+    registry_option,
+    say,
+)
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     "--histogram", type=click.Path(path_type=Path), help="Sizes as traffic has them: JSON {dim: {size: count}}."
 )
 @click.option("--only", metavar="CASE", help="Try this one, as a report names it: 'batch=5 values=ones'.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @json_option
 @click.pass_context
 def fuzz(

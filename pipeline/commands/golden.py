@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option
+from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.golden import Shown
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _spec = click.argument("spec", type=click.Path(path_type=Path))
 _registry = click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
-_quiet = click.option("--quiet", is_flag=True, help="No progress on stderr.")
 
 
 @click.group()
@@ -24,7 +23,7 @@ def golden() -> None:
 @golden.command()
 @_spec
 @_registry
-@_quiet
+@progress_options
 @json_option
 def make(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC, unless it is there already, and say how it differs from the one before it."""
@@ -35,7 +34,7 @@ def make(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
 @golden.command()
 @_spec
 @_registry
-@_quiet
+@progress_options
 @json_option
 def accept(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC and write its digest into the spec: builds keep to it from then on."""
@@ -82,11 +81,13 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 def _made(path: Path, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
     from pipeline import steps
     from pipeline.golden import unfrozen
-    from pipeline.progress import progress_display
     from pipeline.run import RunOptions, opened
     from pipeline.steps.golden import latest_golden, told_change
 
-    with progress_display(quiet) as progress, opened(path, RunOptions(registry=registry), progress) as run:
+    with (
+        shown_progress(quiet) as progress,
+        opened(path, RunOptions(registry=registry), progress, keep_state=False) as run,
+    ):
         spec, shop = run.spec, run.shop
         before = _frozen(spec) or latest_golden(spec.model, shop)
         exported = steps.export(unfrozen(spec) if accepting else spec, shop)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,11 +10,15 @@ import click
 
 if TYPE_CHECKING:
     from pipeline.canary.engines import Chosen
+    from pipeline.progress import Progress
     from pipeline.workshop import Workshop
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_REGISTRY = "./registry"
+LOG_FORMATS = ("text", "json")
+# Where the command's root context keeps it.
+LOG_FORMAT = "log_format"
 
 
 def registry_option(command: Command) -> Command:
@@ -36,6 +40,41 @@ def engine_options(command: Command) -> Command:
         "--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto."
     )
     return target(precision(command))
+
+
+def progress_options(command: Command) -> Command:
+    """`--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` ask for."""
+    quiet = click.option("--quiet", is_flag=True, help="No progress on stderr.")
+    return log_format_option(quiet(command))
+
+
+def log_format_option(command: Command) -> Command:
+    """`--log-format`: what stderr looks like."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(LOG_FORMATS),
+        default="text",
+        show_default=True,
+        envvar="ENGINERY_LOG_FORMAT",
+        show_envvar=True,
+        expose_value=False,
+        callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
+        help="json: one JSON object on each line of stderr.",
+    )(command)
+
+
+def log_format() -> str:
+    """The format that the running command was asked for: 'text' or 'json'."""
+    context = click.get_current_context(silent=True)
+    chosen = context.find_object(dict) if context else None
+    return str((chosen or {}).get(LOG_FORMAT, "text"))
+
+
+def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
+    """The progress display that fits the command's options and stderr."""
+    from pipeline.progress import progress_display
+
+    return progress_display(quiet, json_lines=log_format() == "json")
 
 
 def json_option(command: Command) -> Command:
@@ -64,7 +103,6 @@ def published_engine(
     """
     from builders.local import LocalExecutor
     from pipeline.canary.engines import choose
-    from pipeline.progress import progress_display
     from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
@@ -73,7 +111,7 @@ def published_engine(
     store = open_store(registry)
     chosen = choose(store, parse_reference(reference), target_named(target), precision)
     executor = LocalExecutor()
-    with progress_display(quiet) as progress:
+    with shown_progress(quiet) as progress:
         yield chosen, Workshop(store, executor, executor, progress)
 
 
@@ -84,4 +122,9 @@ def emit_json(value: Any) -> None:
 
 def say(text: str) -> None:
     """Progress and remarks, on stderr, so that stdout holds only the result."""
-    click.echo(text, err=True)
+    if log_format() == "json":
+        from pipeline.progress.json_lines import JsonLines
+
+        JsonLines().tell("remark", message=text)
+    else:
+        click.echo(text, err=True)

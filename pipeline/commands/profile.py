@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, engine_options, json_option, published_engine, registry_option
+from pipeline.commands.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    progress_options,
+    published_engine,
+    registry_option,
+)
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--against", metavar="REF2", help="Run both side by side instead, and say which is faster.")
 @click.option("--against-precision", help="Of REF2; default: the same as --precision.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order in an A/B.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @json_option
 def profile(
     reference: str,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+from pipeline.commands.options import emit_json, json_option, log_format_option, registry_option, say, trust_option
 
 if TYPE_CHECKING:
     from pipeline.registry.client import Answer, Client, Machine, Pulled
@@ -78,6 +78,7 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 @click.option("--rehash", is_flag=True, help="Read what is here already, instead of believing that nobody wrote to it.")
 @click.option("--explain", is_flag=True, help="Only show what would be chosen, like `enginery resolve`.")
 @_options(_WATCH)
+@log_format_option
 @registry_option
 @json_option
 def pull(reference: str, dest: Path, registry: str, as_json: bool, explain: bool, **given: Any) -> None:

@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, engine_options, json_option, published_engine, registry_option
+from pipeline.commands.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    progress_options,
+    published_engine,
+    registry_option,
+)
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
 @registry_option
 @engine_options
 @click.option("--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Independent builds.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @json_option
 @click.pass_context
 def rebuild(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, say
+from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for frontier.json and frontier.svg."
 )
 @click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @json_option
 def sensitivity(
     spec: Path, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool
@@ -37,10 +37,12 @@ def sensitivity(
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first where that is not on record yet.
     """
-    from pipeline.progress import progress_display
     from pipeline.run import RunOptions, opened
 
-    with progress_display(quiet) as progress, opened(spec, RunOptions(registry=registry), progress) as run:
+    with (
+        shown_progress(quiet) as progress,
+        opened(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
+    ):
         choice = _choice(activation, run.spec, run.shop)
     if out is not None:
         _write(out, choice)

@@ -1,8 +1,15 @@
 """Tables on stdout, for commands that list things."""
 
+import unicodedata
 from collections.abc import Sequence
 
 _PIPE_COLUMNS = 240
+
+
+def printable(text: str) -> str:
+    """Text that others wrote, without what a terminal would obey: control characters but tabs and ends of lines."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(char for char in lines if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

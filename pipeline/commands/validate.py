@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option
+from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.registry.manifest import Manifest
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.argument("reference")
 @registry_option
 @click.option("--target", help="Only engines for this target or group, e.g. sm_89 or ampere.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @json_option
 @click.pass_context
 def validate(ctx: click.Context, reference: str, registry: str, target: str | None, quiet: bool, as_json: bool) -> None:
@@ -26,7 +26,6 @@ def validate(ctx: click.Context, reference: str, registry: str, target: str | No
     from builders.errors import UnknownNameError
     from builders.local import LocalExecutor
     from builders.targets import parse_targets
-    from pipeline.progress import progress_display
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from pipeline.registry.trust import require
@@ -40,7 +39,7 @@ def validate(ctx: click.Context, reference: str, registry: str, target: str | No
     require(store, located)
     manifest = located.manifest
     executor = LocalExecutor()
-    with progress_display(quiet) as progress:
+    with shown_progress(quiet) as progress:
         results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
     if not results:
         raise UnknownNameError(

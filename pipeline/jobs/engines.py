@@ -12,6 +12,7 @@ from builders.errors import InputError
 from builders.process import enter_phase
 from builders.types import BuildRequest, Engine, Session
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, proof_of, runnable, tensors_from
+from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
 
@@ -32,18 +33,21 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
     backends.check_toolchain(backend, wanted.toolchain)
     enter_phase("fetching")
     model = fetch(place, wanted.model, workdir / "model.onnx")
+    timing = TimingCache(place, backend, workdir)
+    timing.fetch()
     enter_phase("compiling")
     begun = time.monotonic()
     engine = backend.build(wanted, model, workdir)
     seconds = round(time.monotonic() - begun, 3)
     enter_phase("storing")
     stored = place.seal_file(engine.path)
+    timing.keep()
     value: Json = {
         "digest": stored.digest,
         "blake3": stored.blake3,
         "size_bytes": engine.size_bytes,
         "suffix": engine.suffix,
-        "notes": list(engine.notes),
+        "notes": [*engine.notes, *timing.notes],
         "seconds": seconds,
         "request": request,
     }

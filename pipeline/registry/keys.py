@@ -16,6 +16,10 @@
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     leases/<id>.json                                      somebody is writing (see `retention.leases`)
+    runs/<run>.json, <run>.live                           what became of a run (see `pipeline.runs`), what it prints now
+    history/<backend>/models/<model>.json, all.json       what builds took (see `pipeline.history`)
+    history/totals.json                                   how many ended how (see `pipeline.runs.totals`)
+    timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)
     gc/condemned.json                                     what shall be deleted (see `retention.condemned`)
 """
 
@@ -34,6 +38,10 @@ FAILED = "failed/"
 MANIFEST = "manifest.json"
 LEASES = "leases/"
 CONDEMNED = "gc/condemned.json"
+RUNS = "runs/"
+HISTORY = "history/"
+TOTALS = "history/totals.json"
+TIMING = "timing/"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -164,3 +172,26 @@ def version_prefix(model: str, version: str) -> str:
 def lease_key(lease: str) -> str:
     """Key of a lease."""
     return check_key(f"{LEASES}{lease}.json")
+
+
+def run_key(run: str) -> str:
+    """Key of what became of a run."""
+    return check_key(f"{RUNS}{run}.json")
+
+
+def run_live_key(run: str) -> str:
+    """Key of what the running jobs of a run printed last."""
+    return check_key(f"{RUNS}{run}.live")
+
+
+def history_key(backend: str, model: str | None = None) -> str:
+    """Key of what builds of a backend took: of one model, or (None) of the newest of all."""
+    return check_key(f"{HISTORY}{backend}/" + ("all.json" if model is None else f"models/{check_model(model)}.json"))
+
+
+def timing_key(product: str, driver: str, version: str) -> str:
+    """Key of the document that names a GPU's timing cache; what a key cannot hold becomes '-'."""
+    parts = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._").lower() or "unknown" for part in (product, driver, version)
+    )
+    return check_key(f"{TIMING}{'/'.join(parts)}.json")

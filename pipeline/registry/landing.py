@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from builders.digest import CHUNK_BYTES
 from builders.errors import UnavailableError
+from pipeline.registry import trouble
 from pipeline.registry.seals import Hasher
 
 PREFIX = ".enginery-landing-"
@@ -43,6 +44,7 @@ def reachable(doing: str) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check that it is there and healthy, then run again")
         reason = error.strerror or str(error)
+        trouble.failed()
         raise UnavailableError(f"{doing}: {reason}; {remedy}") from error
 
 

@@ -101,7 +101,7 @@ def local_machine() -> Machine:
     if not found:
         return machine.stating(**installed)
     memory = min(gpu.memory_bytes for gpu in found) or None
-    return machine.stating(driver=_driver(), cuda=cuda_version(), memory_bytes=memory, **installed)
+    return machine.stating(driver=driver_version(), cuda=cuda_version(), memory_bytes=memory, **installed)
 
 
 def _target_of(found: tuple[Gpu, ...]) -> Target:
@@ -131,7 +131,7 @@ def _installed(distribution: str) -> str | None:
     return None
 
 
-def _driver() -> str | None:
+def driver_version() -> str | None:
     """The driver's version, from NVML, else from the kernel module."""
     with suppress(Exception):  # nvidia-ml-py is optional, and its errors are its own
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]

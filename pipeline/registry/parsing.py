@@ -138,6 +138,12 @@ def count(value: Any, path: str) -> int:
     return int(value)
 
 
+def quantity(value: Any, path: str) -> float:
+    """A number, zero or more."""
+    _need(type(value) in (int, float) and value >= 0, value, path, "a number, zero or more")
+    return float(value)
+
+
 def truth(value: Any, path: str) -> bool:
     """True or false."""
     _need(isinstance(value, bool), value, path, "true or false")

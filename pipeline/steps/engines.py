@@ -4,6 +4,7 @@ import shlex
 
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Limits
+from builders.scrub import scrubber
 from builders.types import BuildFailure, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Json, Unit
@@ -15,6 +16,9 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
         shop.progress.finished(unit.name, "cached")
         return Built(unit, **known, cached=True)
+    expected = shop.history.expected(spec.model, unit.request)
+    if expected:
+        shop.progress.expects(unit.name, expected)
     try:
         value = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop))
     except (UnavailableError, IntegrityError):
@@ -30,7 +34,7 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     if kind == "cancelled":
         raise error
     shop.progress.finished(unit.name, f"failed: {str(error).splitlines()[0]}")
-    return BuildFailure(unit.name, kind, str(error), log, reproduce(unit, spec, shop.store.uri))
+    return BuildFailure(unit.name, kind, str(error), scrubber()(log), reproduce(unit, spec, shop.store.uri))
 
 
 def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:

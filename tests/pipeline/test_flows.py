@@ -40,6 +40,7 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert keys(outcome) == keys(reference)
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in done.stderr
+    assert ("progress-tiny", "progress") in artifacts(project), "the run's state, as it went on"
     assert artifacts(project) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
     again = with_prefect(project, "--executor", "ray")
     assert json.loads(again.stdout)["cached"] is True

@@ -74,7 +74,7 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 ) -> None:
     import time
 
-    monkeypatch.setattr("pipeline.progress.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("pipeline.progress.lines.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.started("unit")
     with lines.watching("unit"):

@@ -18,6 +18,7 @@ from pipeline.registry.retention.condemned import Condemned, Sentence, Sweeper
 from pipeline.registry.retention.garbage import Garbage, find
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.store import Store
+from pipeline.runs import journal
 
 GRACE = timedelta(days=7)
 # What one sweep may take before another collection counts it as dead.
@@ -67,12 +68,14 @@ def collect(
     """
     found = find(store, rules or Rules())
     if not delete:
-        return _told(store, found, condemned.read(store), grace, {}, acted=False)
+        told = _told(store, found, condemned.read(store), grace, {}, acted=False)
+        return _with_runs(told, journal.surplus(store), "due")
     sweep = _Sweep(store, rules or Rules(), grace, say)
     sweep.condemn(found)
     sweep.run()
     store.sweep()
-    return _told(store, found, condemned.read(store), grace, sweep.gone, acted=True)
+    told = _told(store, found, condemned.read(store), grace, sweep.gone, acted=True)
+    return _with_runs(told, journal.prune(store), "deleted")
 
 
 @dataclass
@@ -183,6 +186,12 @@ class _Sweep:
                 f"another collection ({other.by}) deletes until {clock.stamp(other.expires)} at the latest; run again "
                 "when it is done"
             )
+
+
+def _with_runs(told: Collected, runs: list[str], state: str) -> Collected:
+    """Also the old runs: documents that nothing refers to, which need no sentence. Their logs are blobs, and garbage
+    from the next collection on."""
+    return replace(told, items=(*told.items, *(Item("run", run, "newer runs are kept", 0, state) for run in runs)))
 
 
 def _told(

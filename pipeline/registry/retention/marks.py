@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from builders.errors import IntegrityError
 from pipeline.registry import channels
 from pipeline.registry.channels import Channel
-from pipeline.registry.keys import MODELS, manifest_key
+from pipeline.registry.keys import MODELS, RUNS, TIMING, manifest_key
 from pipeline.registry.manifest import parse
 from pipeline.registry.names import is_name, version_order
 from pipeline.registry.retention.guard import digests_in
@@ -35,10 +35,12 @@ class Rules:
 class Inventory:
     """The documents of a registry, from one listing. folders: each version's documents, a manifest among them or not.
 
-    others: the remaining documents under models/: channels, policies, pins."""
+    others: the remaining documents under models/: channels, policies, pins.  loose: documents elsewhere that name
+    blobs: runs name their logs, and GPUs their timing caches."""
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
+    loose: tuple[str, ...] = ()
 
     @property
     def versions(self) -> list[Version]:
@@ -47,7 +49,7 @@ class Inventory:
 
 
 def inventory(store: Store) -> Inventory:
-    """What lies under models/. Lists keys, and reads nothing."""
+    """What lies under models/, and what else names blobs. Lists keys, and reads nothing."""
     folders: dict[Version, list[str]] = {}
     others: list[str] = []
     for key in store.list(MODELS):
@@ -56,7 +58,8 @@ def inventory(store: Store) -> Inventory:
                 folders.setdefault((model, version), []).append(key)
             case _:
                 others.append(key)
-    return Inventory({version: tuple(keys) for version, keys in folders.items()}, tuple(others))
+    loose = (*store.list(RUNS), *store.list(TIMING))
+    return Inventory({version: tuple(keys) for version, keys in folders.items()}, tuple(others), loose)
 
 
 def kept(store: Store, known: Inventory, rules: Rules) -> dict[Version, tuple[str, ...]]:
@@ -88,13 +91,13 @@ def served(channel: Channel, moves: int) -> set[str]:
 
 def marked(store: Store, known: Inventory, versions: Iterable[Version], *, damaged: bool = False) -> set[str]:
     """The digests that documents of these versions name, or have in their keys, and those in channels (their canaries),
-    policies and pins.
+    policies, pins, runs (their logs) and timing caches.
 
     Raises IntegrityError for a manifest that cannot be read, as it may have named anything; with `damaged`, the digests
     that are left in it are among them.
     """
     manifests = {manifest_key(*version): version for version in versions}
-    keys = [*(key for version in manifests.values() for key in known.folders[version]), *known.others]
+    keys = [*(key for version in manifests.values() for key in known.folders[version]), *known.others, *known.loose]
     named = {digest for key in keys for digest in digests_in(key.encode())}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         documents = [key for key in keys if key.endswith(".json")]

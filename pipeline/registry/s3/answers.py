@@ -16,6 +16,7 @@ from botocore import exceptions as aws
 from botocore.parsers import ResponseParserError
 
 from builders.errors import EngineryError, InputError, UnavailableError
+from pipeline.registry import trouble
 from pipeline.registry.s3.place import Place
 
 T = TypeVar("T")
@@ -84,7 +85,9 @@ def refuse(place: Place, doing: str, error: Exception, *, last: bool) -> None:
     """Return if it is worth another attempt. Raises Declined and EngineryErrors otherwise."""
     raise_if_declined(error)
     if last or not passing(error):
+        trouble.failed()
         raise translated(place, doing, error) from error
+    trouble.repeated()
 
 
 def raise_if_declined(error: Exception) -> None:

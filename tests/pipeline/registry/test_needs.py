@@ -100,6 +100,6 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
     assert machine == Machine((8, 9), "l4", "550.54.15", "12.4", tensorrt_rtx="1.7.1.116", memory_bytes=22 * GIB)
     assert machine.known() == {"driver": "550.54.15", "CUDA": "12.4", "TensorRT-RTX": "1.7.1.116", "memory": "22.0 GiB"}
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
-    assert module._driver() == "580.65.06"
+    assert module.driver_version() == "580.65.06"
     monkeypatch.setattr(module, "gpus", tuple)
     assert Machine.named() == Machine(tensorrt_rtx="1.7.1.116") and Machine.named("l4") == Machine((8, 9), "l4")

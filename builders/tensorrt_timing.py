@@ -1,0 +1,67 @@
+"""Timing caches of full TensorRT: what the tuner has measured on this GPU, given to the next build.
+
+A cache is good for one product, driver and version of TensorRT; with another it is an error to some releases
+(NVIDIA/TensorRT#2144) and useless to the rest. So whoever keeps caches keys them by these three (`TimingCached`), and
+what TensorRT refuses all the same is left out, with a note. A cache makes builds quicker and not reproducible
+(NVIDIA/TensorRT#4798): it is no part of a build key.
+
+Whoever builds puts a cache at WORKDIR/`GIVEN` and finds the grown one at WORKDIR/`GROWN`. Not run on a GPU.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from builders.errors import EngineryError
+
+GIVEN = "timing.cache"
+GROWN = "timing.grown"
+
+
+@runtime_checkable
+class TimingCached(Protocol):
+    """A backend that tunes on the GPU, and can be given what was measured before."""
+
+    def timing_place(self) -> tuple[str, str] | None:
+        """The GPU's product name and the compiler's version that a cache from here is good for; None without a GPU."""
+        ...
+
+    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
+        """One cache with what both know. Raises EngineryError when they do not go together."""
+        ...
+
+
+def use_given(config: Any, workdir: Path) -> str:
+    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; why the one there was left out, or ''."""
+    path = workdir / GIVEN
+    data = path.read_bytes() if path.is_file() else b""
+    reason = _set(config, data)
+    if data and reason:
+        _set(config, b"")
+        return f"the timing cache of this GPU was left out, and begun anew: {reason}"
+    return ""
+
+
+def keep_grown(config: Any, workdir: Path) -> None:
+    """Leave what the tuner knows now in WORKDIR."""
+    cache = config.get_timing_cache()
+    if cache is not None:
+        (workdir / GROWN).write_bytes(bytes(cache.serialize()))
+
+
+def merged(trt: Any, logger: Any, older: bytes, newer: bytes) -> bytes:
+    """Both caches as one. Raises EngineryError when TensorRT does not take them together."""
+    config = trt.Builder(logger).create_builder_config()
+    caches = [config.create_timing_cache(data) for data in (older, newer)]
+    if None in caches or not caches[0].combine(caches[1], False):
+        raise EngineryError("TensorRT does not merge these timing caches; the newer one alone is kept")
+    return bytes(caches[0].serialize())
+
+
+def _set(config: Any, data: bytes) -> str:
+    """Why TensorRT does not take it; '' when it does."""
+    try:
+        cache = config.create_timing_cache(data)
+        taken = cache is not None and config.set_timing_cache(cache, False)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return str(error)
+    return "" if taken else "TensorRT refuses it (another version, GPU or driver, or damaged)"

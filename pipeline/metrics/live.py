@@ -1,0 +1,128 @@
+"""The metrics of one run, served from its own process while it lives."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from builders.errors import UnavailableError
+from builders.jobs import Usage
+from pipeline.metrics import names
+from pipeline.metrics.names import Metric
+from pipeline.progress.events import Silent, state_of
+from pipeline.registry import trouble
+from pipeline.runs.totals import BUCKETS_S
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from pipeline.publication import Outcome
+    from pipeline.values import BuildPlan
+
+
+class LiveMetrics(Silent):
+    """Counts what is told. registry: Prometheus's, a new one for each run, so that two in one process do not mix."""
+
+    def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = registry or CollectorRegistry()
+        self._lock = threading.Lock()
+        self._units: dict[str, tuple[str, str]] = {}
+        self._waiting: set[str] = set()
+        self._running: set[str] = set()
+        self._usage: dict[str, Usage] = {}
+
+        def made(kind: type[Any], metric: Metric, **more: Any) -> Any:
+            return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
+
+        self._builds = made(Counter, names.BUILDS)
+        self._seconds = made(Histogram, names.BUILD_SECONDS, buckets=BUCKETS_S)
+        self._cache = made(Counter, names.CACHE)
+        self._retries = made(Counter, names.RETRIES)
+        self._peak = made(Gauge, names.PEAK)
+        self._unproven = made(Gauge, names.UNPROVEN)
+        made(Gauge, names.QUEUE).set_function(lambda: len(self._waiting))
+        made(Gauge, names.RUNNING).set_function(lambda: len(self._running))
+        self.registry.register(Trouble())
+
+    def planned(self, plan: "BuildPlan") -> None:
+        """Units that will be built wait."""
+        with self._lock:
+            self._units |= {unit.name: (unit.request.target.name, unit.request.backend) for unit in plan.units}
+            self._waiting |= {unit.name for unit in plan.wanted}
+
+    def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - nodes are no label
+        """It does not wait any more."""
+        with self._lock:
+            if name in self._units:
+                self._waiting.discard(name)
+                self._running.add(name)
+
+    def retrying(self, name: str, why: str) -> None:  # noqa: ARG002 - reasons are no label
+        """Count it."""
+        if unit := self._units.get(name):
+            self._retries.labels(*unit).inc()
+
+    def ended(self, name: str, usage: Usage) -> None:
+        """Note what it took."""
+        if unit := self._units.get(name):
+            self._usage[name] = usage
+            self._peak.labels(*unit).set(usage.peak_mib * 2**20)
+
+    def finished(self, name: str, outcome: str) -> None:
+        """Count how it ended."""
+        unit = self._units.get(name)
+        if unit is None:
+            return
+        state, _ = state_of(outcome)
+        with self._lock:
+            self._waiting.discard(name)
+            self._running.discard(name)
+            usage = self._usage.pop(name, None)
+        self._cache.labels("hit" if state == "cached" else "miss").inc()
+        if state != "cached":
+            self._builds.labels(state, *unit).inc()
+        if usage and state != "cached":
+            self._seconds.labels(state, *unit).observe(usage.seconds)
+
+    def concluded(self, outcome: "Outcome") -> None:
+        """Count the engines that are published unproven."""
+        self._unproven.clear()
+        for engine in outcome.engines:
+            if engine["status"] == "unproven":
+                self._unproven.labels(engine["target"], engine["backend"]).inc()
+
+
+class Trouble:
+    """What the registry's own counters say, as Prometheus wants it."""
+
+    def collect(self) -> Iterator[Any]:
+        """Two counters."""
+        from prometheus_client.core import CounterMetricFamily
+
+        seen = trouble.seen()
+        yield CounterMetricFamily(names.ERRORS.name, names.ERRORS.help, value=seen["errors"])
+        yield CounterMetricFamily(names.REPEATED.name, names.REPEATED.help, value=seen["retries"])
+
+
+@contextmanager
+def served(registry: "CollectorRegistry", port: int, address: str) -> Iterator[int]:
+    """Answer Prometheus at http://ADDRESS:PORT/metrics; yields the port, which 0 leaves to the system.
+
+    Raises UnavailableError when the port is taken or the address is none of this machine's.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot serve metrics at {address}:{port}: {error.strerror or error}; give another --metrics-port, or 0"
+        ) from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

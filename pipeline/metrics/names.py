@@ -1,0 +1,100 @@
+"""Every metric: its name, kind, labels and meaning. docs/observability.md and the dashboard are checked against this.
+
+Labels are of few values: targets and backends are those that a fleet has, states are words of ours, and models are
+bounded (`exporter.MOST_MODELS`). No digest, version, run or file is a label.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Where = Literal["run", "registry"]
+_UNIT = ("target", "backend")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
+
+    where: 'run' (a process with `--metrics-port`), 'registry' (`enginery metrics`), or both.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    where: tuple[Where, ...] = ("run", "registry")
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names under which Prometheus stores it."""
+        if self.kind == "counter":
+            return (f"{self.name}_total",)
+        return (
+            (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+            if self.kind == "histogram"
+            else (self.name,)
+        )
+
+
+BUILDS = Metric("enginery_builds", "counter", "Units that were built or failed, by how they ended.", ("state", *_UNIT))
+BUILD_SECONDS = Metric(
+    "enginery_build_duration_seconds", "histogram", "Wall clock of a unit's build process.", ("state", *_UNIT)
+)
+CACHE = Metric(
+    "enginery_cache_lookups", "counter", "Units that were found built (hit) or had to be built.", ("result",)
+)
+QUEUE = Metric("enginery_queue_depth", "gauge", "Units of runs that go on which have not started.")
+RUNNING = Metric("enginery_units_running", "gauge", "Units that are being built now.")
+RETRIES = Metric("enginery_build_retries", "counter", "Builds that were started once more.", _UNIT, ("run",))
+PEAK = Metric("enginery_build_peak_bytes", "gauge", "Most memory that the last build held.", _UNIT, ("run",))
+ERRORS = Metric(
+    "enginery_registry_errors", "counter", "Requests to the registry that failed for good, in this process."
+)
+REPEATED = Metric(
+    "enginery_registry_retries", "counter", "Requests to the registry that were sent again, in this process."
+)
+UNPROVEN = Metric(
+    "enginery_unproven_engines", "gauge", "Engines of the newest versions that never ran on their hardware.", _UNIT
+)
+ENGINES = Metric(
+    "enginery_engines",
+    "gauge",
+    "Units of the newest versions, by their status of today.",
+    ("status", *_UNIT),
+    ("registry",),
+)
+DRIFT = Metric(
+    "enginery_drift_sqnr_db",
+    "gauge",
+    "Lowest SQNR in dB over outputs and cases, at one joint, in the newest proof of the newest version.",
+    ("model", "joint", "target", "precision", "backend"),
+    ("registry",),
+)
+RUNS = Metric("enginery_runs", "gauge", "Runs that the registry remembers, by state.", ("state",), ("registry",))
+LAST_RUN = Metric(
+    "enginery_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",), ("registry",)
+)
+LAST_RUN_OK = Metric(
+    "enginery_last_run_success",
+    "gauge",
+    "Whether a model's newest run that is over did all it was asked.",
+    ("model",),
+    ("registry",),
+)
+MODELS = Metric("enginery_models", "gauge", "Models that have a version.", (), ("registry",))
+LEFT_OUT = Metric(
+    "enginery_models_left_out",
+    "gauge",
+    "Models without series of their own, since there are too many.",
+    (),
+    ("registry",),
+)
+UP = Metric("enginery_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",))
+READ_AT = Metric(
+    "enginery_registry_read_timestamp_seconds", "gauge", "When the registry was last read.", (), ("registry",)
+)
+
+METRICS = (
+    BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, RETRIES, PEAK, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
+    LAST_RUN, LAST_RUN_OK, MODELS, LEFT_OUT, UP, READ_AT,
+)  # fmt: skip

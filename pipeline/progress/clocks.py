@@ -1,0 +1,80 @@
+"""What runs now, since when, in which phase, and for how long still: what both displays for people show."""
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.history import Expectation
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One running step or unit. begun: by the monotonic clock."""
+
+    name: str
+    begun: float = field(default_factory=time.monotonic)
+    phase: str = ""
+    expectation: "Expectation | None" = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.begun
+
+    @property
+    def text(self) -> str:
+        """'30 s, compiling, ~40 s left (predicted from 3 builds of this unit)'."""
+        left = self.expectation.left(self.elapsed_s) if self.expectation else ""
+        return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, left) if part)
+
+
+class Clocks:
+    """Every clock by name; safe from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, Clock] = {}
+        self._expected: dict[str, Expectation] = {}
+        self._waits: dict[str, str] = {}
+
+    def expects(self, name: str, expectation: "Expectation") -> None:
+        """Keep it until the unit starts."""
+        with self._lock:
+            self._expected[name] = expectation
+
+    def waiting(self, name: str, why: str) -> bool:
+        """Whether that is news."""
+        with self._lock:
+            known, self._waits[name] = self._waits.get(name), why
+            return known != why
+
+    def started(self, name: str) -> None:
+        """Start its clock, afresh after a retry."""
+        with self._lock:
+            self._waits.pop(name, None)
+            self._running[name] = Clock(name, expectation=self._expected.get(name))
+
+    def phase(self, name: str, phase: str) -> None:
+        """Note its phase."""
+        with self._lock:
+            if known := self._running.get(name):
+                self._running[name] = replace(known, phase=phase)
+
+    def gone(self, name: str) -> float | None:
+        """Stop its clock; how long it ran, None when it did not."""
+        with self._lock:
+            known = self._running.pop(name, None)
+            self._expected.pop(name, None)
+            self._waits.pop(name, None)
+        return known.elapsed_s if known else None
+
+    def of(self, name: str) -> Clock | None:
+        """Its clock while it runs."""
+        return self._running.get(name)
+
+    def running(self) -> list[Clock]:
+        """Every clock that runs, in the order in which they were started."""
+        with self._lock:
+            return list(self._running.values())

@@ -1,0 +1,1 @@
+"""What became of each run: written while it runs, readable from elsewhere and afterwards (`enginery status`)."""

@@ -1,0 +1,116 @@
+"""The displays, and several listeners at once."""
+
+import json
+from typing import Any
+
+import pytest
+
+from builders.jobs import Usage
+from pipeline.progress import JsonLines, Lines, LiveTable, Silent, Told, state_of, together
+from pipeline.progress.clocks import Clocks
+from tests.pipeline.runs.runs import EXPECTED, UNIT, plan
+
+
+class Hears(Silent):
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def phase(self, name: str, phase: str) -> None:
+        self.heard.append((name, phase))
+
+
+class Breaks(Silent):
+    def phase(self, name: str, phase: str) -> None:
+        raise ValueError("it broke")
+
+
+def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
+    first, last = Hears(), Hears()
+    all_of_them = together(first, Breaks(), last)
+    all_of_them.phase("unit", "one")
+    all_of_them.phase("unit", "two")
+    assert first.heard == last.heard == [("unit", "one"), ("unit", "two")]
+    assert capsys.readouterr().err.count("it broke") == 1
+
+
+def test_a_display_that_breaks_stops_the_run_as_before() -> None:
+    with pytest.raises(ValueError, match="it broke"):
+        together(Breaks(), Hears()).phase("unit", "one")
+
+
+def test_every_event_reaches_every_listener() -> None:
+    """Each method of the protocol, so that one that is added to it and forgotten here is found."""
+    calls: list[str] = []
+    names = [name for name in vars(Silent) if not name.startswith("_") and name not in ("watching", "by", "of_run")]
+
+    class All(Silent):
+        def __getattribute__(self, name: str) -> Any:
+            return (lambda *_: calls.append(name)) if name in names else super().__getattribute__(name)
+
+    both = together(Silent(), All())
+    for name in names:
+        getattr(both, name)(*["x"] * (vars(Silent)[name].__code__.co_argcount - 1))
+    assert calls == names and len(names) == 12
+
+
+def test_a_job_is_told_by_its_name() -> None:
+    hears = Hears()
+    Told(hears, "unit").phase("compiling")
+    assert hears.heard == [("unit", "compiling")]
+
+
+def test_the_first_word_of_an_outcome_is_its_state() -> None:
+    assert state_of("failed: it has: two") == ("failed", "it has: two")
+    assert state_of("built in 2.0 s") == ("built", "") and state_of("cached") == ("cached", "")
+
+
+def test_a_clock_says_phase_and_prediction() -> None:
+    clocks = Clocks()
+    clocks.expects("unit", EXPECTED)
+    clocks.started("unit")
+    clocks.phase("unit", "compiling")
+    (clock,) = clocks.running()
+    assert clock.text == "0 s, compiling, ~70 s left (predicted from 3 builds of this unit)"
+    assert clocks.gone("unit") is not None and clocks.gone("unit") is None and clocks.running() == []
+    assert clocks.waiting("unit", "a slot") and not clocks.waiting("unit", "a slot")
+
+
+@pytest.mark.parametrize("display", [Lines, LiveTable])
+def test_displays_tell_of_waiting_and_retries(display: type[Lines], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = display()
+    shown.waiting("unit", "for a [slot]")
+    shown.waiting("unit", "for a [slot]")
+    shown.started("unit", "node-7")
+    shown.retrying("unit", "killed by SIGSEGV")
+    err = capsys.readouterr().err
+    assert err.count("unit: waiting: for a [slot]") == 1 and "unit: once more: killed by SIGSEGV" in err
+
+
+def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
+    lines: list[str] = []
+    both = JsonLines(lines.append)
+    log, other = both.of_run("digits", "run-1"), together(both, Silent()).of_run("other", "run-2")
+    log.began("digits", "run-1")
+    log.planned(plan())
+    log.expects(UNIT, EXPECTED)
+    log.waiting(UNIT, "for a slot")
+    log.started(UNIT, "node-7")
+    log.phase(UNIT, "compiling")
+    log.said(UNIT, "never in the log of events")
+    log.retrying(UNIT, "line one\nline two")
+    log.ended(UNIT, Usage(1.23456, 10.0))
+    log.finished(UNIT, "failed: out of memory")
+    log.finished(f"verdict on {UNIT}", "unproven: no GPU")
+    assert len(lines) == 10
+    other.phase(UNIT, "of a catalog's other run")
+    assert json.loads(lines.pop())["run"] == "run-2"
+    events = [json.loads(line) for line in lines]
+    assert all("\n" not in line for line in lines)
+    assert all(event["run"] == "run-1" and event["model"] == "digits" and event["time"] for event in events)
+    assert [event["event"] for event in events] == [
+        "began", "planned", "predicted", "waiting", "started", "phase", "retrying", "ended", "finished", "verdict",
+    ]  # fmt: skip
+    assert (events[1]["build"], events[1]["cached"], events[1]["refused"]) == (1, 1, 1)
+    assert {event["unit"] for event in events[2:]} == {UNIT}
+    assert events[-2] | {"level": "error", "state": "failed", "reason": "out of memory"} == events[-2]
+    assert events[-1]["level"] == "warning" and events[7]["seconds"] == 1.235
