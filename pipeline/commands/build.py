@@ -1,12 +1,13 @@
 """`enginery plan` and `enginery build`."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, say
+from pipeline.commands.options import Duration, emit_json, json_option, say
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
@@ -67,6 +68,13 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 )
 @click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run.")
 @click.option(
+    "--wait-for-nodes",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="How long a unit waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
+)
+@click.option(
     "--runner",
     type=click.Choice(["auto", "inprocess", "prefect"]),
     default="auto",
@@ -82,12 +90,20 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 )
 @click.pass_context
 def build(
-    ctx: click.Context, /, spec: Path, as_json: bool, quiet: bool, runner: str, sign_key: Path | None, **chosen: Any
+    ctx: click.Context,
+    /,
+    spec: Path,
+    as_json: bool,
+    quiet: bool,
+    runner: str,
+    sign_key: Path | None,
+    wait_for_nodes: timedelta,
+    **chosen: Any,
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC."""
     from pipeline.run import RunOptions, registry_of
 
-    options = RunOptions(**chosen)
+    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
     if sign_key:
         check_signing_key(sign_key)
     outcome = _compile(spec, options, runner, quiet)

@@ -2,12 +2,18 @@
 
 import shlex
 
+from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Needs
 from builders.types import BuildFailure, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Json, Unit
 from pipeline.workshop import Workshop
+
+# What compilers of small and middling models take.
+USUAL_MEMORY_MIB = 1024
+# Instead of no limit.
+LEAN_WORKSPACE_MIB = 1024
 
 
 def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
@@ -36,7 +42,8 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
 def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
     arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
-    return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needs(unit.request))
+    needed = needs(unit.request, memory_request(spec))
+    return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, leaner(unit.request))
 
 
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
@@ -46,9 +53,29 @@ def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
     return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
 
 
-def needs(request: BuildRequest) -> dict[str, str]:
-    """Node labels that suit a unit: a GPU generation's own nodes, any node for the CPU."""
-    return {} if request.target.is_cpu else {"enginery/sm": request.target.sm}
+def needs(request: BuildRequest, memory_mib: int) -> Needs:
+    """Where a unit is built: on its own generation (and product) with a GPU to itself if the compiler tunes there, else
+    preferably there. A unit for the CPU is built anywhere."""
+    target = request.target
+    if target.is_cpu:
+        return Needs(memory_mib=memory_mib)
+    labels = {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
+    tunes = backends.load(request.backend).tunes_on_target
+    return Needs(labels, required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+
+
+def memory_request(spec: ModelSpec) -> int:
+    """MiB that a cluster sets aside for a build: the limit where the spec sets one, else a modest guess."""
+    return spec.build.memory_mib if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
+
+
+def leaner(request: BuildRequest) -> Json:
+    """What a second build is given when the first ran out of memory: half the compiler's scratch memory, if it has a
+    limit on that. It makes a different engine perhaps, which its notes then say; its build key stays."""
+    workspace = dict(request.options).get("workspace_mib")
+    if workspace is None:
+        return {}
+    return {"workspace_mib": max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB}
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:

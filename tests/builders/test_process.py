@@ -93,7 +93,7 @@ def test_an_enginery_error_comes_back_as_itself(tmp_path, cls, arguments):
 
 
 def test_every_error_of_the_tree_survives_the_trip(tmp_path):
-    from builders.process import error_from_json, error_to_json
+    from builders.errors import error_from_json, error_to_json
 
     for name in vars(errors):
         cls = getattr(errors, name)
@@ -196,10 +196,10 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
     import json
 
     marked = tmp_path / "marked"
-    task = {"function": f"{JOBS}:mark", "arguments": {"path": str(marked)}, "parent": 1}
+    task = {"function": f"{JOBS}:mark", "arguments": {"path": str(marked)}, "parent": 1, "lifeline": 0}
     (tmp_path / "job.json").write_text(json.dumps(task))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
-    ended = subprocess.run([sys.executable, "-m", "builders.process", str(tmp_path)], env=environment)
+    ended = subprocess.run([sys.executable, "-m", "builders.child", str(tmp_path)], env=environment)
     assert ended.returncode == 1
     assert not marked.exists()
 
