@@ -36,7 +36,7 @@ class LocalExecutor:
                 with workdir() as folder:
                     return run_job(job, folder, lambda: self._cancelled, watch)
 
-        return run_with_retries(job, watch, attempt)
+        return run_with_retries(job, watch, attempt, clustered=False)
 
     def cancel(self) -> None:
         """Kill what runs, within `process.TICK_S`, and refuse what comes."""

@@ -3,7 +3,7 @@
 | kind | tried again | with what changed |
 |---|---|---|
 | error, timeout, cancelled, no-node | no | the same would happen |
-| crash | once, where there is another place | elsewhere; on a lone host a compiler that crashes crashes again |
+| crash | once, on a cluster | on another node, if one suits; on a lone host what crashes crashes again |
 | memory (its own limit) | once, if it can be leaner | leaner arguments; the limit is the user's and stays |
 | node-memory | once | leaner arguments, and more memory asked of the scheduler |
 | node-lost | `MOST_LOST` times | elsewhere |
@@ -31,10 +31,8 @@ class NextTry:
     elsewhere: bool = False
 
 
-def run_with_retries(
-    job: Job, watch: Watch, attempt: Callable[[Job, bool], Any], places: Callable[[Job], int] = lambda _: 1
-) -> Any:
-    """What `attempt(job, elsewhere)` returns, tried again by the rules above. places: how many nodes could run it.
+def run_with_retries(job: Job, watch: Watch, attempt: Callable[[Job, bool], Any], clustered: bool) -> Any:
+    """What `attempt(job, elsewhere)` returns, tried again by the rules above. clustered: whether there are more hosts.
 
     Raises what `attempt` raises; after several tries with all their reasons.
     """
@@ -45,14 +43,14 @@ def run_with_retries(
             return attempt(job, elsewhere)
         except StepError as error:
             failures.append(error)
-            following = next_try(job, failures, places)
+            following = next_try(job, failures, clustered)
             if following is None:
                 raise _all_of(failures) from error
         watch.retrying(following.why)
         job, elsewhere = following.job, following.elsewhere
 
 
-def next_try(job: Job, failures: Sequence[StepError], places: Callable[[Job], int]) -> NextTry | None:
+def next_try(job: Job, failures: Sequence[StepError], clustered: bool) -> NextTry | None:
     """The try after these failures; None when another would not help."""
     kind = failures[-1].kind
     times = sum(failure.kind == kind for failure in failures)
@@ -61,7 +59,7 @@ def next_try(job: Job, failures: Sequence[StepError], places: Callable[[Job], in
     if times > 1 or kind not in _ONCE:
         return None
     if kind == "crash":
-        return NextTry(job, "it crashed; once more, elsewhere", elsewhere=True) if places(job) > 1 else None
+        return NextTry(job, "it crashed; once more, elsewhere if a node suits", elsewhere=True) if clustered else None
     if kind == "memory":
         return NextTry(leaner(job), f"it held too much memory; once more, {_changes(job)}") if job.leaner else None
     wanted = more_memory(leaner(job), failures[-1].peak_mib)

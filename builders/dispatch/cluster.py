@@ -38,6 +38,7 @@ def connect(address: str | None, jobs: int | None) -> bool:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"the Ray cluster at {address}" if address else "a local Ray"
             raise UnavailableError(f"cannot reach {where}: {error}; check it, or use the local executor") from error
+    _let_raylets_print(False)
     return True
 
 
@@ -46,6 +47,17 @@ def disconnect() -> None:
     import ray
 
     ray.shutdown()
+    _let_raylets_print(True)
+
+
+def _let_raylets_print(allowed: bool) -> None:
+    """What raylets say of lost workers comes on stdout, which is for results, and is told by us in fewer words.
+
+    Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
+    """
+    from ray._private import worker
+
+    worker._worker_logs_enabled = allowed
 
 
 def check_reachable(address: str) -> None:

@@ -68,12 +68,9 @@ class RayExecutor:
         def attempt(job: Job, elsewhere: bool) -> Any:
             return self._attempt(job, watch, listener, last, elsewhere)
 
-        def places(job: Job) -> int:
-            return len(fitting(job.needs, listener.nodes(fresh=True)))
-
         with self._slots or nullcontext():  # nobody waits long after `cancel`: whoever holds one is killed
             self._refuse_when_cancelled(job)
-            return run_with_retries(job, watch, attempt, places)
+            return run_with_retries(job, watch, attempt, clustered=True)
 
     def cancel(self) -> None:
         """End what runs, within some seconds, and refuse what comes."""
