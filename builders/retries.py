@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from builders.errors import StepError
+from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Watch
 
 MOST_LOST = 3
@@ -34,7 +34,7 @@ class NextTry:
 def run_with_retries(job: Job, watch: Watch, attempt: Callable[[Job, bool], Any], clustered: bool) -> Any:
     """What `attempt(job, elsewhere)` returns, tried again by the rules above. clustered: whether there are more hosts.
 
-    Raises what `attempt` raises; after several tries with all their reasons.
+    Raises what `attempt` raises; after several tries with all their reasons, as StepError.
     """
     failures: list[StepError] = []
     elsewhere = False
@@ -46,6 +46,12 @@ def run_with_retries(job: Job, watch: Watch, attempt: Callable[[Job, bool], Any]
             following = next_try(job, failures, clustered)
             if following is None:
                 raise _all_of(failures) from error
+        except (UnavailableError, IntegrityError):
+            raise  # says nothing about the job
+        except EngineryError as error:
+            if not failures:
+                raise
+            raise _all_of([*failures, StepError(str(error))]) from error
         watch.retrying(following.why)
         job, elsewhere = following.job, following.elsewhere
 

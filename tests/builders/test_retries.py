@@ -1,6 +1,6 @@
 import pytest
 
-from builders.errors import StepError
+from builders.errors import ModelError, StepError, UnavailableError
 from builders.jobs import Job, Limits, Needs, Unwatched
 from builders.retries import MOST_LOST, more_memory, next_try, run_with_retries
 
@@ -93,3 +93,15 @@ def test_one_failure_is_raised_as_it_is():
     with pytest.raises(StepError) as caught:
         run_with_retries(PLAIN, Told(), attempt, clustered=True)
     assert caught.value is error
+
+
+@pytest.mark.parametrize(("error", "kept"), [(ModelError("too small"), False), (UnavailableError("no store"), True)])
+def test_another_error_on_the_second_try_does_not_hide_the_first(error, kept):
+    errors = [*failed("crash"), error]
+
+    def attempt(job: Job, elsewhere: bool) -> None:
+        raise errors.pop(0)
+
+    with pytest.raises(type(error) if kept else StepError) as caught:
+        run_with_retries(PLAIN, Told(), attempt, clustered=True)
+    assert str(caught.value) == ("no store" if kept else "too small (after 2 tries; before that: unit: crash)")
