@@ -18,7 +18,8 @@ Expected outcomes of building and checking are values, not errors: see `Refusal`
 `validation.report.Report`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class EngineryError(Exception):
@@ -75,12 +76,31 @@ class ConflictError(EngineryError):
 
 
 class StepError(EngineryError):
-    """A step that ran in a process of its own failed; `log` is the end of what it printed."""
+    """A step that ran in a process of its own failed; `log` is the end of what it printed.
 
-    def __init__(self, message: str, kind: str = "error", log: str = "") -> None:
+    kind: 'error' (an exception, or an exit without a result), 'crash' (a signal, or its worker is gone), 'timeout',
+    'memory' (over its own limit), 'node-memory' (its node ran out), 'node-lost', 'no-node' (none fits), 'cancelled'.
+    peak_mib: the most memory it was seen to hold, 0 when unknown.
+    """
+
+    def __init__(self, message: str, kind: str = "error", log: str = "", peak_mib: float = 0.0) -> None:
         super().__init__(message)
         self.kind = kind
         self.log = log
+        self.peak_mib = peak_mib
 
-    def __reduce__(self) -> tuple[type["StepError"], tuple[str, str, str]]:
-        return (StepError, (str(self), self.kind, self.log))
+    def __reduce__(self) -> tuple[type["StepError"], tuple[str, str, str, float]]:
+        return (StepError, (str(self), self.kind, self.log, self.peak_mib))
+
+
+def error_to_json(error: EngineryError) -> dict[str, Any]:
+    """An error's class and constructor arguments; a subclass from elsewhere becomes its nearest known ancestor."""
+    known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
+    arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
+    return {"error": known.__name__, "arguments": arguments}
+
+
+def error_from_json(data: Mapping[str, Any]) -> EngineryError:
+    """The error that `error_to_json` wrote."""
+    made: EngineryError = globals()[data["error"]](*data["arguments"])
+    return made

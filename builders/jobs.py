@@ -14,17 +14,34 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What a job asks of the node that it runs on. Of all this a lone host heeds only `gpus`.
+
+    labels: node labels, e.g. {"enginery/sm": "sm_89"}.
+    required: whether only a node with all of them will do; else such a node is preferred and any other will do.
+    gpus: how many it holds alone while it runs.
+    memory_mib: what a scheduler sets aside for it; it may use more, up to its limit.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    required: bool = False
+    gpus: int = 0
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True)
 class Job:
     """A function to be run in a process of its own: 'package.module:function' with JSON arguments.
 
-    needs: node labels a cluster should match, e.g. {"enginery/sm": "sm_89"}; ignored where everything is local.
+    leaner: arguments for a second try when memory ran out, on top of the others; empty when nothing can be saved.
     """
 
     name: str
     function: str
     arguments: Mapping[str, Any]
     limits: Limits = field(default_factory=Limits)
-    needs: Mapping[str, str] = field(default_factory=dict)
+    needs: Needs = field(default_factory=Needs)
+    leaner: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,9 @@ class Watch(Protocol):
     def said(self, text: str) -> None:
         """What it has printed since."""
 
+    def holds(self, mib: float) -> None:
+        """It has come to hold this much memory, more than ever before; told when that has grown markedly."""
+
     def retrying(self, why: str) -> None:
         """It is started once more."""
 
@@ -72,6 +92,9 @@ class Unwatched:
     def said(self, text: str) -> None:
         """Ignore it."""
 
+    def holds(self, mib: float) -> None:
+        """Ignore it."""
+
     def retrying(self, why: str) -> None:
         """Ignore it."""
 
@@ -88,7 +111,8 @@ class Executor(Protocol):
     def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
         """Return the function's JSON result.
 
-        Raises StepError (kind: error, crash, timeout, memory, cancelled), or what the function raised of EngineryError.
+        Raises StepError (`errors.StepError` lists its kinds), or what the function raised of EngineryError. What can
+        get better by itself was tried again (`builders.retries`).
         """
         ...
 

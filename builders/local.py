@@ -3,47 +3,54 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from builders.errors import StepError
 from builders.jobs import UNWATCHED, Job, Watch
-from builders.process import TICK_S, run_job
+from builders.process import run_job
+from builders.retries import run_with_retries
 from builders.workdir import workdir
 
 
 class LocalExecutor:
     """An `Executor` of local processes. `jobs` is how many run at once; by default as many as there are CPUs.
 
-    Labels in `Job.needs` are ignored: there is one host.
+    Of `Job.needs` only GPUs count, as there is one host: jobs that hold one run one after the other.
     """
 
     def __init__(self, jobs: int | None = None) -> None:
         self._slots = threading.Semaphore(jobs or os.cpu_count() or 1)
+        self._gpu = threading.Semaphore(1)
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
         self._cancelled = False
 
     def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
         """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
         and UnavailableError when there is no room for the folder."""
-        with self._slot(job), workdir() as folder:
-            watch.started("here")
-            return run_job(job, folder, lambda: self._cancelled, watch)
+
+        def attempt(job: Job, _elsewhere: bool) -> Any:
+            gpu = self._held(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
+            with gpu, self._held(self._slots, job, watch, "a free slot"):
+                watch.started("here")
+                with workdir() as folder:
+                    return run_job(job, folder, lambda: self._cancelled, watch)
+
+        return run_with_retries(job, watch, attempt, clustered=False)
 
     def cancel(self) -> None:
-        """Kill what runs, within `TICK_S`, and refuse what comes."""
+        """Kill what runs, within `process.TICK_S`, and refuse what comes."""
         self._cancelled = True
 
     @contextmanager
-    def _slot(self, job: Job) -> Iterator[None]:
-        while not self._slots.acquire(timeout=TICK_S):
-            self._refuse_when_cancelled(job)
+    def _held(self, slots: threading.Semaphore, job: Job, watch: Watch, what: str) -> Iterator[None]:
+        """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
+        if not slots.acquire(blocking=False):
+            watch.waiting(what)
+            slots.acquire()
         try:
-            self._refuse_when_cancelled(job)
+            if self._cancelled:
+                raise StepError(f"{job.name}: cancelled before it started", "cancelled")
             yield
         finally:
-            self._slots.release()
-
-    def _refuse_when_cancelled(self, job: Job) -> None:
-        if self._cancelled:
-            raise StepError(f"{job.name}: cancelled before it started", "cancelled")
+            slots.release()

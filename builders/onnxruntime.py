@@ -59,6 +59,7 @@ class OnnxRuntime:
 
     name: ClassVar[str] = "onnxruntime"
     revision: ClassVar[int] = 2
+    tunes_on_target: ClassVar[bool] = False
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0

@@ -1,9 +1,10 @@
 """Runs one function in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `python -m builders.process WORKDIR`; the child calls the function and
+The caller writes WORKDIR/job.json and starts `python -m builders.child WORKDIR`; the child calls the function and
 leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
-process group of its own: when it ends or passes a limit, the whole group is killed. It runs with WORKDIR as its
-current and its temporary folder, so arguments name absolute paths and droppings vanish with WORKDIR.
+process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
+killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
+vanish with WORKDIR.
 
 The memory limit is on the resident set (RSS) of the process and its descendants, looked at every `TICK_S`; a limit on
 address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
@@ -11,30 +12,26 @@ children share are counted more than once.
 """
 
 import codecs
-import ctypes
-import importlib
-import inspect
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from builders import errors
-from builders.errors import EngineryError, StepError
+from builders.errors import StepError, error_from_json
 from builders.jobs import UNWATCHED, Job, Usage, Watch
+from builders.oom import oom_kills
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
-_PR_SET_PDEATHSIG = 1
 _WORKDIR = "ENGINERY_JOB_FOLDER"
+# What a watch is told of memory: growth by a tenth, and by this much.
+_NOTABLE_MIB = 16.0
 
 
 def run_job(job: Job, workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = UNWATCHED) -> Any:
@@ -42,23 +39,26 @@ def run_job(job: Job, workdir: Path, cancelled: Callable[[], bool] = lambda: Fal
 
     `cancelled` is asked every `TICK_S`. `watch` is told of phases, output and usage; the executor tells it the rest.
     Raises the EngineryError that the function raised (class and message), or StepError: kind 'error' (any other
-    exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory' or 'cancelled', with the end of
-    the log.
+    exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
+    it for that) or 'cancelled', with the end of the log.
     """
     workdir = workdir.resolve()
-    task = {"function": job.function, "arguments": dict(job.arguments), "parent": os.getpid()}
-    (workdir / "job.json").write_text(json.dumps(task))
-    process = _start(workdir)
+    killed_before = oom_kills()
+    process, lifeline = _start(job, workdir)
     sight = _Sight(workdir, watch)
     ended = None
     try:
         ended = _watch(process.pid, job, cancelled, sight)
     finally:  # also on Ctrl-C
         _kill_group(process)
+        os.close(lifeline)
         sight.end()
     if ended is not None:
         kind, reason = ended
-        raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir))
+        raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), sight.peak_mib)
+    if process.returncode == -signal.SIGKILL and oom_kills() > killed_before:
+        reason = f"killed by the kernel, which ran out of memory; it held {sight.peak_mib:.0f} MiB"
+        raise StepError(f"{job.name}: {reason}", "node-memory", log_tail(workdir), sight.peak_mib)
     return _result(job, process.returncode, workdir)
 
 
@@ -81,11 +81,25 @@ def log_tail(workdir: Path) -> str:
         return stream.read().decode(errors="replace")
 
 
-def _start(workdir: Path) -> subprocess.Popen[bytes]:
+def _start(job: Job, workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The child, and the end of a pipe that nobody else holds: when it closes, the child's group dies."""
+    theirs, ours = os.pipe()
+    task = {"function": job.function, "arguments": dict(job.arguments), "parent": os.getpid(), "lifeline": theirs}
+    (workdir / "job.json").write_text(json.dumps(task))
+    try:
+        return _popen(workdir, theirs), ours
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+
+
+def _popen(workdir: Path, lifeline: int) -> subprocess.Popen[bytes]:
     # The child finds the modules that its parent finds; -P keeps its current folder out of them.
     places = os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
     environment = {**os.environ, "PYTHONPATH": places, "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
-    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "builders.process", str(workdir)]
+    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "builders.child", str(workdir)]
     with (workdir / "job.log").open("wb") as log:
         return subprocess.Popen(
             command,
@@ -94,6 +108,7 @@ def _start(workdir: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             cwd=workdir,
             env=environment,
+            pass_fds=(lifeline,),
             start_new_session=True,
         )
 
@@ -108,7 +123,15 @@ class _Sight:
         self._phase = ""
         self._seen_bytes = 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._told_mib = 0.0
         self.peak_mib = 0.0
+
+    def weigh(self, used_mib: float) -> None:
+        """Note what it holds now, and tell of a markedly higher peak."""
+        self.peak_mib = max(self.peak_mib, used_mib)
+        if self.peak_mib > max(1.1 * self._told_mib, self._told_mib + _NOTABLE_MIB):
+            self._told_mib = self.peak_mib
+            self._watch.holds(self.peak_mib)
 
     def look(self) -> None:
         """Tell what is new."""
@@ -152,7 +175,7 @@ def _watch(pid: int, job: Job, cancelled: Callable[[], bool], sight: _Sight) -> 
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; raise the limit"
         used_mib = resident_mib(pid)
-        sight.peak_mib = max(sight.peak_mib, used_mib)
+        sight.weigh(used_mib)
         if used_mib > limits.memory_mib:
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; raise the limit"
         time.sleep(TICK_S)
@@ -212,67 +235,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # the real-time signals have no names
         return f"signal {number}"
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; end now if `parent` is gone already.
-
-    Linux only (prctl(2)); elsewhere a killed parent leaves its children to finish.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
-
-def _call(function: str, arguments: dict[str, Any], workdir: Path) -> Any:
-    module, _, name = function.partition(":")
-    target = getattr(importlib.import_module(module), name)
-    if "workdir" in inspect.signature(target).parameters:
-        arguments = {**arguments, "workdir": workdir}
-    return target(**arguments)
-
-
-def _outcome(task: dict[str, Any], workdir: Path) -> str:
-    """Call the function; its value or its exception, as JSON."""
-    try:
-        return json.dumps({"value": _call(task["function"], task["arguments"], workdir)})
-    except EngineryError as error:
-        traceback.print_exc()
-        return json.dumps(error_to_json(error))
-    except Exception as error:
-        traceback.print_exc()
-        return json.dumps({"exception": f"{type(error).__name__}: {error}"})
-
-
-def error_to_json(error: EngineryError) -> dict[str, Any]:
-    """An error's class and constructor arguments; a subclass from elsewhere becomes its nearest known ancestor."""
-    known = next(cls for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
-    arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
-    return {"error": known.__name__, "arguments": arguments}
-
-
-def error_from_json(data: Mapping[str, Any]) -> EngineryError:
-    """The error that `error_to_json` wrote."""
-    made: EngineryError = getattr(errors, data["error"])(*data["arguments"])
-    return made
-
-
-def main(workdir: Path) -> None:
-    """The child's side: run WORKDIR/job.json, leave WORKDIR/result.json, and end at once.
-
-    It ends by `os._exit`: the result is on disk, and no compiler's own teardown may hang or crash on top of it.
-    """
-    task = json.loads((workdir / "job.json").read_text())
-    die_with_parent(task["parent"])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    unfinished = workdir / "result.json.part"
-    unfinished.write_text(_outcome(task, workdir))
-    unfinished.replace(workdir / "result.json")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

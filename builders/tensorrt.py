@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 from builders import cuda
 from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError, ModelError
+from builders.errors import EngineryError, InputError, ModelError, StepError
 from builders.profiles import RunProfile
 from builders.tensorrt_timing import keep_grown, merged, use_given
-from builders.tensorrt_words import builder_reason, clean, parser_reason, recorder
+from builders.tensorrt_words import builder_reason, clean, parser_reason, ran_out_of_memory, recorder
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
@@ -48,6 +48,7 @@ class _TensorRT:
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
+    tunes_on_target: ClassVar[bool] = False
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
@@ -150,7 +151,8 @@ class _TensorRT:
             said.messages.append(("WARNING", left_out))
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise EngineryError(builder_reason(self.title, self.name, said.messages))
+            reason = builder_reason(self.title, self.name, said.messages)
+            raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EngineryError(reason)
         if self.tunes:
             keep_grown(config, workdir)
         return bytes(plan)
@@ -242,6 +244,7 @@ class TensorRT(_TensorRT):
     """
 
     name: ClassVar[str] = "tensorrt"
+    tunes_on_target: ClassVar[bool] = True
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = _wheels("tensorrt")

@@ -11,6 +11,7 @@ _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
 
+_NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
 # TensorRT's words, and what helps. The first that matches counts.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"FP32 GEMM is not supported", "use fp16"),
@@ -18,7 +19,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"workspace (limit|memory)", "raise backends.{backend}.workspace_mib, or set it to 0 (no limit)"),
     (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
     (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
-    (r"[Oo]ut of memory|OutOfMemory", "free GPU memory, or lower the largest shapes in dims"),
+    (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),
     (r"[Cc]ould not find any implementation", "often too little GPU memory: free some, or raise workspace_mib"),
     (r"cudaError 35|driver version is insufficient", "update the NVIDIA driver, or use a node with a GPU"),
     (r"version|[Ii]ncompatible|magicTag", "build the engine again with the installed version"),
@@ -37,6 +38,11 @@ def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]
     words = "; ".join(errors) or "it gave no reason"
     remedy = next((cure for pattern, cure in _REMEDIES if re.search(pattern, words)), _NO_REMEDY)
     return f"{title} failed: {words}; remedy: {remedy.format(backend=backend)}"
+
+
+def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
+    """Whether TensorRT says that it found too little memory, the GPU's or the host's."""
+    return any(re.search(_NO_MEMORY, text) for level, text in messages if "ERROR" in level)
 
 
 def parser_reason(title: str, problems: Sequence[Any]) -> str:

@@ -201,7 +201,7 @@ class Refusal:
 class BuildFailure:
     """A unit whose build did not end in an engine.
 
-    kind: 'error' (the compiler said no), 'crash' (a signal), 'timeout', 'memory', 'cancelled'.
+    kind: 'error' (the compiler said no), or another of `errors.StepError`.
     log: end of what the compiler printed.  command: shell line that reproduces it.
     """
 
@@ -228,10 +228,13 @@ class Backend(Protocol):
 
     revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
     build key, where the backend's code as a whole does not.
+    tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
+    that GPU for itself.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int]
+    tunes_on_target: ClassVar[bool]
 
     def serves(self, target: Target) -> bool:
         """Whether this kind of target (CPU or GPU) is this backend's business at all."""

@@ -16,8 +16,9 @@ from pipeline.workshop import Workshop
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-# Threads only wait for processes, whose number the executor bounds.
-MOST_THREADS = 32
+# Threads only wait for processes, whose number the executor bounds: this many units are under way at once. A waiting
+# thread costs little, but containers often allow a thousand.
+MOST_THREADS = 256
 
 
 class Runner(Protocol):

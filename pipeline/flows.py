@@ -48,9 +48,10 @@ def compile_model(
     executor: Literal["local", "ray"] = "local",
     jobs: int | None = None,
     ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
 ) -> Outcome:
     """Export, quantize, build, prove and publish the engines of one spec."""
-    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
+    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     with opened(spec, options, FlowProgress(get_run_logger())) as run:
         outcome = compile_steps(run.spec, run.selection, run.shop, PrefectRunner())
         _show(outcome, run.shop.store)

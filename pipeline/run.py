@@ -34,6 +34,7 @@ class RunOptions:
     """What a run was asked for, as text and numbers. targets, precisions, backends: comma-separated; None means all.
 
     jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
+    wait_for_nodes_s: how long a unit waits for a Ray node that suits it to come; 0: it fails at once.
     """
 
     registry: str | None = None
@@ -43,6 +44,7 @@ class RunOptions:
     executor: Literal["local", "ray"] = "local"
     jobs: int | None = None
     ray_address: str | None = None
+    wait_for_nodes_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
         return
     from builders.dispatch import RayExecutor
 
-    with RayExecutor(options.ray_address, options.jobs) as executor:
+    with RayExecutor(options.ray_address, options.jobs, options.wait_for_nodes_s) as executor:
         yield executor
 
 

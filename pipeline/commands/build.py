@@ -1,13 +1,22 @@
 """`enginery plan` and `enginery build`."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.commands.metrics import metrics_options, served_metrics
-from pipeline.commands.options import emit_json, json_option, log_format, progress_options, say, shown_progress
+from pipeline.commands.options import (
+    Duration,
+    emit_json,
+    json_option,
+    log_format,
+    progress_options,
+    say,
+    shown_progress,
+)
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
@@ -68,6 +77,13 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 )
 @click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run.")
 @click.option(
+    "--wait-for-nodes",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="How long a unit waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
+)
+@click.option(
     "--runner",
     type=click.Choice(["auto", "inprocess", "prefect"]),
     default="auto",
@@ -93,12 +109,13 @@ def build(
     sign_key: Path | None,
     metrics_port: int | None,
     metrics_address: str,
+    wait_for_nodes: timedelta,
     **chosen: Any,
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC."""
     from pipeline.run import RunOptions, registry_of
 
-    options = RunOptions(**chosen)
+    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
     if sign_key:
         check_signing_key(sign_key)
     with served_metrics(metrics_port, metrics_address) as counting:

@@ -1,8 +1,10 @@
 """Options and output that every command shares, so that they are spelled and behave alike."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +21,22 @@ DEFAULT_REGISTRY = "./registry"
 LOG_FORMATS = ("text", "json")
 # Where the command's root context keeps it.
 LOG_FORMAT = "log_format"
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+
+class Duration(click.ParamType[timedelta]):
+    """'7d', '12h', '30m', '0s'."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """A duration. Fails as click does for what is none."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def registry_option(command: Command) -> Command:

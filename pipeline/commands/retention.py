@@ -1,40 +1,22 @@
 """The commands that say what stays and what goes: gc, pin, unpin."""
 
-import re
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import Duration, emit_json, json_option, registry_option, say
 from pipeline.commands.tables import print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.registry.retention.gc import Collected
 
-_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
-
-
-class _Duration(click.ParamType[timedelta]):
-    """'7d', '12h', '30m', '0s'."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """A duration. Fails as click does for what is none."""
-        if isinstance(value, timedelta):
-            return value
-        found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
-        if found is None:
-            self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
-        return timedelta(**{_UNITS[found[2]]: int(found[1])})
-
 
 @click.command()
 @click.option("--delete", is_flag=True, help="Act. Without it nothing changes.")
-@click.option("--grace", type=_Duration(), default="7d", show_default=True, help="From condemning to deleting.")
+@click.option("--grace", type=Duration(), default="7d", show_default=True, help="From condemning to deleting.")
 @click.option(
     "--keep-versions", type=click.IntRange(1), default=10, show_default=True, help="The newest of each model."
 )

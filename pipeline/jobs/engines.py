@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from builders import backends
 from builders.errors import InputError
 from builders.process import enter_phase
-from builders.types import BuildRequest, Engine, Session
+from builders.types import Backend, BuildRequest, Engine, Session
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, proof_of, runnable, tensors_from
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from validation.report import Check
 
 
-def build_engine(store: str, request: Json, workdir: Path) -> Json:
-    """Compile one engine and upload it: digests, size, suffix, notes, seconds. Puts itself on record by build key."""
+def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | None = None) -> Json:
+    """Compile one engine and upload it: digests, size, suffix, notes, seconds. Puts itself on record by build key.
+
+    workspace_mib: instead of the request's, for a build whose first try ran out of memory; a note says so.
+    """
     from builders.digest import digest_of
     from pipeline.registry.records import remember
 
@@ -37,7 +40,7 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
     timing.fetch()
     enter_phase("compiling")
     begun = time.monotonic()
-    engine = backend.build(wanted, model, workdir)
+    engine = _with_workspace(backend, workspace_mib).build(wanted, model, workdir)
     seconds = round(time.monotonic() - begun, 3)
     enter_phase("storing")
     stored = place.seal_file(engine.path)
@@ -47,12 +50,26 @@ def build_engine(store: str, request: Json, workdir: Path) -> Json:
         "blake3": stored.blake3,
         "size_bytes": engine.size_bytes,
         "suffix": engine.suffix,
-        "notes": [*engine.notes, *timing.notes],
+        "notes": [*engine.notes, *timing.notes, *_lean_notes(wanted, workspace_mib)],
         "seconds": seconds,
         "request": request,
     }
     remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"]])
     return value
+
+
+def _with_workspace(backend: Backend, workspace_mib: int | None) -> Backend:
+    if workspace_mib is None:
+        return backend
+    changed: Any = replace(cast("Any", backend), workspace_mib=workspace_mib)
+    return cast("Backend", changed)
+
+
+def _lean_notes(request: BuildRequest, workspace_mib: int | None) -> list[str]:
+    if workspace_mib is None:
+        return []
+    wanted = dict(request.options)["workspace_mib"]
+    return [f"built with workspace_mib {workspace_mib} instead of {wanted}: a first build had run out of memory"]
 
 
 def check_engine(

@@ -1,14 +1,24 @@
 """The step that compiles one unit."""
 
+import math
 import shlex
 
+from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Needs
 from builders.scrub import scrubber
 from builders.types import BuildFailure, BuildRequest
+from pipeline.history import Expectation
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Json, Unit
 from pipeline.workshop import Workshop
+
+# What compilers of small and middling models take.
+USUAL_MEMORY_MIB = 1024
+# Of memory, over the most that such builds took.
+HEADROOM = 1.25
+# Instead of no limit.
+LEAN_WORKSPACE_MIB = 1024
 
 
 def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
@@ -20,7 +30,7 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     if expected:
         shop.progress.expects(unit.name, expected)
     try:
-        value = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop))
+        value = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
@@ -37,10 +47,11 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     return BuildFailure(unit.name, kind, str(error), scrubber()(log), reproduce(unit, spec, shop.store.uri))
 
 
-def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop) -> Job:
+def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job:
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
     arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
-    return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needs(unit.request))
+    needed = needs(unit.request, memory_request(spec, expected))
+    return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, leaner(unit.request))
 
 
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
@@ -50,9 +61,35 @@ def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
     return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
 
 
-def needs(request: BuildRequest) -> dict[str, str]:
-    """Node labels that suit a unit: a GPU generation's own nodes, any node for the CPU."""
-    return {} if request.target.is_cpu else {"enginery/sm": request.target.sm}
+def needs(request: BuildRequest, memory_mib: int) -> Needs:
+    """Where a unit is built: on its own generation (and product) with a GPU to itself if the compiler tunes there, else
+    preferably there. A unit for the CPU is built anywhere."""
+    target = request.target
+    if target.is_cpu:
+        return Needs(memory_mib=memory_mib)
+    labels = {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
+    tunes = backends.load(request.backend).tunes_on_target
+    return Needs(labels, required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+
+
+def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
+    """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
+
+    Without a history it is the limit where the spec sets one, else a modest guess.
+    """
+    limit = spec.build.memory_mib
+    if expected is not None:
+        return min(limit, math.ceil(HEADROOM * expected.peak_mib))
+    return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
+
+
+def leaner(request: BuildRequest) -> Json:
+    """What a second build is given when the first ran out of memory: half the compiler's scratch memory, if it has a
+    limit on that. It makes a different engine perhaps, which its notes then say; its build key stays."""
+    workspace = dict(request.options).get("workspace_mib")
+    if workspace is None:
+        return {}
+    return {"workspace_mib": max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB}
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:

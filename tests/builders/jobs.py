@@ -124,10 +124,72 @@ def raylet() -> int:
 
 
 def kill_parent(path: str) -> None:
+    """Note the node, and kill the worker that this process works for."""
     with Path(path).open("a") as marks:
-        marks.write("once\n")
+        marks.write(f"{raylet()}\n")
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
+
+
+def spawn_and_kill_parent(path: str) -> None:
+    """Start a grandchild, note its pid, and kill the worker that this process works for."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with Path(path).open("a") as marks:
+        marks.write(f"{child.pid}\n")
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def say_and_hang(path: str) -> None:
+    mark(path)
+    print("here", flush=True)
+    time.sleep(600)
+
+
+def die_once(path: str, number: int) -> int:
+    """Die by a signal the first time, and return the node the second time."""
+    if not Path(path).exists():
+        mark(path)
+        os.kill(os.getpid(), number)
+    return raylet()
+
+
+def meet(mine: str, other: str, folder: str) -> str:
+    """Wait until the other is there too."""
+    mark(str(Path(folder) / mine))
+    for _ in range(1200):
+        if (Path(folder) / other).exists():
+            return "met"
+        time.sleep(0.05)
+    return "alone"
+
+
+def children() -> list[int]:
+    """The pids of this process's children."""
+    import psutil
+
+    return [child.pid for child in psutil.Process().children()]
+
+
+def hold(mib: int) -> int:
+    """Hold memory for a moment."""
+    block = bytearray(mib * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    time.sleep(0.2)
+    return mib
+
+
+def unit(index: int, fate: str, folder: str) -> int:
+    """A unit of a simulated fleet: crashes always, the first time, or never; notes that it was built."""
+    first = Path(folder) / f"{index}.tried"
+    if fate == "crash" or (fate == "crash once" and not first.exists()):
+        mark(str(first))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "error":
+        raise errors.ModelError(f"unit {index} is refused")
+    with (Path(folder) / f"{index}.built").open("a") as built:
+        built.write("x")
+    return index
 
 
 def chatter_and_crash(lines: int) -> None:
@@ -146,3 +208,11 @@ def phases(names: list[str]) -> None:
         enter_phase(name)
         print(f"now {name} \N{GREEK SMALL LETTER MU}", flush=True)
         time.sleep(0.12)
+
+
+def sleep_once(path: str) -> str:
+    """Leave a mark and sleep the first time; return the second time."""
+    if not Path(path).exists():
+        mark(path)
+        time.sleep(600)
+    return "elsewhere"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from builders.errors import StepError
-from builders.jobs import Job
+from builders.jobs import Job, Needs
 from builders.local import LocalExecutor
 
 JOBS = "tests.builders.jobs"
@@ -32,7 +32,7 @@ def test_at_most_so_many_run_at_once(tmp_path, jobs, most):
 
 
 def test_labels_are_ignored():
-    job = Job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs={"enginery/sm": "sm_89"})
+    job = Job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs=Needs({"enginery/sm": "sm_89"}, required=True))
     assert LocalExecutor().run(job) == 2
 
 

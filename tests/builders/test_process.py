@@ -93,7 +93,7 @@ def test_an_enginery_error_comes_back_as_itself(tmp_path, cls, arguments):
 
 
 def test_every_error_of_the_tree_survives_the_trip(tmp_path):
-    from builders.process import error_from_json, error_to_json
+    from builders.errors import error_from_json, error_to_json
 
     for name in vars(errors):
         cls = getattr(errors, name)
@@ -191,21 +191,42 @@ def test_a_killed_parent_takes_its_child_along(tmp_path):
     assert gone(child)
 
 
+def test_a_killed_parent_takes_along_what_its_child_has_started(tmp_path):
+    noted = tmp_path / "pid"
+    code = (
+        "from pathlib import Path; from builders.process import run_job; from builders.jobs import Job; "
+        f"run_job(Job('unit', '{JOBS}:spawn', {{'path': {str(noted)!r}, 'wait': True}}), Path({str(tmp_path)!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    grandchild = int(read_when_there(noted))
+    parent.kill()
+    parent.wait()
+    assert gone(grandchild)
+
+
+def test_no_guard_is_left_behind(tmp_path):
+    """As long as the child is there so is its guard; then neither is, not even as a zombie."""
+    (guard,) = run_job(job("children"), tmp_path)
+    assert not psutil.pid_exists(guard)
+
+
 def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
     """The parent's pid in job.json is not the real parent: the child must leave without calling the function."""
     import json
 
     marked = tmp_path / "marked"
-    task = {"function": f"{JOBS}:mark", "arguments": {"path": str(marked)}, "parent": 1}
+    task = {"function": f"{JOBS}:mark", "arguments": {"path": str(marked)}, "parent": 1, "lifeline": 0}
     (tmp_path / "job.json").write_text(json.dumps(task))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
-    ended = subprocess.run([sys.executable, "-m", "builders.process", str(tmp_path)], env=environment)
+    ended = subprocess.run([sys.executable, "-m", "builders.child", str(tmp_path)], env=environment)
     assert ended.returncode == 1
     assert not marked.exists()
 
 
 class Noted(Unwatched):
     def __init__(self) -> None:
+        self.held: list[float] = []
         self.phases: list[str] = []
         self.text = ""
         self.usage: list[Usage] = []
@@ -215,6 +236,9 @@ class Noted(Unwatched):
 
     def said(self, text: str) -> None:
         self.text += text
+
+    def holds(self, mib: float) -> None:
+        self.held.append(mib)
 
     def ended(self, usage: Usage) -> None:
         self.usage.append(usage)
@@ -234,6 +258,7 @@ def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
     with pytest.raises(StepError):
         run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen)
     assert seen.usage[0].peak_mib > 200
+    assert seen.held == sorted(seen.held) and 1 < len(seen.held) < 30
     with pytest.raises(StepError):
         run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen)
     assert seen.text.count("line 4999") == 1

@@ -9,6 +9,7 @@ from builders import backends, tensorrt, tensorrt_session
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, ModelError
 from builders.tensorrt import TensorRT, TensorRTRTX
+from builders.tensorrt_words import ran_out_of_memory
 from builders.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
@@ -186,6 +187,16 @@ def test_too_small_a_workspace_names_the_option(tmp_path):
     )
     with pytest.raises(EngineryError, match=r"raise backends\.tensorrt-rtx\.workspace_mib"):
         TensorRTRTX(workspace_mib=1).build(request, graphs.convnet(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
+    said = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
+    assert ran_out_of_memory(said)
+    assert not ran_out_of_memory([("WARNING", said[0][1]), ("ERROR", "Could not find any implementation")])
+
+
+def test_only_full_tensorrt_tunes_on_its_target():
+    assert TensorRT.tunes_on_target and not TensorRTRTX.tunes_on_target
 
 
 def test_an_earlier_failure_leaves_no_words_behind(tmp_path):

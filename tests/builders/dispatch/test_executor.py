@@ -7,40 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from builders import dispatch
 from builders.dispatch import RayExecutor
+from builders.dispatch.cluster import check_reachable
 from builders.errors import ModelError, SpecError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Needs, Unwatched, Usage
 from tests.builders.test_process import gone, read_when_there
 
 ray = pytest.importorskip("ray")
-cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 JOBS = "tests.builders.jobs"
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Real raylets: a head, and one node that says it has an sm_89 GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        started = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-        started.add_node(num_cpus=1, labels={"enginery/sm": "sm_89"})
-        yield started
-        ray.shutdown()  # a test alone may still be connected
-        started.shutdown()
-
-
-@pytest.fixture(scope="module")
-def executor(cluster):
-    with RayExecutor(cluster.address) as made:
-        yield made
-
-
-def job(function: str, arguments: dict | None = None, needs: dict | None = None, **limits: float) -> Job:
-    return Job("unit", f"{JOBS}:{function}", arguments or {}, Limits(**limits), needs or {})
+def job(function: str, arguments: dict | None = None, needs: Needs | None = None, **limits: float) -> Job:
+    return Job("unit", f"{JOBS}:{function}", arguments or {}, Limits(**limits), needs or Needs())
 
 
 def test_the_value_comes_back(executor):
@@ -78,29 +58,84 @@ def test_limits_are_those_of_the_local_executor(executor, function, arguments, l
     assert caught.value.kind == kind
 
 
-def test_a_job_goes_to_the_node_with_its_label(cluster, executor):
-    labelled = next(iter(cluster.worker_nodes)).all_processes["raylet"][0].process.pid
-    with ThreadPoolExecutor(3) as pool:
-        raylets = list(pool.map(executor.run, [job("raylet", needs={"enginery/sm": "sm_89"})] * 3))
-    assert set(raylets) == {labelled}
+class Noted(Unwatched):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def started(self, where: str) -> None:
+        self.told.append(("started", where))
+
+    def phase(self, name: str) -> None:
+        self.told.append(("phase", name))
+
+    def said(self, text: str) -> None:
+        self.told.append(("said", text))
+
+    def retrying(self, why: str) -> None:
+        self.told.append(("retrying", why))
+
+    def ended(self, usage: Usage) -> None:
+        self.told.append(("ended", usage))
+
+    def all(self, kind: str) -> list:
+        return [what for told, what in self.told if told == kind]
 
 
-def test_a_label_that_no_node_has_does_not_hang(executor):
-    start = time.monotonic()
-    assert executor.run(job("add", {"a": 1, "b": 1}, needs={"enginery/sm": "sm_75"})) == 2
-    assert time.monotonic() - start < 20
+def test_a_watch_here_sees_what_happens_there(executor):
+    seen = Noted()
+    executor.run(job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginery/sm": "sm_86"}, True)), seen)
+    assert seen.all("started") == ["sm_86 (sm_86)"]
+    assert seen.all("phase") == ["fetching", "compiling"]
+    assert "".join(seen.all("said")).split() == [
+        "now",
+        "fetching",
+        "\N{GREEK SMALL LETTER MU}",
+        "now",
+        "compiling",
+        "\N{GREEK SMALL LETTER MU}",
+    ]
+    assert [kind for kind, _ in seen.told][-1] == "ended" and seen.all("ended")[0].peak_mib > 1
 
 
-def test_a_killed_worker_is_a_crash_and_is_not_started_again(executor, tmp_path):
-    marked = tmp_path / "marks"
-    with pytest.raises(StepError) as caught:
-        executor.run(job("kill_parent", {"path": str(marked)}))
-    assert caught.value.kind == "crash" and "WorkerCrashedError" in str(caught.value)
-    assert marked.read_text() == "once\n"
+def test_what_a_watch_raises_stops_the_job(executor, tmp_path):
+    class Impatient(Unwatched):
+        def said(self, text: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(job("say_and_hang", {"path": str(tmp_path / "pid")}), Impatient())
+    assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_cancel_ends_what_runs_and_nothing_is_left(cluster, tmp_path):
-    executor = RayExecutor(cluster.address)
+def test_a_killed_worker_is_a_crash_that_is_tried_once_more_on_another_node(executor, tmp_path):
+    marked, seen = tmp_path / "marks", Noted()
+    with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as caught:
+        executor.run(job("kill_parent", {"path": str(marked)}), seen)
+    first, second = marked.read_text().split()
+    assert caught.value.kind == "crash" and first != second
+    assert seen.all("retrying") == ["it crashed; once more, elsewhere if a node suits"]
+    assert len(seen.all("started")) == len(seen.all("ended")) == 2
+
+
+def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tmp_path):
+    noted = tmp_path / "pid"
+    with pytest.raises(StepError):
+        executor.run(job("spawn_and_kill_parent", {"path": str(noted)}))
+    started = [int(pid) for pid in noted.read_text().split()]
+    assert len(started) == 2 and all(gone(pid) for pid in started)
+
+
+def test_an_engine_that_was_not_built_in_a_process_of_its_own_has_no_limits_but_errors(fleet):
+    with RayExecutor(fleet.address, isolated=False) as executor:
+        assert executor.run(job("add", {"a": 1, "b": 2})) == 3
+        with pytest.raises(ModelError, match="no"):
+            executor.run(job("refuse", {"cls": "ModelError", "arguments": ["no"]}))
+        with pytest.raises(StepError, match="unit: ValueError: seven"):
+            executor.run(job("boom"))
+
+
+def test_cancel_ends_what_runs_and_nothing_is_left(fleet, tmp_path):
+    executor = RayExecutor(fleet.address)
     noted, never = tmp_path / "pid", tmp_path / "never"
     failures = []
 
@@ -120,8 +155,8 @@ def test_cancel_ends_what_runs_and_nothing_is_left(cluster, tmp_path):
     assert not never.exists()
 
 
-def test_at_most_so_many_run_at_once(cluster, tmp_path):
-    executor = RayExecutor(cluster.address, jobs=1)
+def test_at_most_so_many_run_at_once(fleet, tmp_path):
+    executor = RayExecutor(fleet.address, jobs=1)
     naps = [job("nap", {"seconds": 0.2, "path": str(tmp_path / str(i))}) for i in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(executor.run, naps))
@@ -146,7 +181,7 @@ assert not ray.is_initialized()
 
 
 def test_without_a_cluster_it_starts_one_and_says_nothing():
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     ended = subprocess.run([sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
@@ -155,7 +190,7 @@ def test_without_a_cluster_it_starts_one_and_says_nothing():
 def test_an_address_out_of_reach_is_said_at_once(address):
     start = time.monotonic()
     with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
-        dispatch._check_reachable(address)
+        check_reachable(address)
     assert time.monotonic() - start < 10
 
 

@@ -1,0 +1,50 @@
+"""A driver that dies: what was finished is on record, what ran is gone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from builders import backends
+from builders.types import BuildRequest, Target
+from pipeline.registry.store import open_store
+from pipeline.steps.engines import recall_engine
+from pipeline.workshop import Workshop
+from tests.builders import graphs
+from tests.builders.dispatch.conftest import ROOT
+from tests.builders.test_process import gone, read_when_there
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.server
+
+DRIVER = """
+import json, sys
+from builders.dispatch import RayExecutor
+from builders.jobs import Job
+address, job, noted = sys.argv[1:]
+with RayExecutor(address) as executor:
+    executor.run(Job("unit", "pipeline.jobs.engines:build_engine", json.loads(job)))
+    executor.run(Job("endless", "tests.builders.jobs:spawn", {"path": noted, "wait": True}))
+"""
+
+
+def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
+    import json
+
+    store = open_store(str(tmp_path / "registry"), create=True)
+    model = store.put_file(graphs.mlp(tmp_path / "model.onnx"))
+    backend = backends.configure("onnxruntime", {})
+    options, toolchain = backends.options_of(backend), backends.toolchain_of(backend)
+    tensors = (graphs.IMAGE,), (graphs.LOGITS,), ()
+    request = BuildRequest(model, "fp32", Target("cpu"), "onnxruntime", *tensors, options, toolchain)
+    arguments = json.dumps({"store": store.uri, "request": request.to_json()})
+    noted = tmp_path / "pid"
+    words = [sys.executable, "-c", DRIVER, fleet.address, arguments, str(noted)]
+    driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    grandchild = int(read_when_there(noted, 120))
+    driver.kill()
+    driver.wait()
+    found = recall_engine(request, Workshop(store, None, None))
+    assert found and store.has(found["digest"])
+    assert gone(grandchild, 30)

@@ -1,0 +1,68 @@
+"""What a unit's build asks of a node, and how it is built when memory ran out."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from builders import backends
+from builders.jobs import Needs
+from builders.targets import parse_targets
+from builders.types import BuildRequest
+from pipeline.history import Expectation
+from pipeline.jobs.engines import build_engine
+from pipeline.registry.store import open_store
+from pipeline.spec.file import load_spec
+from pipeline.steps.engines import LEAN_WORKSPACE_MIB, USUAL_MEMORY_MIB, leaner, memory_request, needs
+from tests.builders import graphs
+
+
+def request(target: str, backend: str, model: str = "0" * 64, **options: object) -> BuildRequest:
+    made = backends.configure(backend, options)
+    fields = {"options": backends.options_of(made), "toolchain": backends.toolchain_of(made)}
+    shapes = (graphs.IMAGE,), (graphs.LOGITS,), (graphs.BATCHES,)
+    return BuildRequest(model, "fp32", parse_targets(target)[0], backend, *shapes, **fields)
+
+
+@pytest.mark.parametrize(
+    ("target", "backend", "wanted"),
+    [
+        ("cpu", "onnxruntime", Needs(memory_mib=7)),
+        ("sm_89", "tensorrt-rtx", Needs({"enginery/sm": "sm_89"}, memory_mib=7)),
+        ("sm_89", "tensorrt", Needs({"enginery/sm": "sm_89"}, required=True, gpus=1, memory_mib=7)),
+        ("l4", "tensorrt", Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, True, 1, 7)),
+    ],
+)
+def test_a_compiler_that_tunes_needs_its_gpu_and_others_prefer_it(target, backend, wanted):
+    assert needs(request(target, backend), 7) == wanted
+
+
+def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
+    assert memory_request(load_spec(project.spec)) == USUAL_MEMORY_MIB
+    project.change_spec(build={"memory_mib": 4096})
+    assert memory_request(load_spec(project.spec)) == 4096
+    took = Expectation(seconds=3.0, peak_mib=1000.4, builds=2, basis="2 builds of this unit")
+    assert memory_request(load_spec(project.spec), took) == 1251
+    assert memory_request(load_spec(project.spec), replace(took, peak_mib=9000.0)) == 4096
+
+
+@pytest.mark.parametrize(
+    ("unit", "changes"),
+    [
+        (request("cpu", "onnxruntime"), {}),
+        (request("sm_89", "tensorrt-rtx"), {"workspace_mib": LEAN_WORKSPACE_MIB}),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=600), {"workspace_mib": 300}),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=1), {"workspace_mib": 1}),
+    ],
+)
+def test_leaner_is_half_the_scratch_memory_and_never_no_limit(unit, changes):
+    assert leaner(unit) == changes
+
+
+def test_an_engine_built_leaner_keeps_its_key_and_says_so(tmp_path):
+    pytest.importorskip("tensorrt_rtx")
+    store = open_store(str(tmp_path / "registry"), create=True)
+    wanted = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
+    built = build_engine(store.uri, json.loads(json.dumps(wanted.to_json())), tmp_path, workspace_mib=64)
+    note = "built with workspace_mib 64 instead of 0: a first build had run out of memory"
+    assert note in built["notes"] and built["request"] == json.loads(json.dumps(wanted.to_json()))
