@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -51,19 +51,36 @@ class Run:
     shop: Workshop
 
 
+@dataclass(frozen=True)
+class Executors:
+    """`local` does what must be done here, `builder` builds engines; several runs may share them."""
+
+    local: Executor
+    builder: Executor
+
+
 @contextmanager
-def opened(spec_path: Path | str, options: RunOptions, progress: Progress) -> Iterator[Run]:
-    """Read the spec, open the store, start the executors; kill what still runs when the run is interrupted.
+def started(options: RunOptions) -> Iterator[Executors]:
+    """Start the executors; kill what they still run when this is interrupted. Raises UnavailableError."""
+    local = LocalExecutor(options.jobs)
+    with _builder(options, local) as builder, cancelling(local, builder):
+        yield Executors(local, builder)
+
+
+@contextmanager
+def opened(
+    spec_path: Path | str, options: RunOptions, progress: Progress, executors: Executors | None = None
+) -> Iterator[Run]:
+    """Read the spec, open the store, start the executors, unless those of others are shared.
 
     Raises SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
     """
     spec = load_spec(spec_path)
     selection = select(spec, options)
     store = open_store(options.registry or _registry_of(spec), create=True)
-    local = LocalExecutor(options.jobs)
     lease = writing(store, f"building {spec.model}", BUILDING)
-    with lease, _builder(options, local) as builder, _cancelling(local, builder):
-        yield Run(spec, selection, Workshop(store, local, builder, progress))
+    with lease, nullcontext(executors) if executors else started(options) as both:
+        yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
 
 
 def compile_from_records(spec_path: Path | str, options: RunOptions) -> Outcome | None:
@@ -117,7 +134,7 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
 
 
 @contextmanager
-def _cancelling(*executors: Executor) -> Iterator[None]:
+def cancelling(*executors: Executor) -> Iterator[None]:
     """While inside, Ctrl-C and SIGTERM first kill the running compilers. Signals belong to the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
