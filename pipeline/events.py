@@ -18,8 +18,8 @@ from prefect.settings import PREFECT_API_URL
 from builders.digest import digest_of
 from builders.errors import UnavailableError
 from pipeline.deployments.wanted import JUDGED, PUBLISHED, REGISTERED
-from pipeline.intake.registered import Registration
 from pipeline.registry.records import recall, remember
+from pipeline.registry.registered import Registration
 from pipeline.registry.store import Store
 
 _RECORD = "told"

@@ -1,7 +1,7 @@
 """Bringing a Prefect server to what is wanted: made where it is missing, changed where it differs, else left alone."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
-from prefect.utilities.callables import parameter_schema
 
 from builders.errors import InputError
 from pipeline.deployments.pools import check_variables, template
@@ -116,9 +115,10 @@ def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[C
 
 def _deployment(wanted: Wanted, version: str) -> RunnerDeployment:
     flow = flow_of(wanted)
-    triggers = [DeploymentEventTrigger.model_validate(wanted.trigger.to_json())] if wanted.trigger else []
-    make: Callable[..., RunnerDeployment] = flow.to_deployment
-    return make(
+    given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
+    triggers: list[Any] = [DeploymentEventTrigger.model_validate(item) for item in given]
+    # Outside of a flow it is no coroutine.
+    made: Any = flow.to_deployment(
         wanted.name,
         cron=wanted.cron,
         parameters=dict(wanted.parameters),
@@ -130,6 +130,8 @@ def _deployment(wanted: Wanted, version: str) -> RunnerDeployment:
         job_variables=dict(wanted.variables),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    found: RunnerDeployment = made
+    return found
 
 
 def flow_of(wanted: Wanted) -> "Flow[..., Any]":
@@ -153,15 +155,16 @@ def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: Run
         "work pool": (there.work_pool_name, made.work_pool_name),
         "job variables": (there.job_variables, made.job_variables),
         "schedule": ([getattr(item.schedule, "cron", None) for item in there.schedules], crons),
-        "trigger": (_automations(client, there), _wanted_automations(there, made)),
+        "trigger": (_automations(client, there, made), _wanted_automations(there, made)),
     }
     return [name for name, (now, wanted) in pairs.items() if now != wanted]
 
 
-def _automations(client: SyncPrefectClient, there: DeploymentResponse) -> list[Json]:
-    owner = f"prefect.deployment.{there.id}"
-    found = client.read_resource_related_automations(owner)
-    return [_comparable(item) for item in found if item.owner_resource == owner]
+def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[Json]:
+    """Those that deploying made; by name, as other people's automations may run the deployment, too."""
+    names = {getattr(trigger, "name", None) for trigger in made.triggers}
+    found = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
+    return [_comparable(item) for item in found if item.name in names]
 
 
 def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[Json]:

@@ -23,9 +23,10 @@ class Trigger:
     event: str
     parameters: Mapping[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        """As `prefect.yaml` has it: a run for each event."""
+    def to_json(self, runs: str) -> dict[str, Any]:
+        """As `prefect.yaml` has it: a run for each event. runs: what it runs, for the automation's name."""
         return {
+            "name": f"{runs} on {self.event}",
             "type": "event",
             "enabled": True,
             "posture": "Reactive",

@@ -26,7 +26,7 @@ def api_in_reach(remedy: str = "start its server, or correct PREFECT_API_URL") -
 
 def require_api(why: str) -> str:
     """The configured API's URL. why: what it is needed for. Raises UnavailableError."""
-    url = PREFECT_API_URL.value()
+    url: str | None = PREFECT_API_URL.value()
     if not url:
         raise UnavailableError(f"no Prefect server is configured, and {why}; set PREFECT_API_URL")
     return url

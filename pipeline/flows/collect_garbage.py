@@ -28,7 +28,9 @@ def collect_garbage(
 
     def collection() -> Collected:
         rules, grace = Rules(keep_versions, keep_moves), timedelta(days=grace_days)
-        return collect(open_store(registry), rules, grace, delete=delete, say=lambda name: logger.info("deleting %s", name))
+        return collect(
+            open_store(registry), rules, grace, delete=delete, say=lambda name: logger.info("deleting %s", name)
+        )
 
     found = PrefectRunner().call(collection)
     show_table("garbage", "What nothing needs any more", [_row(item) for item in found.items])

@@ -9,8 +9,7 @@ from prefect.states import Completed, Failed
 from pipeline.flows.compile_model import show, tell
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.flows.tables import show_table
-from pipeline.intake.catalog import compile_catalog as compile_rows
-from pipeline.intake.catalog import gathered, words
+from pipeline.intake.catalog import compile_all, gathered, words
 from pipeline.intake.once import Compiled
 from pipeline.run import RunOptions, started
 
@@ -34,7 +33,7 @@ def compile_catalog(
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
     progress = FlowProgress(get_run_logger())
     with tags("enginery"), gathered(specs, registry) as addresses, started(options) as executors:
-        rows = compile_rows(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
+        rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
     show_table("catalog", f"{specs}: {words(rows)}", [row.to_json() for row in rows])
     ended = Completed if all(row.good for row in rows) else Failed
     return ended(message=words(rows), data=rows)

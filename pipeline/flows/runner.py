@@ -1,4 +1,4 @@
-"""Steps as Prefect tasks: named after what they work on, retried where that can help, and in their generation's slots."""
+"""Steps as Prefect tasks: named after what they work on, retried where that can help, in a generation's slots."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -69,7 +69,7 @@ def name_of(item: Any) -> str:
 
 
 def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Whether a retry can help: something was out of reach. A wrong spec, or a model that fails, is so the next time."""
+    """Whether a retry can help: something was out of reach. What is wrong with a spec or a model stays wrong."""
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
 
@@ -101,7 +101,9 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
                 return step(*arguments)
         except ConcurrencySlotAcquisitionError as error:
-            raise EngineryError(f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation") from error
+            raise EngineryError(
+                f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"
+            ) from error
 
     return run
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from builders.errors import IntegrityError, SpecError
 from builders.workdir import workdir
-from pipeline.intake.bundle import Bundle
-from pipeline.intake.registered import find
 from pipeline.registry.keys import check_digest
 from pipeline.registry.landing import make_folder, reachable
 from pipeline.registry.names import check_model
+from pipeline.registry.registered import Bundle, find
 from pipeline.registry.store import Store, open_store
 
 SCHEME = "registered:"

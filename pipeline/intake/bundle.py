@@ -1,58 +1,22 @@
-"""A spec with the files that it names, as one value by digest, so that a worker elsewhere can build it.
+"""The files that make up a spec, so that they can be carried to a worker elsewhere.
 
-In it are the spec, the source (an entry point with the local modules that it imports, or the model file with its
+In a bundle are the spec, the source (an entry point with the local modules that it imports, or the model file with its
 external data), weights, calibration data (a generator with its modules) and golden data. Not in it is what only running
 the code would show: installed packages, modules imported by a computed name, and files that the code opens by itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from builders.digest import digest_of, digest_of_file
+from builders.digest import digest_of_file
 from builders.errors import InputError
-from pipeline.registry import parsing
 from pipeline.registry.landing import reachable
-from pipeline.registry.parsing import Malformed
+from pipeline.registry.registered import Bundle, outside
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.words import inside
 
 MOST_FILES = 5000
 MOST_BYTES = 64 << 30
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A model's spec and its files. spec: the spec file's name.  files: path below the spec's folder -> digest."""
-
-    model: str
-    spec: str
-    files: Mapping[str, str]
-
-    @cached_property
-    def digest(self) -> str:
-        """What names it: equal files under equal names are the same bundle, wherever they lie."""
-        return digest_of(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """As a registry keeps it."""
-        return {"model": self.model, "spec": self.spec, "files": dict(self.files)}
-
-    @classmethod
-    def from_json(cls, value: Any, path: str = "bundle") -> "Bundle":
-        """Read back. Raises Malformed; also for a path that would lead out of the folder it is unpacked into."""
-        data = parsing.mapping(value, path)
-        files = parsing.field(data, "files", parsing.mapping_of(parsing.digest), path)
-        for name in files:
-            if reason := _outside(name):
-                raise Malformed(f"{path}.files: {name[:80]!r} {reason}")
-        spec = parsing.field(data, "spec", parsing.text, path)
-        if spec not in files:
-            raise Malformed(f"{path}.spec is {spec[:80]!r}, which is none of its files")
-        return cls(parsing.field(data, "model", parsing.name, path), spec, files)
 
 
 def bundle_of(spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES) -> Bundle:
@@ -87,7 +51,7 @@ def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
         if not path.resolve().is_relative_to(spec.folder):
             raise InputError(f"{path} leads outside the spec's folder {spec.folder}; put the file itself inside")
         name = path.relative_to(spec.folder).as_posix()
-        if reason := _outside(name):
+        if reason := outside(name):
             raise InputError(f"{spec.path}: file {name!r} {reason}")
         yield name, path
 
@@ -113,12 +77,3 @@ def _source_paths(spec: ModelSpec) -> Iterator[Path]:
         from pipeline.sources.onnx_model import external_files
 
         yield from external_files(path, spec.folder)
-
-
-def _outside(name: str) -> str | None:
-    """Why a name cannot be unpacked below a folder; None if it can."""
-    try:
-        inside(name)
-    except ValueError as error:
-        return str(error)
-    return None

@@ -14,9 +14,9 @@ from pipeline.compile import Runner
 from pipeline.intake.addresses import SCHEME
 from pipeline.intake.once import Compiled, compile_once
 from pipeline.intake.places import files_below, place_at
-from pipeline.intake.registered import newest
 from pipeline.progress import Progress
 from pipeline.publication import Outcome
+from pipeline.registry.registered import newest
 from pipeline.registry.store import open_store
 from pipeline.run import DEFAULT_REGISTRY, Executors, RunOptions
 
@@ -96,11 +96,16 @@ def compile_row(
     return _row(address, compiled.outcome)
 
 
-def compile_catalog(
-    addresses: Sequence[str], options: RunOptions, runner: Runner, progress: Progress, executors: Executors
+def compile_all(
+    addresses: Sequence[str],
+    options: RunOptions,
+    runner: Runner,
+    progress: Progress,
+    executors: Executors,
+    done: Callable[[Compiled], object] = lambda _: None,
 ) -> list[Row]:
-    """Compile every spec, several at a time; a row for each, in order."""
-    return runner.map(compile_row, addresses, options, runner, progress, executors)
+    """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
+    return runner.map(compile_row, addresses, options, runner, progress, executors, done)
 
 
 def words(rows: Sequence[Row]) -> str:

@@ -23,7 +23,10 @@ MOST_OBJECTS = 100_000
 class Place(Protocol):
     """A place whose files can be had as local ones."""
 
-    folder: Path
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        ...
 
     def refresh(self) -> None:
         """Make `folder` hold what the place holds now. Raises UnavailableError, InputError for too much."""

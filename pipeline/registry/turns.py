@@ -5,7 +5,6 @@ twice, and records and publication join them. So it may be taken from a holder t
 not change for `DEAD_AFTER_S` by the clock of whoever waits, or whose process is gone from this very machine.
 """
 
-import os
 import random
 import socket
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -128,14 +128,21 @@ def _myself(what: str) -> Holder:
     host, namespace = _here()
     process = psutil.Process()
     return Holder(
-        what, host, namespace, process.pid, threading.get_ident(), repr(process.create_time()), 0, clock.stamp(clock.now())
+        what,
+        host,
+        namespace,
+        process.pid,
+        threading.get_ident(),
+        repr(process.create_time()),
+        0,
+        clock.stamp(clock.now()),
     )
 
 
 def _here() -> tuple[str, str]:
     """Machine and process namespace; containers of one machine may share the first."""
     try:
-        return socket.gethostname(), os.readlink("/proc/self/ns/pid")
+        return socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return socket.gethostname(), ""
 

@@ -1,31 +1,59 @@
-"""Registered specs: bundles that a registry keeps, so that any worker that reaches the registry can build them.
+"""Registered specs: bundles of a spec and its files that a registry keeps for whoever builds them.
 
 ::
 
     models/<model>/registered.json     the model's last bundles, newest last; their files are blobs
 
-The last `KEPT` are remembered. Files of earlier ones are garbage, which `enginery gc` collects unless a version has them.
+The last `KEPT` are remembered. Files of earlier ones are garbage for `enginery gc`, unless a version has them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
-from builders.digest import canonical_json
-from builders.errors import ConflictError, IntegrityError, UndecidedError, UnknownNameError
-from pipeline.intake.bundle import MOST_BYTES, Bundle, bundle_of
+from builders.digest import digest_of
+from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry import parsing
 from pipeline.registry.keys import MODELS, registered_key
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
-from pipeline.registry.retention.guard import writing
 from pipeline.registry.store import Store
-from pipeline.spec.model import ModelSpec
-from pipeline.user import user
+from pipeline.spec.words import inside
 
 KEPT = 3
 MAX_BYTES = 16 << 20
-_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model's spec and its files. spec: the spec file's name.  files: path below the spec's folder -> digest."""
+
+    model: str
+    spec: str
+    files: Mapping[str, str]
+
+    @cached_property
+    def digest(self) -> str:
+        """What names it: equal files under equal names are the same bundle, wherever they lie."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """As a registry keeps it."""
+        return {"model": self.model, "spec": self.spec, "files": dict(self.files)}
+
+    @classmethod
+    def from_json(cls, value: Any, path: str = "bundle") -> "Bundle":
+        """Read back. Raises Malformed; also for a path that would lead out of the folder it is unpacked into."""
+        data = parsing.mapping(value, path)
+        files = parsing.field(data, "files", parsing.mapping_of(parsing.digest), path)
+        for name in files:
+            if reason := outside(name):
+                raise Malformed(f"{path}.files: {name[:80]!r} {reason}")
+        spec = parsing.field(data, "spec", parsing.text, path)
+        if spec not in files:
+            raise Malformed(f"{path}.spec is {spec[:80]!r}, which is none of its files")
+        return cls(parsing.field(data, "model", parsing.name, path), spec, files)
 
 
 @dataclass(frozen=True)
@@ -46,22 +74,9 @@ class Registration:
         return {"digest": self.bundle.digest, "bundle": self.bundle.to_json(), "at": self.at, "by": self.by}
 
 
-def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
-    """Keep a spec and its files in a registry; and whether it was the newest there already.
-
-    Raises InputError and ModelError as `bundle_of`, ConflictError when files change or vanish meanwhile.
-    """
-    with writing(store, f"registering {spec.model}") as guard:
-        bundle = bundle_of(spec, store.put_file, most_bytes)
-        guard.secure(bundle.files.values())
-        if lost := [name for name, digest in bundle.files.items() if not store.has(digest)]:
-            raise ConflictError(f"{spec.path}: {lost[0]} was collected while it was registered; run again")
-        return _append(store, Registration(bundle, datetime.now(UTC).isoformat(timespec="seconds"), user()))
-
-
 def registrations(store: Store, model: str) -> list[Registration]:
     """What is registered of a model, newest last. Raises IntegrityError if that cannot be read."""
-    return _parse(store.read(registered_key(model)), model)
+    return parse(store.read(registered_key(model)), model)
 
 
 def newest(store: Store) -> list[Registration]:
@@ -85,25 +100,8 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
     return chosen[-1]
 
 
-def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
-    """Make it the newest, by compare-and-swap."""
-    model = new.bundle.model
-    for _ in range(_ATTEMPTS):
-        data = store.read(registered_key(model))
-        before = _parse(data, model)
-        if before and before[-1].bundle.digest == new.bundle.digest:
-            return before[-1], True
-        others = [item for item in before if item.bundle.digest != new.bundle.digest]
-        after = [item.to_json() for item in [*others, new][-KEPT:]]
-        try:
-            if store.replace(registered_key(model), canonical_json({"registered": after}), data):
-                return new, False
-        except UndecidedError:
-            continue  # the next look tells
-    raise ConflictError(f"{model} is being registered by many at once; run again")
-
-
-def _parse(data: bytes | None, model: str) -> list[Registration]:
+def parse(data: bytes | None, model: str) -> list[Registration]:
+    """Read a model's document. Raises IntegrityError."""
     if data is None:
         return []
     try:
@@ -123,3 +121,12 @@ def _item(model: str) -> Any:
         return Registration(bundle, at, by)
 
     return read
+
+
+def outside(name: str) -> str | None:
+    """Why a name cannot be unpacked below a folder; None if it can."""
+    try:
+        inside(name)
+    except ValueError as error:
+        return str(error)
+    return None
