@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,9 +61,18 @@ class Prefect:
         self.worker = self._start("worker", "start", "--pool", "enginery", "--name", f"worker-{time.monotonic_ns()}")
 
     def stop(self) -> None:
-        for process in (self.worker, self.server):
-            end(process)
+        end(self.worker)
+        end(self.server)
+        for process in self._left():
+            process.kill()
         self._client.close()
+
+    def _left(self) -> Iterator[psutil.Process]:
+        """Whatever of this server's still runs: only its own processes have this folder in their environment."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("PREFECT_HOME") == str(self.folder):
+                    yield process
 
     def enginery(self, *words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pipeline.cli", *map(str, words)]
