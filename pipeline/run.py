@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal, NoReturn
 
 from builders.errors import UnknownNameError
@@ -135,15 +136,21 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
 
 @contextmanager
 def cancelling(*executors: Executor) -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM first kill the running compilers. Signals belong to the main thread alone."""
+    """While inside, Ctrl-C and SIGTERM first kill the running compilers, and then do what they did before.
+
+    Signals belong to the main thread alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         for executor in executors:
             executor.cancel()
+        earlier = before[signal.Signals(number)]
+        if callable(earlier):
+            earlier(number, frame)  # Prefect's tells a run that is cancelled from one that crashed
         raise KeyboardInterrupt
 
     for number in before:

@@ -16,7 +16,8 @@ import psutil
 
 Value = TypeVar("Value")
 
-PATIENCE_S = 90.0
+# Many times what it takes on a machine with nothing else to do.
+PATIENCE_S = 240.0
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
