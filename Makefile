@@ -41,6 +41,7 @@ hunt: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/spec.schema.json
+	env -u ENGINERY_REGISTRY $(BIN)/enginery deploy --print-yaml > prefect.yaml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info registry

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal, NoReturn
 
 from builders.errors import UnknownNameError
@@ -61,10 +60,10 @@ class Executors:
 
 
 @contextmanager
-def started(options: RunOptions) -> Iterator[Executors]:
-    """Start the executors; kill what they still run when this is interrupted. Raises UnavailableError."""
+def started(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
+    """Start the executors; kill what they still run when this is interrupted. signals: see `cancelling`."""
     local = LocalExecutor(options.jobs)
-    with _builder(options, local) as builder, cancelling(local, builder):
+    with _builder(options, local) as builder, cancelling(local, builder, signals=signals):
         yield Executors(local, builder)
 
 
@@ -135,22 +134,34 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
 
 
 @contextmanager
-def cancelling(*executors: Executor) -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM first kill the running compilers, and then do what they did before.
+def cancelling(*executors: Executor, signals: bool = True) -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM first kill the running compilers; so does whatever else ends this early.
 
-    Signals belong to the main thread alone.
+    signals: whether to hear them first. They belong to the main thread alone; in a flow to Prefect, which can tell a
+    cancelled run from one that crashed only as long as it hears them itself.
     """
+
+    def cancel() -> None:
+        for executor in executors:
+            executor.cancel()
+
+    with _heard(cancel) if signals else nullcontext():
+        try:
+            yield
+        except BaseException:
+            cancel()
+            raise
+
+
+@contextmanager
+def _heard(cancel: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        for executor in executors:
-            executor.cancel()
-        earlier = before[signal.Signals(number)]
-        if callable(earlier):
-            earlier(number, frame)  # Prefect's tells a run that is cancelled from one that crashed
+    def stop(_number: int, _frame: object) -> None:
+        cancel()
         raise KeyboardInterrupt
 
     for number in before:

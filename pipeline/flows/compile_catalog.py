@@ -32,7 +32,7 @@ def compile_catalog(
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
     progress = FlowProgress(get_run_logger())
-    with tags("enginery"), gathered(specs, registry) as addresses, started(options) as executors:
+    with tags("enginery"), gathered(specs, registry) as addresses, started(options, signals=False) as executors:
         rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
     show_table("catalog", f"{specs}: {words(rows)}", [row.to_json() for row in rows])
     ended = Completed if all(row.good for row in rows) else Failed

@@ -24,7 +24,7 @@ from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
 from pipeline.published_page import failed_document
 from pipeline.registry.versions import load
-from pipeline.run import RunOptions
+from pipeline.run import RunOptions, started
 
 
 def _run_name() -> str:
@@ -51,8 +51,8 @@ def compile_model(
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address)
     logger = get_run_logger()
-    with tags("enginery"):
-        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(logger), say=logger.info)
+    with tags("enginery"), started(options, signals=False) as executors:
+        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(logger), executors, logger.info)
     show(done)
     tell(done)
     if done.outcome.version is None:

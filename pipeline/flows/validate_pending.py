@@ -22,7 +22,7 @@ def validate_pending(registry: str = DEFAULT_REGISTRY) -> State[Any]:
     executor, runner = LocalExecutor(), PrefectRunner()
     store = open_store(registry)
     shop = Workshop(store, executor, executor, FlowProgress(get_run_logger()))
-    with tags("enginery"), cancelling(executor):
+    with tags("enginery"), cancelling(executor, signals=False):
         # One version after the other: engines are timed, too, and two at once would time each other.
         found = [proof for item in pending(store) for proof in runner.call(prove, item, shop)]
     show_table("proofs", "Engines proven here", [asdict(item) for item in found])

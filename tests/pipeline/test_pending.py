@@ -2,7 +2,6 @@
 
 import pytest
 
-from builders import backends
 from builders.local import LocalExecutor
 from pipeline.pending import pending, prove
 from pipeline.registry.store import Store, open_store
@@ -46,4 +45,3 @@ def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: py
     executor = LocalExecutor()
     [found] = prove(item, Workshop(store, executor, executor))
     assert found.verdict == "error" and not found.good and found.reference == "digits@1"
-    assert backends

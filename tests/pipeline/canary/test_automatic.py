@@ -9,7 +9,6 @@ from pipeline.canary.automatic import Wanted, canary, settle
 from pipeline.registry import channels
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store, open_store
-from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import judged
 from tests.pipeline.projects import Project
 from tests.pipeline.registry.registries import engine, publish_engines
@@ -77,7 +76,6 @@ def test_too_few_requests_move_nothing(store: Store, pair: tuple[Manifest, Manif
     one, two = pair
     assert settled(store, tmp_path / "c", two, one, count=50).startswith("INSUFFICIENT")
     assert serving(store) == "1"
-    assert write_observations
 
 
 def reason(store: Store, **wanted: object) -> str:
