@@ -100,13 +100,13 @@ def deploy(
 def _registry(given: str | None, otherwise: str | None) -> str:
     """The registry's URI, the same from whatever folder a worker runs in."""
     from builders.errors import InputError
-    from pipeline.registry.store import open_store
+    from pipeline.registry.store import absolute_uri
 
     if given is None and otherwise is not None:
         return otherwise
     if given is None:
         raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
-    return open_store(given, create=True).uri
+    return absolute_uri(given)
 
 
 def _counts(given: dict[str, Any]) -> dict[str, int]:

@@ -93,6 +93,17 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     assert "no Prefect server is configured" in run("--registry", registry)[1]
 
 
+def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path) -> None:
+    for given, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
+        assert (
+            yaml.safe_load(run("--print-yaml", "--registry", given)[1])["deployments"][0]["parameters"]["registry"]
+            == uri
+        )
+    for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
+        code, said = run("--print-yaml", "--registry", given)
+        assert code != 0 and "hunter2" not in said
+
+
 def test_options_become_parameters_and_job_variables() -> None:
     words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
     code, said = run("--print-yaml", *words, "--job-variable", "gpu_count=1", "--job-variable", "image=x:1")

@@ -1,5 +1,6 @@
 """Flows on a real server and worker: from an event to engines, and through everything that dies on the way."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -57,8 +58,13 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
 ) -> None:
     assert built.run("promote", "tiny@1", "stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
-    prefect.enginery("deploy", "--registry", built.registry, "--traffic", traffic)
+    deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
+    assert {item["action"] for item in json.loads(prefect.enginery(*deploy).stdout)} == {"created"}
     prefect.start_worker()
+    assert {item["action"] for item in json.loads(prefect.enginery(*deploy, "--slots", "sm_89=2").stdout)} == {
+        "unchanged",
+        "updated",
+    }
     write_model(built.folder / "tiny.onnx", weights(seed=1))
     golden = {"data": "golden.npz", "labels": "label"}
     built.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], calibration=None, golden=golden)
