@@ -36,6 +36,20 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
         yield made
 
 
+def hold(project: Project, place: Path, **parts: object) -> Path:
+    """Have the model's calibration wait until this file goes."""
+    (project.folder / "slow.py").write_text(SLOW.format(place=str(place)))
+    project.change_spec(precisions=["int8"], calibration={"data": "slow.py:samples"}, **parts)
+    (place / "hold").touch()
+    return place / "hold"
+
+
+def said(prefect: Prefect, run: str | None = None) -> list[str]:
+    """What one run has said, or all of them."""
+    wanted = {"flow_run_id": {"any_": [run]}} if run else {}
+    return [line["message"] for line in prefect.post("/logs/filter", {"logs": wanted, "sort": "TIMESTAMP_ASC"})]
+
+
 def served(project: Project) -> tuple[list[str], str | None]:
     """The model's versions, and the one that `stable` serves."""
     store = open_store(project.registry)
@@ -67,16 +81,17 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     }
     write_model(built.folder / "tiny.onnx", weights(seed=1))
     golden = {"data": "golden.npz", "labels": "label"}
-    built.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], calibration=None, golden=golden)
+    held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden=golden)
     for _ in range(2):
         prefect.enginery("register", built.spec, "--registry", built.registry)
+    until("both run, and one waits", lambda: any("waiting: compiling tiny" in text for text in said(prefect)))
+    assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
+    held.unlink()
     both = prefect.ended("compile-model", 2)
     assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
     assert served(built) == (["1", "2"], "1"), "two events, one version"
-    logs = prefect.post("/logs/filter", {"logs": {}, "limit": 200, "sort": "TIMESTAMP_ASC"})
-    said = [line["message"] for line in logs]
-    assert sum(text.startswith("sm_89 fp32 tensorrt-rtx: built in") for text in said) == 1, "one of the two built it"
-    assert any(text.startswith("waiting: compiling tiny is being done by") for text in said)
+    built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]
+    assert len(built_lines) == 1, "one of the two built it"
     [canary] = prefect.ended("canary", 1)
     assert canary["name"] == "canary tiny@2"
     assert canary["state_type"] == "COMPLETED" and canary["state"]["message"].startswith("FAIL: answers that differ")
@@ -93,37 +108,34 @@ def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker
 ) -> None:
     prefect.enginery("deploy", "--registry", project.registry, "--only", "compile-model")
     prefect.start_worker()
-    (project.folder / "slow.py").write_text(SLOW.format(place=str(tmp_path)))
-    project.change_spec(precisions=["int8"], targets=["cpu"], calibration={"data": "slow.py:samples"})
-    (tmp_path / "hold").touch()
+    held = hold(project, tmp_path, targets=["cpu"])
     prefect.enginery("register", project.spec, "--registry", project.registry, "--no-event")
 
-    killed, _, flow = held(prefect, tmp_path)
+    killed, _, flow = in_the_middle(prefect, tmp_path)
     flow.send_signal(signal.SIGKILL)
     until("the worker sees that it is gone", lambda: prefect.state(killed) == "CRASHED")
 
-    cancelled, step, flow = held(prefect, tmp_path)
+    cancelled, step, flow = in_the_middle(prefect, tmp_path)
     prefect.cancel(cancelled)
     until("it is cancelled", lambda: prefect.state(cancelled) == "CANCELLED")
     assert psutil.wait_procs([step, flow], timeout=10)[1] == [], "what it ran has stopped"
     assert served(project) == ([], None), "no half version"
 
-    survivor, _, flow = held(prefect, tmp_path)
+    survivor, _, flow = in_the_middle(prefect, tmp_path)
     assert prefect.worker and prefect.server
     prefect.worker.kill()
     prefect.worker.wait()
     os.killpg(prefect.server.pid, signal.SIGKILL)
     prefect.server.wait()
-    (tmp_path / "hold").unlink()
+    held.unlink()
     prefect.start_server()
     until("it ends well", lambda: prefect.state(survivor) == "COMPLETED")
     assert served(project) == (["1"], None)
-    said = [line["message"] for line in prefect.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [survivor]}}})]
-    assert "export: cached" in said, "what the killed run had finished was kept"
+    assert "export: cached" in said(prefect, survivor), "what the killed run had finished was kept"
     end(prefect.worker)
 
 
-def held(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, psutil.Process]:
+def in_the_middle(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, psutil.Process]:
     """A run in the middle of its calibration, the process of that step, and that of the flow."""
     (place / "pid").unlink(missing_ok=True)
     run = prefect.run("compile-model/enginery", spec="registered:tiny")

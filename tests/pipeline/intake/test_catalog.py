@@ -31,6 +31,7 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     assert (
         "tiny.onnx" in rows["garbage/tiny.yaml"]["reason"] and "inputs: is missing" in rows["wrong/spec.yml"]["reason"]
     )
+    assert "Error: " not in rows["garbage/tiny.yaml"]["reason"], "an error that explains itself needs no class"
     for name in ("garbage", "wrong"):
         shutil.rmtree(place / name)
     again = project.run("catalog", place, "--json", "--quiet")
