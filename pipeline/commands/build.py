@@ -170,7 +170,7 @@ def _compile(
         say("every step is on record: nothing was started")
         return outcome
     if with_prefect:
-        from pipeline.flows import run_flow
+        from pipeline.flows.compile_model import run_flow
 
         return run_flow(spec, options, quiet)
     with shown_progress(quiet) as display:
