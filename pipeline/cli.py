@@ -21,7 +21,7 @@ COMMANDS = {
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
-    "list": ("registry", "List models and versions."),
+    "list": ("listing", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),
     "report": ("report", "Draw the page of a version or a canary from its JSON."),
     "resolve": ("pull", "Say which engine fits a machine, and why not the others."),

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -161,3 +162,14 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
     spaced = project.spec.rename(project.folder / "my spec.yaml")
     command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
     assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]
+
+
+def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
+    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
+    spec, shop = load_spec(project.spec), workshop(tmp_path, StepError("nothing runs"))
+    quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
+    with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
+        steps.quantize(Flavour("int8"), spec, quantized, None, {}, shop)
+    assert steps.quantize(Flavour("fp32"), spec, quantized, None, {}, shop).model == MODEL
+    project.change_spec(quantization=None)
+    assert steps.quantize(Flavour("int8"), load_spec(project.spec), quantized, None, {}, shop).model == MODEL
