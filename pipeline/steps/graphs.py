@@ -29,7 +29,7 @@ def quantize(
     if model.carries_qdq and spec.quantization.overrides and flavour.precision != "fp32":
         raise InputError(
             f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
-            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the model before it was quantized"
+            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
         )
     if flavour.precision == "fp32" or model.carries_qdq:
         return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
