@@ -173,3 +173,17 @@ def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(proje
     assert steps.quantize(Flavour("fp32"), spec, quantized, None, {}, shop).model == MODEL
     project.change_spec(quantization=None)
     assert steps.quantize(Flavour("int8"), load_spec(project.spec), quantized, None, {}, shop).model == MODEL
+
+
+def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(project.spec)
+    shop = workshop(tmp_path, StepError("a process of its own"))
+    assert list(source_digests(spec, shop)["files"]) == ["tiny.onnx"]
+    monkeypatch.setattr("pipeline.steps.sources._HERE_BYTES", 10)
+    fresh = workshop(tmp_path / "other", StepError("a process of its own"))
+    with pytest.raises(StepError, match="a process of its own"):
+        source_digests(spec, fresh)
+    real = Workshop(fresh.store, LocalExecutor(), LocalExecutor())
+    assert source_digests(spec, real) == source_digests(spec, shop)
