@@ -6,7 +6,7 @@ from typing import Any
 
 from builders.digest import digest_of_file
 from builders.errors import ModelError
-from builders.types import Job
+from builders.jobs import Job
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import STEP_LIMITS

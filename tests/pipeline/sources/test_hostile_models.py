@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
 from builders.errors import EngineryError, ModelError, StepError
+from builders.jobs import Job, Limits
 from builders.process import run_job
-from builders.types import Job, Limits, TensorSpec
+from builders.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
 from pipeline.sources import external
