@@ -42,9 +42,10 @@ _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
 _UNKNOWN_OP = (
     re.compile(r"No Op registered for (?P<op>\w+)"),
-    re.compile(r"(?P<op>[\w.]*:?\w+)\(-?\d+\) is not a registered function"),
+    re.compile(r"(?<![\w.:])(?P<op>[\w.:]+)\(-?\d+\) is not a registered function"),
     re.compile(r"implementation for (?P<op>[\w.:]+)\(\d+\) node with name '(?P<node>[^']*)'"),
 )
+_LONGEST_REASON = 4000
 _WIDENED = "InsertedPrecisionFreeCast"  # how it names the fp32 values that stand in for fp16 ones without a kernel
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .+? failed:)?")
 
@@ -247,6 +248,7 @@ def _words(error: Exception) -> str:
 
 def _reason(words: str) -> str:
     """Its words as what, which and remedy: the operator's and the node's name where that is the reason."""
+    words = words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} ..."  # a model's names can be long
     for pattern in _UNKNOWN_OP:
         if found := pattern.search(words):
             node = found.groupdict().get("node")

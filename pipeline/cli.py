@@ -27,7 +27,7 @@ COMMANDS = {
     "watch-specs": ("intake", "Register each spec of a place that is new."),
     "deploy": ("deploy", "Register deployments, triggers, schedules and GPU limits with Prefect."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
-    "list": ("registry", "List models and versions."),
+    "list": ("listing", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),
     "report": ("report", "Draw the page of a version or a canary from its JSON."),
     "resolve": ("pull", "Say which engine fits a machine, and why not the others."),

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option
+from pipeline.commands.options import emit_json, json_option, registry_option, say
 from pipeline.commands.tables import print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.registry.policies import Policy
+    from pipeline.registry.store import Store
 
 
 @click.command()
@@ -77,19 +78,33 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
 def set_policy(
     where: str, proven: str, canary: bool, signed_by: tuple[Path, ...], why: str, registry: str, as_json: bool
 ) -> None:
-    """Set a policy; it replaces the one before. Without an option nothing more is asked than every channel asks."""
+    """Set a policy; it replaces the one before. Without an option nothing more is asked than every channel asks.
+
+    A registry that is not there is made: rules may come before the first version.
+    """
     from pipeline.registry import policies
     from pipeline.registry.policies import Policy
-    from pipeline.registry.store import open_store
 
     model, channel = _where(where)
     keys = tuple(_key(path) for path in signed_by)
-    wanted = Policy(tuple(proven.replace(",", " ").split()), canary, keys)
-    after = policies.write(open_store(registry), model, channel, wanted, by=user(), why=why)
+    wanted = policies.checked(Policy(tuple(proven.replace(",", " ").split()), canary, keys), f"the policy of {where}")
+    after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
         emit_json(after.to_json())
     else:
         click.echo(f"{where}: {_words(after)}")
+
+
+def _open_or_make(registry: str) -> "Store":
+    from builders.errors import UnavailableError
+    from pipeline.registry.store import open_store
+
+    try:
+        return open_store(registry)
+    except UnavailableError:  # absent, or out of reach: then the next line says so
+        store = open_store(registry, create=True)
+        say(f"there was no registry at {store.uri}; made one")
+        return store
 
 
 def _where(text: str) -> tuple[str | None, str]:

@@ -1,17 +1,16 @@
 """The commands of a serving node: resolve says which engine fits it and why, pull brings it, or follows a channel."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipeline.commands.bar import download_bar
 from pipeline.commands.options import emit_json, json_option, log_format_option, registry_option, say, trust_option
 
 if TYPE_CHECKING:
     from pipeline.registry.client import Answer, Client, Machine, Pulled
-    from pipeline.registry.delivery import Progress
     from pipeline.registry.hooks import Hook
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -76,12 +75,13 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 )
 @_options(_MACHINE, _POLICY)
 @click.option("--rehash", is_flag=True, help="Read what is here already, instead of believing that nobody wrote to it.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--explain", is_flag=True, help="Only show what would be chosen, like `enginery resolve`.")
 @_options(_WATCH)
 @log_format_option
 @registry_option
 @json_option
-def pull(reference: str, dest: Path, registry: str, as_json: bool, explain: bool, **given: Any) -> None:
+def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any) -> None:
     """Bring the engine of REF that fits the target best into a folder, verified, and say why that one."""
     client = _client(registry, given)
     if explain:
@@ -91,7 +91,7 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, explain: bool
         _watch(client, reference, dest, given, as_json)
         return
     _only_with_watch(click.get_current_context())
-    with _progress() as progress:
+    with download_bar(quiet) as progress:
         pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
     for line in (pulled.warning, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
         if line:
@@ -153,25 +153,6 @@ def _only_with_watch(context: click.Context) -> None:
     for name in ("once", "hook", "hook_url", "interval", "keep", "hook_timeout"):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
-
-
-@contextmanager
-def _progress() -> Iterator["Progress"]:
-    """A bar with bytes and speed on stderr, if a person looks at it."""
-    import sys
-
-    from pipeline.registry.delivery import silent
-
-    if not sys.stderr.isatty():
-        yield silent
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda there, whole: bar.update(task, completed=there, total=whole)
 
 
 def _show(answer: "Answer", as_json: bool) -> None:

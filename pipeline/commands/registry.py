@@ -1,4 +1,4 @@
-"""The commands that read and steer a registry: list, show, verify, promote, rollback."""
+"""The commands that read and steer a registry: show, verify, promote, rollback."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, json_option, registry_option, say
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import cell, print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -15,27 +15,6 @@ if TYPE_CHECKING:
     from pipeline.registry.policies import CanaryPass
     from pipeline.registry.verify import Verification
     from pipeline.values import Json
-
-
-@click.command("list")
-@click.argument("model", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many models or versions."
-)
-@click.option("--before", metavar="VERSION", help="Only versions older than this one.")
-@click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
-@registry_option
-@json_option
-def list_models(
-    model: str | None, limit: int, before: str | None, after: str | None, registry: str, as_json: bool
-) -> None:
-    """List the models of a registry, or the newest versions of MODEL. Pages: --limit with --after, or with --before."""
-    if model is None:
-        if before is not None:
-            raise click.UsageError("--before pages through versions: name a MODEL")
-        _list_models(registry, as_json, limit, after)
-    else:
-        _list_versions(registry, model, as_json, limit, before, after)
 
 
 @click.command()
@@ -73,7 +52,7 @@ def show(reference: str, quantization: bool, provenance: bool, sbom: bool, regis
     for graph, metrics in sorted(facts["metrics"].items()):
         click.echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
-    print_table(columns, [[_cell(engine[column]) for column in columns] for engine in facts["engines"]])
+    print_table(columns, [[cell(engine[column]) for column in columns] for engine in facts["engines"]])
     try:
         _print_latencies(facts["latencies"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -232,41 +211,6 @@ def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
             click.echo(f"{report['unit']}, {diagnosis_text(report['anatomy'])}")
 
 
-def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
-    from pipeline.registry.shown import listed_models
-    from pipeline.registry.store import open_store
-
-    rows = listed_models(open_store(registry), limit=limit, after=after)
-    if len(rows) == limit:
-        say(f"at most {limit} models are shown; for more add --after {rows[-1]['model']}")
-    if as_json:
-        emit_json(rows)
-        return
-    print_table(
-        ("model", "versions", "newest", "channels"),
-        [[row["model"], str(len(row["versions"])), row["versions"][-1], _cell(row["channels"])] for row in rows],
-    )
-
-
-def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
-    from pipeline.registry.shown import listed_versions
-    from pipeline.registry.store import open_store
-
-    rows = listed_versions(open_store(registry), model, limit=limit, before=before, after=after)
-    if len(rows) == limit and after is None:
-        say(f"at most {limit} versions are shown; for older ones add --before {rows[0]['version']}")
-    elif len(rows) == limit:
-        say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1]['version']}")
-    if as_json:
-        emit_json(rows)
-        return
-    for row in rows:
-        if "damage" in row:
-            say(f"{model}@{row['version']} cannot be read: {row['damage']}")
-    columns = ("version", "created_at", "engines", "channels")
-    print_table(columns, [[_cell(row[column]) for column in columns] for row in rows])
-
-
 def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -291,9 +235,3 @@ def _print_channel(channel: Any, as_json: bool) -> None:
         return
     only = " (serving only proven engines)" if channel.proven_only else ""
     click.echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items() if item)
-    return "" if value is None else str(value)

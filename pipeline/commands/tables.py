@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 _PIPE_COLUMNS = 240
 
@@ -26,3 +27,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it: an object without what is empty or 0, and nothing for null."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items() if item)
+    return "" if value is None else str(value)

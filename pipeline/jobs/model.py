@@ -49,6 +49,13 @@ def export_model(
     }
 
 
+def external_data(path: str, root: str) -> list[str]:
+    """Names of an ONNX file's external data files, seen from its folder. root: the spec's folder."""
+    from pipeline.sources.onnx_model import external_files
+
+    return [str(item.relative_to(Path(path).parent)) for item in external_files(Path(path), Path(root))]
+
+
 def _samples(data: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], labels: str | None = None) -> "Samples":
     from validation.samples import Samples
 

@@ -106,7 +106,11 @@ class _Journal:
     def __enter__(self) -> "_Journal":
         with suppress(FileNotFoundError):
             head, *lines = self._path.read_text(errors="replace").split("\n")
-            self.done = {int(line) for line in lines[:-1] if line.isdecimal()} if head == self._head else set()
+            self.done = (
+                {int(line) for line in lines[:-1] if line.isdecimal() and len(line) < 20}
+                if head == self._head
+                else set()
+            )
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.write(self._fd, "\n".join([self._head, *map(str, sorted(self.done)), ""]).encode())
         return self

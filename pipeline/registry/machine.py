@@ -69,9 +69,13 @@ class Machine:
     def named(cls, name: str = AUTO) -> "Machine":
         """The machine that a target's name stands for; `auto` is this one, with all that can be seen of it.
 
+        A CPU is taken for this machine's as far as its onnxruntime goes, which decides nothing and is only remarked on.
         Raises UnknownNameError for a name that stands for none or several, or GPUs of several generations here.
         """
-        return local_machine() if name == AUTO else cls.of(target_named(name))
+        if name == AUTO:
+            return local_machine()
+        named = cls.of(target_named(name))
+        return named.stating(onnxruntime=_installed("onnxruntime")) if named.is_cpu else named
 
     def stating(self, **facts: str | int | None) -> "Machine":
         """The machine with these facts in place of what was seen; None changes nothing."""

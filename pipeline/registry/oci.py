@@ -8,7 +8,6 @@ Sources: OCI image spec 1.0.2 (layout, index, manifest, config, annotations). La
 an image's, because container runtimes mount nothing else.
 """
 
-import json
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,11 @@ from typing import IO, Any, BinaryIO
 
 from builders.digest import canonical_json, digest_of_bytes, digest_of_file
 from builders.errors import InputError, UnknownNameError
+from pipeline.registry import parsing
 from pipeline.registry.attestations import judged
 from pipeline.registry.landing import landing, make_folder, reachable, sweep, write_whole
 from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.parsing import Malformed
 from pipeline.registry.pull import describe, stem_of
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
@@ -34,6 +35,7 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 REF_NAME = "org.opencontainers.image.ref.name"
 PREFIX = "io.enginery."
+MAX_INDEX_BYTES = 16 << 20
 LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
@@ -192,18 +194,20 @@ def _index_of(dest: Path) -> list[Json]:
             raise InputError(f"{dest} is no OCI layout; name a new folder, or one that `enginery export-oci` wrote")
         data = (dest / "index.json").read_bytes()
     try:
-        found = json.loads(data)["manifests"]
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            raise TypeError("manifests is no list of objects")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        found = parsing.field(parsing.parse_json(data, MAX_INDEX_BYTES), "manifests", parsing.many(parsing.mapping))
+        for item in found:
+            parsing.mapping(item.get("annotations") or {}, "annotations")
+    except Malformed as error:
         raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
-    return found
+    return list(found)
 
 
 def _with(before: list[Json], named: Mapping[str, Json]) -> bytes:
     """The index with these names; other names stay."""
     others = [item for item in before if (item.get("annotations") or {}).get(REF_NAME) not in named]
-    mine = [{**item, "annotations": {**item.get("annotations", {}), REF_NAME: name}} for name, item in named.items()]
+    mine = [
+        {**item, "annotations": {**(item.get("annotations") or {}), REF_NAME: name}} for name, item in named.items()
+    ]
     return canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]})
 
 

@@ -81,13 +81,17 @@ def of_channel(store: Store, model: str, channel: str) -> Policy:
     return read(store, model, channel) or read(store, None, channel) or Policy()
 
 
+def checked(policy: Policy, where: str) -> Policy:
+    """A policy with its targets by their names. Raises UnknownNameError for a target that is not known, InputError for
+    one given by an alias that stands for several or for a key that is none. where: what the errors call it."""
+    _signers(policy, where)
+    return replace(policy, proven=tuple(sorted({_target(name) for name in policy.proven})))
+
+
 def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
-    """Set a policy. Raises UnknownNameError for a target that is not known, InputError for one given by an alias that
-    stands for several or for a key that is none, ConflictError when somebody else sets it at the same time."""
-    _signers(policy, f"the policy of {model or '*'}:{channel}")
+    """Set a policy. Raises as `checked` does, and ConflictError when somebody else sets it at the same time."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    proven = tuple(sorted({_target(name) for name in policy.proven}))
-    after = replace(policy, proven=proven, at=at, by=by, why=why)
+    after = replace(checked(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
     try:
         written = store.replace(key, canonical_json(after.to_json()), store.read(key))

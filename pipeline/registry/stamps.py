@@ -74,7 +74,7 @@ class Stamps:
         return None
 
     def _read(self, name: str) -> list[Facts]:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             found = json.loads((self.folder / name).read_bytes() or b"[]")
             if isinstance(found, list):
                 return [item for item in found if isinstance(item, list) and len(item) == 5]

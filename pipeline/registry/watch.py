@@ -8,7 +8,8 @@
 
 A swap is one rename over the link `current`. A server that opens `current/...` gets the old engine or the new one; the
 old folder stays for those who have it open. A registry that is out of reach, a version in which nothing fits and a
-download that fails change nothing; they are said, and tried again. An unchanged channel costs one conditional request.
+download that fails change nothing; they are said, and tried again. An unchanged channel costs one conditional request;
+with a trust policy, what is served is asked about at each look, too (`standing`).
 """
 
 import fcntl
@@ -33,6 +34,7 @@ from pipeline.registry.machine import Machine
 from pipeline.registry.names import Reference
 from pipeline.registry.pull import ask, bring, folder_name
 from pipeline.registry.resolve import Policy
+from pipeline.registry.standing import Standing
 from pipeline.registry.store import Store
 
 CURRENT = "current"
@@ -98,6 +100,7 @@ class Watch:
         self._store, self._reference, self._machine, self._policy = store, reference, machine, policy
         self._dest, self._way, self._hook, self._keep = dest.expanduser().absolute(), way, hook, keep
         self._interval_s, self._say = interval_s, say
+        self._standing = Standing(self._dest / CURRENT, policy.trust)
         self._tag = ""
         self._served: Swap | None = None
         self._complaint = ""
@@ -108,22 +111,44 @@ class Watch:
             return self._look()
 
     def run(self, stop: Event) -> Swap | None:
-        """Look until `stop` is set; what is served then. Raises InputError for what will not pass by itself."""
+        """Look until `stop` is set; what is served then.
+
+        Raises InputError at the first look, for what will not pass by itself. Later it is complained about like any
+        other trouble: a file that somebody is editing must not end what serves.
+        """
         with self._alone():
             while not stop.is_set():
                 try:
                     self._look()
                     self._complaint = ""
                 except EngineryError as error:
-                    if isinstance(error, InputError) and not isinstance(error, UnknownNameError):
+                    if self._ends(error):
                         raise
                     self._complain(str(error))
                 stop.wait(self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - no secret
         return self._served
 
+    def _ends(self, error: EngineryError) -> bool:
+        """Whether it will not pass by itself, and nothing was served before it came."""
+        wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
+        return wrong and self._served is None
+
     def _look(self) -> Swap:
-        """Swap if the channel moved, and call the hook if it was not called for what is served."""
-        store, channel = self._store(), str(self._reference.channel)
+        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted."""
+        store = self._store()
+        try:
+            swap = self._follow(store)
+        except EngineryError as error:  # about where the channel leads; what is served is another question
+            if not isinstance(error, UnavailableError) and not self._ends(error):
+                self._standing.ask(store)
+            raise
+        self._standing.ask(store)
+        self._call_hook(swap)
+        return swap
+
+    def _follow(self, store: Store) -> Swap:
+        """Swap if the channel moved."""
+        channel = str(self._reference.channel)
         data, tag = store.read_if_changed(channel_key(self._reference.model, channel), self._tag)
         if not tag:
             known = ", ".join(names(store, self._reference.model)) or "none"
@@ -132,7 +157,6 @@ class Watch:
             self._served = self._serve(store)
             # Last, so that whatever fails is tried again.
             self._tag = tag
-        self._call_hook(self._served)
         return self._served
 
     def _serve(self, store: Store) -> Swap:

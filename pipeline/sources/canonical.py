@@ -6,16 +6,29 @@ Canonicalising twice changes nothing, and the same input gives the same bytes in
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
 from onnx_ir.passes import common
 
 from builders.errors import ModelError
 from builders.types import TensorSpec
+from pipeline.sources.bounded import at_most
+from pipeline.sources.functions import inlined
 
 OLDEST_IR_VERSION = 8
+# What checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
+_CHECKING_BYTES = 2 << 30
+_REFUSALS = (
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    ProtobufError,
+    ValueError,
+    RuntimeError,
+)
 
 
 def canonical(
@@ -27,26 +40,38 @@ def canonical(
     outputs: new names for the outputs, in order; an inner value that has such a name already gets another.
     Raises ModelError for models that do not fit the spec, or that the ONNX checker or strict shape inference refuse.
     """
-    graph_model = _read(model)
-    _tidy(graph_model)
+    with _malformed():
+        graph_model = ir.from_proto(inlined(model))
+        _tidy(graph_model)
     if inputs:
         _take_inputs(graph_model.graph, inputs)
     if outputs:
         _name_outputs(graph_model.graph, outputs)
-    common.NameFixPass()(graph_model)
-    return _checked(_plain(ir.to_proto(graph_model)))
+    with _malformed():
+        common.NameFixPass()(graph_model)
+        plain = _plain(ir.to_proto(graph_model))
+    return _checked(plain)
 
 
-def _read(model: onnx.ModelProto) -> ir.Model:
+@contextmanager
+def _malformed() -> Iterator[None]:
+    """onnx_ir trusts its input: what a file should not hold ends it with whatever error comes of that."""
     try:
-        return ir.from_proto(model)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"the ONNX graph is malformed: {error}; export it again") from error
+        yield
+    except (*_REFUSALS, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"the ONNX graph is malformed: {_reason(error)}; export it again") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The words of the error that started a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:400] or type(error).__name__
 
 
 def _tidy(model: ir.Model) -> None:
     for tidy in (
-        common.InlinePass(),
+        common.InlinePass(),  # functions of another opset than the model's, which `inlined` leaves
         common.RemoveInitializersFromInputsPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
@@ -81,7 +106,7 @@ def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
 
 def _matched(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     """The model's names of this input's dims, and what the spec calls them."""
-    if value.dtype is None or value.dtype.numpy().name != spec.dtype:
+    if _dtype(value) != spec.dtype:
         raise ModelError(
             f"input {spec.name!r} is {value.dtype} in the model and {spec.dtype} in the spec; correct the spec"
         )
@@ -97,8 +122,17 @@ def _matched(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     return {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
 
 
+def _dtype(value: ir.Value) -> str | None:
+    """numpy's name of a value's type; None for one that numpy does not know."""
+    try:
+        return None if value.dtype is None else str(value.dtype.numpy().name)
+    except TypeError:
+        return None
+
+
 def _shown(shape: Sequence[int | str | None]) -> str:
-    return "[{}]".format(", ".join("?" if dim is None else str(dim) for dim in shape))
+    dims = ["?" if dim is None else str(dim)[:80] for dim in shape[:16]]
+    return "[{}]".format(", ".join([*dims, "..."] if len(shape) > 16 else dims))
 
 
 def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | str | None:
@@ -132,11 +166,18 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
+    infer, size = onnx.shape_inference.infer_shapes, model.ByteSize()
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-        onnx.checker.check_model(inferred)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"the model is not valid ONNX: {reason}; correct or export it again") from error
+        # It works out the values of small tensors, too, which a Range or a row of Concats makes large.
+        with at_most(_CHECKING_BYTES + 8 * size):
+            inferred = infer(model, check_type=True, strict_mode=True, data_prop=True)
+            onnx.checker.check_model(inferred)
+    except MemoryError as error:
+        raise ModelError(
+            f"finding the shapes of the model's tensors takes over {_CHECKING_BYTES >> 30} GiB: one of them comes "
+            "from a very long list (Range, Concat); export the model without it"
+        ) from error
+    except _REFUSALS as error:
+        raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     inferred.graph.value_info.sort(key=lambda value: value.name)
     return inferred

@@ -5,7 +5,6 @@ them in one piece.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from builders.digest import digest_of_bytes
 from builders.errors import ModelError
 from builders.types import TensorSpec
 from pipeline.sources.canonical import canonical
+from pipeline.sources.external import LARGEST_BYTES, checked_files, embed, inside
+from pipeline.sources.walk import all_nodes, has_sparse, texts
 
 __all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
 
 # Operator sets that onnxruntime's CPU kernels implement; anything else needs a custom library.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-LARGEST_BYTES = (1 << 31) - 1
 
 
 def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
@@ -31,17 +31,16 @@ def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
     Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
     is missing, too short or elsewhere (through a link too); for an opset or operator domain that nothing here knows.
     """
-    model = _parse(_inside(path, root, "the spec's folder"))
+    model = _parse(inside(path, root, "the spec's folder"))
     _check_operators(model, path)
-    _external(model, path)
-    for tensor in _tensors(model.graph):
-        _embed(tensor, path.parent)
+    checked_files(model, path)
+    embed(model, path)
     return model
 
 
 def external_files(path: Path, root: Path) -> tuple[Path, ...]:
     """The files that hold a model's external data, sorted; none of them is read. Raises like `load_onnx`."""
-    return tuple(sorted(_external(_parse(_inside(path, root, "the spec's folder")), path)))
+    return tuple(sorted(checked_files(_parse(inside(path, root, "the spec's folder")), path)))
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> str:
@@ -74,14 +73,6 @@ def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
     return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
 
 
-def _inside(path: Path, folder: Path, what: str) -> Path:
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ModelError(f"{path} leads outside {what} {folder}; put the file itself inside")
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist or is not a file; correct the path or restore the file")
-    return path
-
-
 def _parse(path: Path) -> onnx.ModelProto:
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty; export the model again")
@@ -93,6 +84,11 @@ def _parse(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
     if not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} holds no ONNX graph; export or download it again")
+    if damaged := next((text for text in texts(model) if isinstance(text, bytes)), None):
+        raise ModelError(f"{path} is damaged: the name {damaged[:80]!r} in it is no UTF-8; export or copy it again")
+    if has_sparse(model):
+        raise ModelError(f"{path} holds sparse tensors, which nothing here reads; export the model with dense ones")
+    del model.training_info[:]
     return model
 
 
@@ -104,11 +100,11 @@ def _check_operators(model: onnx.ModelProto, path: Path) -> None:
             f"export with opset {min(newest_opset(), 20)} or use onnx.version_converter"
         )
     local = {(function.domain, function.name) for function in model.functions}
-    for node in _nodes(model.graph):
+    for node in all_nodes(model):
         if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
             raise ModelError(
-                f"{path}: node {node.name!r} is operator {node.domain}::{node.op_type}, which no backend knows; "
-                "export the model without custom operators"
+                f"{path}: node {node.name[:80]!r} is operator {node.domain[:80]}::{node.op_type[:80]}, which no "
+                "backend knows; export the model without custom operators"
             )
 
 
@@ -137,77 +133,3 @@ def _accepted(opset: int) -> bool:
         InferenceSession(model.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
         return True
     return False
-
-
-def _external(model: onnx.ModelProto, path: Path) -> set[Path]:
-    """The external files of a model, each checked to be where it may be, long enough, and not too much."""
-    found = set()
-    for tensor in _tensors(model.graph):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file, offset, length = _place(tensor, path.parent)
-            what = f"the folder of {path.name}, which its external data must stay in:"
-            size = _inside(file, path.parent, what).stat().st_size
-            if offset < 0 or offset + length > size:
-                raise ModelError(
-                    f"{path}: tensor {tensor.name!r} ends at byte {offset + length} of {file.name}, which has {size}; "
-                    "the file is truncated or belongs to another model: copy both again"
-                )
-            found.add(file)
-    if sum(file.stat().st_size for file in {path, *found}) > LARGEST_BYTES:
-        raise ModelError(
-            f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
-        )
-    return found
-
-
-def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """File, offset and length in bytes of an external tensor."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    try:
-        return folder / location, int(entries.get("offset", 0)), int(entries.get("length", 0)) or _bytes_of(tensor)
-    except (ValueError, KeyError) as error:
-        raise ModelError(
-            f"tensor {tensor.name!r} has a broken external data entry: {error}; export it again"
-        ) from error
-
-
-def _bytes_of(tensor: onnx.TensorProto) -> int:
-    count = 1
-    for size in tensor.dims:
-        count *= size
-    return count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-
-
-def _embed(tensor: onnx.TensorProto, folder: Path) -> None:
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return
-    file, offset, length = _place(tensor, folder)
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        tensor.raw_data = stream.read(length)
-    tensor.ClearField("data_location")
-    del tensor.external_data[:]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the graphs inside its nodes."""
-    for node in graph.node:
-        yield node
-        for inner in _graphs(node.attribute):
-            yield from _nodes(inner)
-
-
-def _graphs(attributes: Sequence[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
-    for attribute in attributes:
-        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that a graph, and the graphs inside its nodes, carry."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
-        for inner in _graphs(node.attribute):
-            yield from _tensors(inner)

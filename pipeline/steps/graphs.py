@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from builders.errors import DataError
+from builders.errors import DataError, InputError
 from builders.jobs import Job
 from builders.types import CALIBRATED, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
@@ -23,8 +23,14 @@ def quantize(
     """Write the model in one flavour and measure what that cost (the quantization joint).
 
     choices: what `choose` gave, by kind of activation.
+    Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
     """
     model = exported.model
+    if model.carries_qdq and spec.quantization.overrides and flavour.precision != "fp32":
+        raise InputError(
+            f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
+            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
+        )
     if flavour.precision == "fp32" or model.carries_qdq:
         return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
     if flavour.precision in CALIBRATED and ranges is None:

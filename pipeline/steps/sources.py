@@ -6,9 +6,15 @@ from typing import Any
 
 from builders.digest import digest_of_file
 from builders.errors import ModelError
+from builders.jobs import Job
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
+from pipeline.steps.keys import STEP_LIMITS
 from pipeline.workshop import Workshop, import_versions
+
+# Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
+# process of their own, which has a limit.
+_HERE_BYTES = 32 << 20
 
 
 def source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
@@ -39,9 +45,20 @@ def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
     path = spec.file(spec.source.file)
     key = {"onnx": digest_of_file(path)}
     if (known := shop.recall("external-data", key)) is None:
-        from pipeline.sources.onnx_model import external_files
-
-        known = {"files": [str(item.relative_to(path.parent)) for item in external_files(path, spec.folder)]}
+        known = {"files": _external_names(path, spec, shop)}
         shop.remember("external-data", key, known, [])
     names: list[str] = known["files"]
+    return names
+
+
+def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> list[str]:
+    if path.stat().st_size <= _HERE_BYTES:
+        from pipeline.jobs.model import external_data
+
+        return external_data(str(path), str(spec.folder))
+    name, arguments = "read model", {"path": str(path), "root": str(spec.folder)}
+    names: list[str] = shop.shown(
+        shop.local, name, Job(name, "pipeline.jobs.model:external_data", arguments, STEP_LIMITS)
+    )
+    shop.progress.finished(name, "done")
     return names

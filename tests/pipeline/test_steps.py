@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -171,3 +172,28 @@ def test_an_engine_on_record_from_before_there_was_a_blake3_has_none(tmp_path: P
     assert recall_engine(request, shop) == {**told, "notes": (), "blake3": None}
     shop.remember("build", {"build": request.key}, {**told, "blake3": "d" * 64}, [engine])
     assert (recall_engine(request, shop) or {})["blake3"] == "d" * 64
+
+
+def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
+    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
+    spec, shop = load_spec(project.spec), workshop(tmp_path, StepError("nothing runs"))
+    quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
+    with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
+        steps.quantize(Flavour("int8"), spec, quantized, None, {}, shop)
+    assert steps.quantize(Flavour("fp32"), spec, quantized, None, {}, shop).model == MODEL
+    project.change_spec(quantization=None)
+    assert steps.quantize(Flavour("int8"), load_spec(project.spec), quantized, None, {}, shop).model == MODEL
+
+
+def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(project.spec)
+    shop = workshop(tmp_path, StepError("a process of its own"))
+    assert list(source_digests(spec, shop)["files"]) == ["tiny.onnx"]
+    monkeypatch.setattr("pipeline.steps.sources._HERE_BYTES", 10)
+    fresh = workshop(tmp_path / "other", StepError("a process of its own"))
+    with pytest.raises(StepError, match="a process of its own"):
+        source_digests(spec, fresh)
+    real = Workshop(fresh.store, LocalExecutor(), LocalExecutor())
+    assert source_digests(spec, real) == source_digests(spec, shop)

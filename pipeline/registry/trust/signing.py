@@ -5,11 +5,12 @@ version; and it names its model and version, so a signature moved to another one
 Attestations come later than manifests, and are signed one by one in the same way.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from pipeline.registry.attestations import attestation_documents
 from pipeline.registry.keys import manifest_key, signature_key
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store
-from pipeline.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, read_bundle
+from pipeline.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, Bundle, read_bundle
 from pipeline.registry.trust.library import model_signing
+from pipeline.registry.trust.verifying import KeySigner, objection
 
 if TYPE_CHECKING:
     from model_signing import signing
@@ -64,8 +66,10 @@ class Signed:
 
 
 def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
-    """Sign a version's manifest and the attestations it has by now; what this key signed before stays as it is.
+    """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
 
+    What lies under the key's name and does not verify, or came with another certificate, is replaced: whoever may write
+    to the registry can put it there, and must not keep the key's owner from signing.
     Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
     IntegrityError when the stored manifest is not the one given.
     """
@@ -80,7 +84,11 @@ def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tupl
     documents = [("manifest", MANIFEST_FILE, data)]
     for item, content in attestation_documents(store, manifest):
         documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
-    return tuple(_put(store, manifest, what, content, make(name, file, content)) for what, file, content in documents)
+    public = _public_key(signer)
+    return tuple(
+        _put(store, manifest, what, (file, content), make(name, file, content), public)
+        for what, file, content in documents
+    )
 
 
 def check_signer(signer: SigningKey | Keyless) -> None:
@@ -88,14 +96,19 @@ def check_signer(signer: SigningKey | Keyless) -> None:
     _maker(signer)
 
 
-def _put(store: Store, manifest: Manifest, what: str, content: bytes, signature: bytes) -> Signed:
+def _put(
+    store: Store, manifest: Manifest, what: str, document: tuple[str, bytes], signature: bytes, public: bytes | None
+) -> Signed:
+    """Write a signature of a document (file name, content) unless as good a one is there."""
     bundle = read_bundle(signature)
-    if bundle.digest != digest_of_bytes(content):
+    if bundle.digest != digest_of_bytes(document[1]):
         raise IntegrityError(f"the signature of {what} is about {bundle.digest}; sign again")
     key = signature_key(manifest.model, manifest.version, bundle.digest, bundle.key_id)
     for _ in range(_ATTEMPTS):
         before = store.read(key)
-        if before is not None and _about(before) == (bundle.file, bundle.digest):
+        if before == signature:
+            return Signed(what, bundle.key_id, key, new=True)
+        if before is not None and _as_good(before, bundle, document, public):
             return Signed(what, bundle.key_id, key, new=False)
         with suppress(UndecidedError):  # then the next look says whether it was written
             if store.replace(key, signature, before):
@@ -103,12 +116,40 @@ def _put(store: Store, manifest: Manifest, what: str, content: bytes, signature:
     raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")
 
 
-def _about(data: bytes) -> tuple[str, str] | None:
+def _as_good(before: bytes, fresh: Bundle, document: tuple[str, bytes], public: bytes | None) -> bool:
+    """Whether a stored signature is this key's own word for a document, and carries the certificates of the fresh one.
+
+    Certificates are not part of what is signed, so that the key alone says whether the signature is its own. A keyless
+    one (public: None) has a key of its own, whose name nobody can foresee.
+    """
     try:
-        bundle = read_bundle(data)
+        found = read_bundle(before)
     except IntegrityError:
+        return False
+    if public is None or _material(before) != _material(fresh.data):
+        return False
+    by_key = replace(found, key_id=fresh.key_id, certificate=None, data=_as_by_key(before, fresh.key_id))
+    return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
+
+
+def _material(data: bytes) -> Any:
+    return json.loads(data)["verificationMaterial"]
+
+
+def _as_by_key(data: bytes, key_id: str) -> bytes:
+    """A bundle as if its key had signed without a certificate."""
+    return json.dumps({**json.loads(data), "verificationMaterial": {"publicKey": {"hint": key_id}}}).encode()
+
+
+def _public_key(signer: SigningKey | Keyless) -> bytes | None:
+    """The public key (PEM) of one that was tried before; None of an identity."""
+    if isinstance(signer, Keyless):
         return None
-    return bundle.file, bundle.digest
+    from cryptography.hazmat.primitives import serialization
+
+    password = None if signer.certificate else _password()  # as model-signing has it
+    public = serialization.load_pem_private_key(signer.private_key.read_bytes(), password).public_key()
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
@@ -144,15 +185,19 @@ def _with_key(config: "signing.Config", signer: SigningKey) -> None:
         if path is not None:
             check_key_file(path)
     if signer.certificate is not None:
+        # model-signing takes no empty chain; the certificate once more adds nothing to what verifiers trust.
+        chain = signer.chain or (signer.certificate,)
         config.use_certificate_signer(
-            private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=signer.chain
+            private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=chain
         )
         return
-    password: Any = os.environ.get(PASSWORD)
-    # cryptography wants bytes, whatever model-signing's annotation says.
-    config.use_elliptic_key_signer(
-        private_key=signer.private_key, password=password.encode() if password is not None else None
-    )
+    password: Any = _password()  # cryptography wants bytes, whatever model-signing's annotation says
+    config.use_elliptic_key_signer(private_key=signer.private_key, password=password)
+
+
+def _password() -> bytes | None:
+    password = os.environ.get(PASSWORD)
+    return password.encode() if password is not None else None
 
 
 def check_key_file(path: Path) -> None:

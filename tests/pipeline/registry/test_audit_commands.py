@@ -70,6 +70,18 @@ def test_policy_show(store: Store) -> None:
     assert isinstance(run("policy", "show", "digits").exception, UnknownNameError)
 
 
+def test_rules_may_come_before_the_first_version(tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh"
+    refused = run("policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
+    assert isinstance(refused.exception, UnknownNameError) and not fresh.exists()
+    result = run("policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh)
+    assert result.exit_code == 0 and f"there was no registry at file://{fresh}; made one" in result.stderr
+    assert "made one" not in run("policy", "set", "*:stable", "--registry", fresh).stderr
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").touch()
+    assert "is no registry" in str(run("policy", "set", "*:stable", "--registry", tmp_path / "other").exception)
+
+
 def test_gc_shows_first_and_deletes_when_told(store: Store) -> None:
     assert "digits@1 is pinned" in said("pin", "digits@1") and "already" in said("pin", "digits@1")
     result = run("gc", "--keep-versions", 1)
@@ -105,4 +117,10 @@ def test_pages_of_list(store: Store) -> None:
     assert [row["model"] for row in told("list", "--after", "digits")] == ["other"]
     assert [row["version"] for row in told("list", "digits", "--after", "1")] == ["2", "3"]
     assert "--after 2" in run("list", "digits", "--after", "1", "--limit", "1").stderr
+    assert "--before 2" in run("list", "digits", "--limit", "2").stderr
+    # All that there is, is no page.
+    for arguments in ((), ("digits", "--before", "3"), ("digits", "--after", "1")):
+        result = run("list", *arguments, "--limit", "2", "--json")
+        assert result.stderr == "" and len(json.loads(result.stdout)) == 2
+    assert run("list", "digits", "--limit", "3").stderr == ""
     assert isinstance(run("list", "--before", "1").exception, UsageError | SystemExit)

@@ -103,3 +103,5 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
     assert module.driver_version() == "580.65.06"
     monkeypatch.setattr(module, "gpus", tuple)
     assert Machine.named() == Machine(tensorrt_rtx="1.7.1.116") and Machine.named("l4") == Machine((8, 9), "l4")
+    monkeypatch.setattr(module, "_installed", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
+    assert Machine.named("cpu") == Machine(onnxruntime="1.31.1")

@@ -208,7 +208,11 @@ def test_certificates_count_for_the_identity_that_they_are_made_out_to(
     certificate(tmp_path, "root")
     certificate(tmp_path, "otherroot")
     leaf = certificate(tmp_path, "ci", "root", san="ci@example.org")
-    [signed] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf, (tmp_path / "root.crt",)))
+    chain = (tmp_path / "root.crt",)
+    sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf, chain))
+    # Right under the root there is nothing between the two; a chain that was left out is another signature.
+    [signed] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf))
+    assert signed.new
     located = locate(store, parse_reference("digits@1"))
 
     def asked(root: str, identity: str) -> tuple[str, ...]:
