@@ -67,7 +67,7 @@ def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
 
 
 def _print_fleet(fleet: "Fleet") -> None:
-    click.echo(f"{fleet.nodes} nodes in {len(fleet.groups)} groups ({fleet.source})")
+    click.echo(f"{len(fleet.groups)} groups of nodes ({fleet.source})")
     rows = [
         [
             group.name,

@@ -6,7 +6,7 @@
       - {model: digits, on: [l4, h100], precisions: [fp16, int8], proven: true}
       - {model: ranker, channel: candidate}               # on every GPU; the channel says whether proven or not
     runtimes: {tensorrt: 10.16.1, tensorrt_rtx: 1.7.1}    # what the images that serve have
-    planned: {driver: "590.44", tensorrt: 11.4}           # what is coming: engines that it takes away are said
+    planned: {driver: "590.44", tensorrt: "11.4"}         # what is coming: engines that it takes away are said
 
 Without one every model that has a channel must be there on every GPU.
 """
@@ -40,6 +40,14 @@ class Serve(Part):
     on: tuple[TargetName, ...] = Field(("gpu",), min_length=1, description="l4, sm_90, hopper, gpu, cpu, all")
     precisions: tuple[Precision, ...] = Field((), description="each of these must be there; default: any one")
     proven: bool = Field(False, description="whether only a proven engine will do; the channel may ask for it anyway")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_on(cls, data: Any) -> Any:
+        """YAML reads the bare word `on` as true."""
+        if isinstance(data, dict) and True in data and "on" not in data:
+            return {("on" if key is True else key): value for key, value in data.items()}
+        return data
 
     @model_validator(mode="after")
     def _one(self) -> Self:

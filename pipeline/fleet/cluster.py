@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from builders.errors import InputError, UnavailableError
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import fleet_of_nodes
@@ -74,9 +76,10 @@ def _api(access: Access) -> Any:
                 client_configuration=settings,
                 persist_config=False,
             )
-    except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
         where = access.kubeconfig or ("the pod's account" if access.in_cluster else "the kubeconfig")
-        raise InputError(f"{where}: {error}; name a file with --kubeconfig, or give an --inventory") from error
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"{where}: {words}; name a file with --kubeconfig, or give an --inventory") from error
     # The client tries what failed again three times, with a pause that grows: too long for who waits at a terminal.
     settings.retries = 1
     return client.CoreV1Api(client.ApiClient(settings))

@@ -117,11 +117,6 @@ class Fleet:
     left_out: tuple[LeftOut, ...] = field(default=())
     source: str = ""
 
-    @property
-    def nodes(self) -> int:
-        """Nodes in the groups; one with two kinds of slices counts in both groups."""
-        return sum(group.nodes for group in self.groups)
-
     def with_groups(self, groups: Iterable[Group]) -> "Fleet":
         """The same fleet with other groups, those of the same hardware put together."""
         found: dict[Hardware, Group] = {}

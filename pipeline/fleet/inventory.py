@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from builders.errors import InputError, SpecError, UnknownNameError
 from builders.targets import GENERATIONS, generation_of, parse_targets
@@ -39,6 +39,13 @@ def check_version(option: str, text: str | None) -> str | None:
         raise InputError(f"--{option.replace('_', '-')} {text!r}: {error}") from error
 
 
+def _text(value: object) -> object:
+    """What YAML reads as a number was meant as a version: 11.10 would become 11.1."""
+    if isinstance(value, int | float):
+        raise ValueError("is read as a number; put it in quotes")
+    return value
+
+
 def _version(text: str) -> str:
     if not re.fullmatch(r"\d[\w.]{0,30}", text, re.ASCII):
         raise ValueError("must be a version such as '570.124.06'")
@@ -47,12 +54,12 @@ def _version(text: str) -> str:
 
 def _capability(text: str) -> str:
     if not re.fullmatch(r"\d{1,2}\.\d", text, re.ASCII):
-        raise ValueError("must be a compute capability such as '8.9'; put it in quotes where YAML reads a number")
+        raise ValueError("must be a compute capability such as '8.9'")
     return text
 
 
-Version = Annotated[str, AfterValidator(_version)]
-Capability = Annotated[str, AfterValidator(_capability)]
+Version = Annotated[str, BeforeValidator(_text), AfterValidator(_version)]
+Capability = Annotated[str, BeforeValidator(_text), AfterValidator(_capability)]
 
 
 class Written(Closed):

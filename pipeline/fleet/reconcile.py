@@ -84,7 +84,6 @@ class Reconciled:
         return {
             "fleet": {
                 "source": self.fleet.source,
-                "nodes": self.fleet.nodes,
                 "groups": [group.to_json() for group in self.fleet.groups],
                 "left_out": [vars(item) for item in self.fleet.left_out],
             },

@@ -19,14 +19,18 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Served:
-    """A demand and what it names. engines: with the status they have today.  problem: why there is nothing to serve, in
-    words; '' where there is.  targets: of the spec; None where it does not say.  proven_only: what the channel asks."""
+    """A demand and what it names. engines: with the status they have today.  proven_only: what the channel asks.
+
+    targets, precisions: of the spec; None where it does not say.  problem: why there is nothing to serve, in words; ''
+    where there is.
+    """
 
     demand: Demand
     version: str | None = None
     engines: tuple[EngineEntry, ...] = ()
     proven_only: bool = False
     targets: tuple[Target, ...] | None = None
+    precisions: tuple[str, ...] | None = None
     problem: str = ""
 
     @property
@@ -55,15 +59,20 @@ def _look(store: Store, demand: Demand) -> Served:
         raise
     except EngineryError as error:
         return Served(demand, problem=str(error))
-    return Served(demand, located.manifest.version, engines, located.proven_only, _targets(located.manifest))
+    manifest = located.manifest
+    facts = (_targets(manifest), _words(manifest, "precisions"))
+    return Served(demand, manifest.version, engines, located.proven_only, *facts)
 
 
 def _targets(manifest: Manifest) -> tuple[Target, ...] | None:
     """The targets of the spec that a version was built from, as far as this Enginery knows them."""
-    names = manifest.spec.get("targets")
-    if not isinstance(names, list | tuple):
-        return None
+    names = _words(manifest, "targets")
     try:
-        return tuple(target for name in names for target in parse_targets(str(name)))
+        return None if names is None else tuple(target for name in names for target in parse_targets(name))
     except EngineryError:
         return None
+
+
+def _words(manifest: Manifest, name: str) -> tuple[str, ...] | None:
+    found = manifest.spec.get(name)
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else None

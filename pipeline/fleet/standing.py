@@ -23,7 +23,7 @@ class Standing:
     """One model on one group. precision: the one that is asked for; None for any.
 
     engine: what serves, or would if it were not for `reason`.  fit: how well it fits, as `resolve` says it.
-    remarks: what could not be checked.  too_old: whether the driver is what a broken engine cannot run with; building it
+    remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; building it
     again with the same compiler would not help then.
     """
 

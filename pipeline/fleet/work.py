@@ -158,10 +158,14 @@ def _first(standing: Standing, unit: Unit) -> str:
     served = standing.served
     if served.problem:
         return "see why it cannot be read; build it if it was never built"
-    if served.targets is not None and not standing.group.hardware.is_one_of(served.targets):
-        return f"add {unit.target.name} to the targets of its spec, and register it again"
     if standing.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
+    lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
+    lacks += (
+        [unit.precision] if served.precisions and unit.precision and unit.precision not in served.precisions else []
+    )
+    if lacks:
+        return f"add {' and '.join(lacks)} to its spec, and register it again"
     if standing.state == "missing":
         capability = standing.group.machine.compute_capability
         tried = [
@@ -172,7 +176,8 @@ def _first(standing: Standing, unit: Unit) -> str:
             and entry.precision == unit.precision
         ]
         if tried:
-            return f"it {tried[0].status} when the version was built; the same spec would give the same"
+            fate = "failed" if tried[0].status == "failed" else "was refused"
+            return f"it {fate} when the version was built; the same spec would give the same"
     return ""
 
 

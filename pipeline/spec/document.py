@@ -113,7 +113,7 @@ def _construct(path: Path, root: yaml.Node) -> Any:
 def _lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
     out = []
     found = error.errors(include_url=False)
-    inside = {item["loc"][:-1] for item in found}
+    inside = {item["loc"][:depth] for item in found for depth in range(len(item["loc"]))}
     for item in found:
         if item["type"] == "too_short" and item["loc"] in inside:
             continue  # it only counts the items that are wrong

@@ -45,9 +45,7 @@ def with_key(entry: EngineEntry) -> EngineEntry:
 def without_engine(store: Store, target: str, status: str, reason: str, precision: str = "fp16") -> EngineEntry:
     """What a version says of a unit that has no engine."""
     entry = built(store, target, precision)
-    return replace(
-        entry, status=status, reason=reason, digest=None, size_bytes=None, suffix=None, report=None
-    )  # type: ignore[arg-type]
+    return replace(entry, status=status, reason=reason, digest=None, size_bytes=None, suffix=None, report=None)  # type: ignore[arg-type]
 
 
 def published(
@@ -55,11 +53,12 @@ def published(
     model: str,
     engines: Iterable[EngineEntry],
     *,
-    targets: Sequence[str] = ("gpu",),
+    targets: Sequence[str] = ("gpu", "l4"),
     channel: str = "candidate",
     others: Sequence[EngineEntry] = (),
 ) -> None:
     """Publish a version and point a channel at it."""
     entries = list(engines)
-    made = replace(draft(store, [model, [entry.digest for entry in entries]], model), spec={"targets": list(targets)})
+    spec = {"targets": list(targets), "precisions": sorted({entry.precision for entry in entries})}
+    made = replace(draft(store, [model, [entry.digest for entry in entries]], model), spec=spec)
     publish(store, made, [(entry, approval(entry)) for entry in entries], others, channel=channel, wanted_version=None)
