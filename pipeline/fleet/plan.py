@@ -11,7 +11,7 @@ from pipeline.fleet.catalog import Catalog
 from pipeline.fleet.groups import Fleet, Group, Hardware
 from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
-from pipeline.fleet.standing import Standing, standings
+from pipeline.fleet.standing import Known, Standing, standings
 from pipeline.fleet.work import Work, work_for
 from pipeline.registry.machine import Machine
 
@@ -88,10 +88,14 @@ def make_plan(fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: 
     today = replace(catalog, planned=())
     kept = _without(fleet, change)
     then = fleet.with_groups([*map(change.changed, kept.groups), *_new_groups(change, catalog)])
-    now = standings(fleet.groups, served, today)
-    # A group that goes does not die, and one whose nodes get fewer is the same: judged as it will be.
-    pairs = list(zip(standings(kept.groups, served, today), _same_order(kept, change, served, today), strict=True))
-    after = standings(then.groups, served, today)
+    known: Known = {}
+
+    def judged(groups: Sequence[Group]) -> tuple[Standing, ...]:
+        return standings(groups, served, today, known)
+
+    now, after = judged(fleet.groups), judged(then.groups)
+    # One by one, before groups that became alike are put together: as many standings, in the same order.
+    pairs = zip(judged(kept.groups), judged([change.changed(group) for group in kept.groups]), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
     waiting = tuple(
@@ -103,11 +107,6 @@ def make_plan(fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: 
     builds = [item for item in work if item.unit.kind == "build" and not item.refused]
     hours = total(item.expected for item in builds if not item.unit.target.is_cpu)
     return Plan(fleet, then, dying, waiting, work, _idle(now, after), hours)
-
-
-def _same_order(fleet: Fleet, change: Change, served: Sequence[Served], catalog: Catalog) -> tuple[Standing, ...]:
-    """The groups that stay, changed, one by one: as many standings and in the same order as before the change."""
-    return standings([change.changed(group) for group in fleet.groups], served, catalog)
 
 
 def _without(fleet: Fleet, change: Change) -> Fleet:

@@ -81,9 +81,18 @@ class Judgement:
     too_old: bool = False
 
 
-def standings(groups: Sequence[Group], served: Sequence[Served], catalog: Catalog) -> tuple[Standing, ...]:
-    """Every demand on every group that it names. Groups with equal machines are judged once."""
-    known: dict[tuple[int, Machine, Precision | None], Judgement] = {}
+# By the place among what is served, the machine and the precision that is asked for.
+Known = dict[tuple[int, Machine, Precision | None], "Judgement"]
+
+
+def standings(
+    groups: Sequence[Group], served: Sequence[Served], catalog: Catalog, known: Known | None = None
+) -> tuple[Standing, ...]:
+    """Every demand on every group that it names. Groups with equal machines are judged once.
+
+    known: what was judged before of the same `served` and catalog; it is added to.
+    """
+    known = {} if known is None else known
     found = []
     for index, item in enumerate(served):
         demand = item.demand

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from builders import backends
@@ -184,13 +185,17 @@ def _first(standing: Standing, unit: Unit) -> str:
 def _refusal(entry: EngineEntry, target: Target) -> str:
     """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
     request = _request(entry, target)
+    # The answer does not depend on the weights, and many models are alike apart from them.
+    return "" if request is None else _refused(replace(request, model="", scales=None))
+
+
+@lru_cache(4096)
+def _refused(request: BuildRequest) -> str:
     try:
-        backend = backends.configure(entry.backend, dict(entry.options))
+        backend = backends.configure(request.backend, dict(request.options))
     except EngineryError:
         return ""
-    if request is None or not backend.versions():
-        return ""
-    return backend.refuses(request) or ""
+    return (backend.refuses(request) or "") if backend.versions() else ""
 
 
 def _request(entry: EngineEntry, target: Target) -> BuildRequest | None:
