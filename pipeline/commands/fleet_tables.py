@@ -9,7 +9,7 @@ from pipeline.commands.tables import print_table
 from pipeline.fleet.standing import STATES, Standing
 
 if TYPE_CHECKING:
-    from pipeline.fleet.groups import Fleet
+    from pipeline.fleet.groups import Fleet, Group
     from pipeline.fleet.plan import Plan
     from pipeline.fleet.reconcile import Reconciled
     from pipeline.fleet.work import Work
@@ -20,7 +20,7 @@ _MOST_NAMES = 3
 
 def print_reconciled(found: "Reconciled") -> None:
     """Groups, standings with the worst first, and what would have to be done."""
-    _print_fleet(found.fleet)
+    _print_fleet(found.fleet, found.unwanted)
     click.echo()
     if found.standings:
         print_table(("model", "version", "state", "nodes", "on", "engine", "why"), standing_rows(found.standings))
@@ -33,7 +33,7 @@ def print_reconciled(found: "Reconciled") -> None:
 
 def print_plan(found: "Plan") -> None:
     """Groups after the change, what dies, what does not serve then either, what to do, and what nobody needs."""
-    _print_fleet(found.after)
+    _print_fleet(found.after, found.unwanted)
     columns = ("model", "version", "state", "nodes", "on", "engine", "why")
     for title, items in (
         ("Dies: serves now, and would not", found.dying),
@@ -66,7 +66,7 @@ def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
     return sorted(rows, key=lambda row: (STATES.index(row[2]), row[0]))
 
 
-def _print_fleet(fleet: "Fleet") -> None:
+def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
     click.echo(f"{len(fleet.groups)} groups of nodes ({fleet.source})")
     rows = [
         [
@@ -89,6 +89,8 @@ def _print_fleet(fleet: "Fleet") -> None:
         reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in reasons.items():
         click.echo(f"left out: {_listed(nodes)}: {reason}")
+    if unwanted:
+        click.echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
 
 
 def _print_work(work: Sequence["Work"]) -> None:

@@ -11,7 +11,7 @@ from pipeline.fleet.catalog import Catalog
 from pipeline.fleet.groups import Fleet, Group, Hardware
 from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
-from pipeline.fleet.standing import Known, Standing, standings
+from pipeline.fleet.standing import Known, Standing, standings, unwanted
 from pipeline.fleet.work import Work, work_for
 from pipeline.registry.machine import Machine
 
@@ -54,7 +54,8 @@ class Plan:
     """A change and what comes of it.
 
     dying: what serves now on a group, and would not.  waiting: what would not serve either, but does not serve today or
-    is on new nodes.  work: to be built and proven, in order.  idle: what nobody needs any more.
+    is on new nodes.  work: to be built and proven, in order.  idle: what nobody needs any more.  unwanted: groups on
+    which nothing must be served.
     """
 
     before: Fleet
@@ -64,6 +65,7 @@ class Plan:
     work: tuple[Work, ...]
     idle: tuple[Idle, ...]
     hours: Hours
+    unwanted: tuple[Group, ...]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -74,6 +76,7 @@ class Plan:
             "waiting": [item.to_json() for item in self.waiting],
             "work": [item.to_json() for item in self.work],
             "idle": [{"unit": item.unit, "models": list(item.models)} for item in self.idle],
+            "unwanted": [group.name for group in self.unwanted],
             "predicted": {
                 "gpu_hours": self.hours.hours,
                 "units": self.hours.units,
@@ -106,7 +109,8 @@ def make_plan(fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: 
     work = work_for(after, predict)
     builds = [item for item in work if item.unit.kind == "build" and not item.refused]
     hours = total(item.expected for item in builds if not item.unit.target.is_cpu)
-    return Plan(fleet, then, dying, waiting, work, _idle(now, after), hours)
+    nowhere = unwanted(then.groups, catalog.demands)
+    return Plan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
 
 
 def _without(fleet: Fleet, change: Change) -> Fleet:

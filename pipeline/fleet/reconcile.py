@@ -8,11 +8,11 @@ from typing import Any
 
 from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
 from pipeline.fleet.cluster import Access, read_cluster
-from pipeline.fleet.groups import Fleet
+from pipeline.fleet.groups import Fleet, Group
 from pipeline.fleet.inventory import read_inventory
 from pipeline.fleet.prediction import Predictor, predictor
 from pipeline.fleet.served import Served, read_served
-from pipeline.fleet.standing import STATES, Standing, standings
+from pipeline.fleet.standing import STATES, Standing, standings, unwanted
 from pipeline.fleet.telling import messages
 from pipeline.fleet.work import Work, work_for
 from pipeline.registry.store import Store
@@ -79,6 +79,11 @@ class Reconciled:
         found = Counter(item.state for item in self.standings)
         return {state: found[state] for state in STATES if found[state]}
 
+    @property
+    def unwanted(self) -> tuple[Group, ...]:
+        """Groups on which nothing must be served."""
+        return unwanted(self.fleet.groups, self.catalog.demands)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
         return {
@@ -91,6 +96,7 @@ class Reconciled:
             "registry": self.registry,
             "good": self.good,
             "counts": self.counts,
+            "unwanted": [group.name for group in self.unwanted],
             "standings": [item.to_json() for item in self.standings],
             "work": [item.to_json() for item in self.work],
             "events": [item.to_json() for item in messages(self.work, self.registry)],

@@ -108,6 +108,15 @@ def standings(
     return tuple(found)
 
 
+def unwanted(groups: Sequence[Group], demands: Sequence[Demand]) -> tuple[Group, ...]:
+    """Groups with GPUs on which nothing must be served: a catalog that forgot them would look fine otherwise."""
+    return tuple(
+        group
+        for group in groups
+        if not group.machine.is_cpu and not any(demand.wants(group.hardware) for demand in demands)
+    )
+
+
 def judge(served: Served, machine: Machine, precision: Precision | None, planned: dict[str, str]) -> Judgement:
     """How a version stands on a machine. planned: facts of the machine that are coming."""
     if served.problem:

@@ -97,7 +97,8 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
     found = run("--tensorrt", "10.16.1")
     assert found.exit_code == 0 and "2 pairs of model and group: 2 covered" in found.output
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200, b200]}\n")
-    assert run("--tensorrt", "10.16.1").exit_code == 1
+    worse = run("--tensorrt", "10.16.1")
+    assert worse.exit_code == 1 and "no model must be served on: t4, t4 shared by 4, a100" in worse.output
 
 
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,15 @@ LEAF: Any = st.none() | st.integers() | st.text()
 ANY: Any = LEAF | st.lists(LEAF) | st.dictionaries(st.text(), LEAF)
 
 
-@given(st.dictionaries(KEYS, VALUES), ANY, ANY, ANY)
+# Of a good node some labels are changed, of none all are: both go deep.
+LABELS = st.builds(
+    lambda good, changed: {**good, **changed},
+    st.sampled_from([{}, nodes.WHOLE["h100"]["metadata"]["labels"], nodes.MIG_MIXED["metadata"]["labels"]]),
+    st.dictionaries(KEYS, VALUES),
+)
+
+
+@given(LABELS, ANY, ANY, ANY)
 def test_whatever_a_node_says_it_is_in_a_group_or_left_out(labels: dict, spec: Any, status: Any, capacity: Any) -> None:
     for node in (
         {"metadata": {"name": "n", "labels": labels}, "spec": spec, "status": {"capacity": capacity}},
