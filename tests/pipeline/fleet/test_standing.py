@@ -94,6 +94,14 @@ def test_unproven_engines_will_do_unless_catalog_or_channel_say_otherwise(digits
         assert (found.state, found.serves, found.reason) == ("unproven", serves, "no sm_80 here")
 
 
+def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_better(store: Store) -> None:
+    published(store, "digits", [built(store, "l4"), built(store, "sm_89", status="proven")])
+    (free,) = stand(store, demand(), group("l4"))
+    (asked,) = stand(store, demand(proven=True), group("l4"))
+    assert (free.state, asked.state) == ("unproven", "covered")
+    assert asked.engine is not None and asked.engine.target == "sm_89"
+
+
 def test_only_the_driver_being_too_old_is_told_from_another_runtime(digits: Store) -> None:
     (old,) = stand(digits, demand(), group("h200", driver="535.1"))
     (both,) = stand(digits, demand(), group("h200", driver="535.1", tensorrt="11.4"))
@@ -187,12 +195,12 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
     copies = [
         {**node, "metadata": {**node["metadata"], "name": f"{index}"}}
         for index in range(50)
-        for node in nodes.WHOLE.values()
+        for node in (*nodes.WHOLE.values(), nodes.TIME_SHARED)
     ]
     fleet = fleet_of_nodes(copies, "here")
     monkeypatch.setattr(Sources, "fleet", lambda self, catalog: fleet)
     found = reconcile(store, Sources(), nothing_known)
-    assert sum(group.nodes for group in fleet.groups) == 500 and len(found.standings) == 5 * 10
+    assert sum(group.nodes for group in fleet.groups) == 550 and len(found.standings) == 5 * 11
     assert max(reads.values()) == 1 and set(judged.values()) == {5} and len(judged) == 10
 
 
