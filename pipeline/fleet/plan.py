@@ -77,12 +77,7 @@ class Plan:
             "work": [item.to_json() for item in self.work],
             "idle": [{"unit": item.unit, "models": list(item.models)} for item in self.idle],
             "unwanted": [group.name for group in self.unwanted],
-            "predicted": {
-                "gpu_hours": self.hours.hours,
-                "units": self.hours.units,
-                "builds": self.hours.builds,
-                "unknown": self.hours.unknown,
-            },
+            "predicted": self.hours.to_json(),
         }
 
 

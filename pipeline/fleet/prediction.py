@@ -1,8 +1,8 @@
 """What builds will probably take, from what builds took."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from builders.types import BuildRequest
 from pipeline.registry.store import Store
@@ -35,12 +35,14 @@ Predictor = Callable[[str, BuildRequest], Forecast | None]
 class Hours:
     """The sum of predictions. hours: of GPU workers, in which a build for a generation holds one of its workers.
 
-    units: how many it is the sum of.  builds: how many finished builds those rest on.  unknown: units without one.
+    units: how many it is the sum of.  fewest, most: finished builds that one of those predictions rests on.
+    unknown: units without a prediction.
     """
 
     hours: float
     units: int
-    builds: int
+    fewest: int
+    most: int
     unknown: int
 
     @property
@@ -48,17 +50,23 @@ class Hours:
         """For people."""
         if not self.units:
             return "how long it takes is not known: no build like these is on record" if self.unknown else "nothing"
-        rest = f"; {self.unknown} more of unknown length" if self.unknown else ""
         units = f"{self.units} unit" + ("s" if self.units > 1 else "")
-        return f"about {self.hours:.2f} GPU hours for {units}, predicted from {self.builds} finished builds{rest}"
+        builds = str(self.most) if self.fewest == self.most else f"{self.fewest} to {self.most}"
+        rest = f"; {self.unknown} more of unknown length" if self.unknown else ""
+        return f"about {self.hours:.2f} GPU hours for {units}, each predicted from {builds} finished builds{rest}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
 
 
 def total(forecasts: Iterable[Forecast | None]) -> Hours:
     """The sum, and how much of it is not known."""
     items = list(forecasts)
     known = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
+    builds = [count for _, count in known] or [0]
     hours = sum(seconds for seconds, _ in known) / 3600
-    return Hours(hours, len(known), sum(builds for _, builds in known), len(items) - len(known))
+    return Hours(hours, len(known), min(builds), max(builds), len(items) - len(known))
 
 
 def predictor(store: Store) -> Predictor:

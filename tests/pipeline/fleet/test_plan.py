@@ -26,7 +26,12 @@ class Took:
 @pytest.fixture
 def fleet() -> Fleet:
     return Fleet(()).with_groups(
-        [group("h200", 4), group("l4", 40), group("l4", 6, driver="575.57.08"), group("t4", 8, driver="575.1")]
+        [
+            group("h200", 4),
+            group("l4", 40, cuda="13.0"),
+            group("l4", 6, driver="575.57.08", cuda="12.9"),
+            group("t4", 8, driver="575.1"),
+        ]
     )
 
 
@@ -119,8 +124,10 @@ def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store
         return known.get(request.target.name)
 
     found = plan(store, fleet, predict, driver="590.44", tensorrt="11.4", add=(parse_nodes("b200=1"),))
-    assert found.hours.hours == pytest.approx(0.5) and (found.hours.units, found.hours.builds) == (2, 5)
-    assert found.hours.words.startswith("about 0.50 GPU hours for 2 units, predicted from 5 finished builds; ")
+    assert found.hours.hours == pytest.approx(0.5) and (found.hours.fewest, found.hours.most) == (2, 3)
+    assert found.hours.words.startswith(
+        "about 0.50 GPU hours for 2 units, each predicted from 2 to 3 finished builds; "
+    )
     unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
     assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
     nothing = plan(store, fleet, driver="590.44", tensorrt="11.4")
