@@ -83,6 +83,13 @@ def generation_of(compute_capability: tuple[int, int]) -> Generation | None:
     return next((g for g in GENERATIONS if g.compute_capability == compute_capability), None)
 
 
+def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
+    """The short name of the product that node labels call `label`; None for one that the table does not have."""
+    generation = generation_of(compute_capability)
+    products = generation.products if generation else {}
+    return next((product for product, labels in products.items() if label in labels), None)
+
+
 def names() -> list[str]:
     """Every name a spec may use for a target or a group of them."""
     out = ["cpu", "gpu", "all"]

@@ -51,6 +51,7 @@ COMMANDS = {
     "gc": ("retention", "Delete what nothing needs any more, in two steps."),
     "mirror": ("copies", "Copy versions to another registry."),
     "export-oci": ("copies", "Write engines as OCI images."),
+    "fleet": ("fleet", "Compare a cluster's nodes with the registry, and plan changes of it."),
     "backends": ("doctor", "List compilers: installed, targets, precisions."),
     "doctor": ("doctor", "Say what this machine can build and run."),
 }

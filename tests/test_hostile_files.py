@@ -145,6 +145,22 @@ def test_specs(place: Path) -> None:
     attacked(place, "tiny.yaml", attacks, load_spec)
 
 
+def test_inventories_and_catalogs(place: Path) -> None:
+    import yaml
+
+    from pipeline.fleet.catalog import load_catalog
+    from pipeline.fleet.inventory import read_inventory
+    from tests.pipeline.fleet.nodes import MIG_MIXED
+
+    groups = {"groups": [{"product": "l4", "driver": "570.1.2", "count": 4, "mig": "1g.5gb"}, {"capability": "8.7"}]}
+    for valid in (groups, {"kind": "List", "items": [MIG_MIXED]}):
+        attacks = st.one_of(either(valid), damaged(json.dumps(valid).encode()))
+        attacked(place, "fleet.json", attacks, read_inventory)
+    catalog = {"serve": [{"model": "digits", "on": ["l4"], "precisions": ["fp16"]}], "planned": {"driver": "590.4"}}
+    attacks = st.one_of(either(catalog), damaged(yaml.safe_dump(catalog).encode()))
+    attacked(place, "catalog.yaml", attacks, load_catalog)
+
+
 def test_what_hunts_have_found(place: Path) -> None:
     """Each was once a traceback or a warning; the random examples of the default run need not come by them."""
     valid = canary_report(place, 600)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builders.cuda import Gpu, cuda_version, gpus
 from builders.errors import UnknownNameError
-from builders.targets import CPU, generation_of, parse_targets
+from builders.targets import CPU, parse_targets, product_of
 from builders.types import Target
 
 AUTO = "auto"
@@ -118,12 +118,8 @@ def _target_of(found: tuple[Gpu, ...]) -> Target:
 
 def _target(gpu: Gpu) -> Target:
     """A GPU as a target; its product is known when its name is one that node labels use (spaces become '-')."""
-    generation = generation_of(gpu.compute_capability)
-    label = gpu.name.strip().replace(" ", "-")
-    for product, labels in generation.products.items() if generation else ():
-        if label in labels:
-            return Target(product, gpu.compute_capability, product)
-    return Target("sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability)
+    product = product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-"))
+    return Target(product or "sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability, product)
 
 
 def _installed(distribution: str) -> str | None:

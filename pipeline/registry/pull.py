@@ -65,15 +65,20 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
 
     Raises UntrustedError without the signatures that the trust policy asks for.
     """
+    located, entries = look(store, reference, policy)
+    policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
+    return located, answer(entries, machine, policy, f"{located.manifest.model}@{located.manifest.version}")
+
+
+def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+    """What a reference stands for, and its engines with the status they have today, for whatever machine. Reads no
+    engine. Raises as `ask`."""
     located = locate(store, reference)
     vouched = require(store, located, policy.trust)
-    located = replace(located, signed_by=vouched.signers)
-    manifest = located.manifest
-    entries = judged(store, manifest, vouched.counts)
+    entries = judged(store, located.manifest, vouched.counts)
     if policy.fallback == "onnx":
-        entries = (*entries, *_fallback(store, manifest))
-    policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
-    return located, answer(entries, machine, policy, f"{manifest.model}@{manifest.version}")
+        entries = (*entries, *_fallback(store, located.manifest))
+    return replace(located, signed_by=vouched.signers), entries
 
 
 def pull(

@@ -1,0 +1,142 @@
+"""`enginery fleet` and `enginery fleet plan`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say
+
+if TYPE_CHECKING:
+    from pipeline.fleet.reconcile import Reconciled, Sources
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def source_options(command: Command) -> Command:
+    """Which machines, which models, which registry: the same for both commands."""
+    for option in (
+        json_option,
+        registry_option,
+        click.option(
+            "--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds for each request."
+        ),
+        click.option("--context", help="Context of the kubeconfig; default: its current one."),
+        click.option(
+            "--kubeconfig",
+            type=click.Path(path_type=Path),
+            help="Default: KUBECONFIG, else a pod's own account, else ~/.kube/config.",
+        ),
+        click.option(
+            "--catalog",
+            type=click.Path(path_type=Path),
+            envvar="ENGINERY_CATALOG",
+            show_envvar=True,
+            help="Models that must be served where (YAML); default: every model with a channel, on every GPU.",
+        ),
+        click.option(
+            "--inventory",
+            type=click.Path(path_type=Path),
+            help="Groups as YAML, or the JSON of `kubectl get nodes -o json`; '-' is stdin. Default: the cluster.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@click.option("--tensorrt", metavar="VERSION", help="TensorRT that serves, where nothing else says it.")
+@click.option("--tensorrt-rtx", metavar="VERSION", help="The same of TensorRT-RTX.")
+@click.option("--apply", is_flag=True, help="Tell the Prefect server's deployments to build and prove what is missing.")
+@source_options
+@click.pass_context
+def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> None:
+    """Compare the nodes of a cluster with the registry: what is covered, missing, unproven, about to break.
+
+    Exit code 1 where a model cannot be served that must be.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options_before(ctx)
+        return
+    from pipeline.commands.fleet_tables import print_reconciled
+    from pipeline.fleet.prediction import predictor
+    from pipeline.fleet.reconcile import reconcile
+
+    store, sources = _opened(chosen)
+    found = reconcile(store, sources, predictor(store))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        print_reconciled(found)
+    if apply:
+        _tell(found)
+    ctx.exit(0 if found.good else 1)
+
+
+@fleet.command()
+@click.option("--driver", metavar="VERSION", help="Driver that GPU nodes get, e.g. 590.44.")
+@click.option("--tensorrt", metavar="VERSION", help="TensorRT that serves then, e.g. 11.4.")
+@click.option("--tensorrt-rtx", metavar="VERSION", help="The same of TensorRT-RTX.")
+@click.option("--on", metavar="TARGETS", help="Only nodes of these get new versions, e.g. 'l4,hopper'.")
+@click.option("--add", multiple=True, metavar="PRODUCT=NODES", help="Nodes that come, e.g. b200=16. Repeatable.")
+@click.option("--remove", multiple=True, metavar="PRODUCT=NODES", help="Nodes that go, e.g. t4=8. Repeatable.")
+@source_options
+def plan(as_json: bool, **chosen: Any) -> None:
+    """Say what a change of the fleet would break, what must be rebuilt, in which order, and for how long.
+
+    Nothing is changed. How long is a prediction from the builds on record.
+    """
+    from builders.targets import parse_targets
+    from pipeline.commands.fleet_tables import print_plan
+    from pipeline.fleet.inventory import check_version
+    from pipeline.fleet.plan import Change, make_plan, parse_nodes
+    from pipeline.fleet.prediction import predictor
+    from pipeline.fleet.reconcile import compared
+
+    versions = {name: check_version(name, chosen.pop(name)) for name in ("driver", "tensorrt", "tensorrt_rtx")}
+    named = (chosen.pop("on") or "").replace(",", " ").split()
+    change = Change(
+        **versions,
+        on=tuple(target for name in named for target in parse_targets(name)),
+        add=tuple(map(parse_nodes, chosen.pop("add"))),
+        remove=tuple(map(parse_nodes, chosen.pop("remove"))),
+    )
+    if change == Change(on=change.on):
+        raise click.UsageError("nothing changes: give --driver, --tensorrt, --tensorrt-rtx, --add or --remove")
+    store, sources = _opened(chosen)
+    found = make_plan(*compared(store, sources), change, predictor(store))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        print_plan(found)
+
+
+def _opened(chosen: dict[str, Any]) -> "tuple[Any, Sources]":
+    from pipeline.fleet.cluster import Access
+    from pipeline.fleet.inventory import check_version
+    from pipeline.fleet.reconcile import Sources
+    from pipeline.registry.store import open_store
+
+    access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
+    runtimes = [check_version(name, chosen.get(name)) for name in ("tensorrt", "tensorrt_rtx")]
+    return open_store(chosen["registry"]), Sources(chosen["inventory"], access, chosen["catalog"], *runtimes)
+
+
+def _refuse_options_before(ctx: click.Context) -> None:
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-').replace('as-json', 'json')}" for name in given)
+        raise click.UsageError(f"{options}: give options after `fleet {ctx.invoked_subcommand}`")
+
+
+def _tell(found: "Reconciled") -> None:
+    """Tell the events, each as soon as the server has the one before."""
+    from pipeline.fleet.telling import messages, tell
+
+    events = messages(found.work, found.registry)
+    for message in events:
+        say(f"told {message.event} of {message.model}: {tell(message)}")
+    left = [item for item in found.work if not item.ready]
+    if not events:
+        say("nothing to tell: " + ("what is missing needs a person first" if left else "nothing is missing"))

@@ -1,0 +1,136 @@
+"""The catalog: which models must be served on which machines.
+
+::
+
+    serve:
+      - {model: digits, on: [l4, h100], precisions: [fp16, int8], proven: true}
+      - {model: ranker, channel: candidate}               # on every GPU; the channel says whether proven or not
+    runtimes: {tensorrt: 10.16.1, tensorrt_rtx: 1.7.1}    # what the images that serve have
+    planned: {driver: "590.44", tensorrt: "11.4"}         # what is coming: engines that it takes away are said
+
+Without one every model that has a channel must be there on every GPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from builders.targets import parse_targets
+from builders.types import Precision, Target
+from pipeline.fleet.groups import Hardware
+from pipeline.fleet.inventory import Version
+from pipeline.registry.names import Reference
+from pipeline.registry.store import Store
+from pipeline.registry.versions import DEFAULT_CHANNELS, catalogue
+from pipeline.spec.document import Kind, load_document
+from pipeline.spec.words import Channel, ModelName, Part, TargetName, VersionName
+
+GPUS = parse_targets("gpu")
+
+
+class Serve(Part):
+    """One model, where it must be served and how."""
+
+    model: ModelName
+    channel: Channel | None = Field(None, description="default: stable, where the model has it, else candidate")
+    version: VersionName | None = None
+    on: tuple[TargetName, ...] = Field(("gpu",), min_length=1, description="l4, sm_90, hopper, gpu, cpu, all")
+    precisions: tuple[Precision, ...] = Field((), description="each of these must be there; default: any one")
+    proven: bool = Field(False, description="whether only a proven engine will do; the channel may ask for it anyway")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_on(cls, data: Any) -> Any:
+        """YAML reads the bare word `on` as true."""
+        if isinstance(data, dict) and True in data and "on" not in data:
+            return {("on" if key is True else key): value for key, value in data.items()}
+        return data
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.channel is not None and self.version is not None:
+            raise ValueError("has both channel and version; keep one")
+        return self
+
+
+class Runtimes(Part):
+    """Versions of what serves, or will."""
+
+    tensorrt: Version | None = None
+    tensorrt_rtx: Version | None = None
+
+
+class Planned(Runtimes):
+    """Versions that are coming."""
+
+    driver: Version | None = None
+
+
+class CatalogFile(Part):
+    """The whole file."""
+
+    serve: tuple[Serve, ...] = Field(min_length=1)
+    runtimes: Runtimes = Runtimes()
+    planned: Planned = Planned()
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A model that must be served. on: where.  precisions: each of them; empty is any.  proven: only that will do."""
+
+    reference: Reference
+    on: tuple[Target, ...] = GPUS
+    precisions: tuple[Precision, ...] = ()
+    proven: bool = False
+
+    def wants(self, hardware: Hardware) -> bool:
+        """Whether it must be served there. Who names every GPU means those of a generation that nobody knows, too."""
+        every_gpu = not hardware.machine.is_cpu and set(GPUS) <= set(self.on)
+        return every_gpu or hardware.is_one_of(self.on)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All demands. runtimes: versions that serve now.  planned: versions that are coming; by field of `Machine`."""
+
+    demands: tuple[Demand, ...]
+    runtimes: tuple[tuple[str, str], ...] = ()
+    planned: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+
+
+KIND = Kind(CatalogFile, "a catalog", "serve, runtimes, planned", "docs/fleet.md has one")
+
+
+def load_catalog(path: Path) -> Catalog:
+    """Read a catalog. Raises SpecError with one line per mistake."""
+    found, _ = load_document(path, KIND)
+    demands = tuple(
+        Demand(
+            Reference(item.model, item.version, item.channel),
+            tuple(target for name in item.on for target in parse_targets(name)),
+            item.precisions,
+            item.proven,
+        )
+        for item in found.serve
+    )
+    return Catalog(demands, _stated(found.runtimes), _stated(found.planned), str(path))
+
+
+def whole_registry(store: Store) -> Catalog:
+    """Every model with a channel, on every GPU. Lists keys, and reads nothing."""
+    return Catalog(tuple(_channels(store)), source=f"every model with a channel in {store.uri}")
+
+
+def _channels(store: Store) -> Iterator[Demand]:
+    for listed in catalogue(store):
+        if listed.channels:
+            usual = [name for name in DEFAULT_CHANNELS if name in listed.channels]
+            yield Demand(Reference(listed.model, channel=[*usual, *listed.channels][0]))
+
+
+def _stated(part: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in part.model_dump().items() if value is not None)

@@ -1,0 +1,136 @@
+"""The nodes of a Kubernetes cluster, through its official client: in a pod or with a kubeconfig.
+
+Read page by page and kept as JSON: the client's typed objects cost ten times the time, and what `kubectl` prints is
+read by the same code.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from builders.errors import InputError, UnavailableError
+from pipeline.fleet.groups import Fleet
+from pipeline.fleet.inventory import fleet_of_nodes
+
+_PAGE = 500
+_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+_GONE = 410
+# Of a list that changes faster than its pages are read.
+_RESTARTS = 3
+
+_REMEDIES = {
+    401: "the cluster does not accept these credentials; `kubectl get nodes` with them says more",
+    403: "the user or ServiceAccount may not list nodes; bind it a ClusterRole with verb list on nodes",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to reach the cluster. kubeconfig: a file; None is KUBECONFIG, else a pod's own account, else ~/.kube/config.
+    context: of the kubeconfig; None is its current one.  timeout_s: of each request."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    timeout_s: float = 30.0
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether a pod's own account is used."""
+        chosen = self.kubeconfig or self.context or os.environ.get("KUBECONFIG")
+        return not chosen and _IN_CLUSTER in os.environ
+
+
+def read_cluster(access: Access) -> Fleet:
+    """The cluster's nodes, grouped.
+
+    Raises InputError for a kubeconfig that cannot be used, UnavailableError without the client, and when the cluster
+    does not answer, or not to these credentials.
+    """
+    api = _api(access)
+    host = str(api.api_client.configuration.host)
+    return fleet_of_nodes(_nodes(api, host, access.timeout_s), host)
+
+
+def _api(access: Access) -> Any:
+    """The client's door to nodes."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise UnavailableError(
+            f"reading a cluster needs the extra `kubernetes` ({error}); run `pip install 'enginery[kubernetes]'`, or "
+            "give `--inventory -` what `kubectl get nodes -o json` prints"
+        ) from error
+    settings = client.Configuration()
+    try:
+        if access.in_cluster:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            config.load_kube_config(
+                None if access.kubeconfig is None else str(access.kubeconfig),
+                access.context,
+                client_configuration=settings,
+                persist_config=False,
+            )
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
+        where = access.kubeconfig or ("the pod's account" if access.in_cluster else "the kubeconfig")
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"{where}: {words}; name a file with --kubeconfig, or give an --inventory") from error
+    # The client tries what failed again three times, with a pause that grows: too long for who waits at a terminal.
+    settings.retries = 1
+    return client.CoreV1Api(client.ApiClient(settings))
+
+
+def _nodes(api: Any, host: str, timeout_s: float) -> Iterator[Mapping[str, Any]]:
+    """Every node. A list whose pages went stale meanwhile is read again from its start."""
+    for _ in range(_RESTARTS):
+        found: list[Mapping[str, Any]] = []
+        token = None
+        while True:
+            page = _asked(lambda token=token: _page(api, token, timeout_s), host)  # type: ignore[misc]
+            if page is None:
+                break
+            found += page["items"]
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                yield from found
+                return
+    raise UnavailableError(f"{host}: its list of nodes keeps changing while it is read; run again")
+
+
+def _page(api: Any, token: str | None, timeout_s: float) -> Any:
+    chosen = {"_continue": token} if token else {}
+    answer = api.list_node(limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **chosen)
+    return json.loads(answer.data)
+
+
+def _asked(question: Callable[[], Any], host: str) -> Mapping[str, Any] | None:
+    """One page; None when its token is too old. Raises UnavailableError, with a remedy."""
+    import urllib3
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        page = question()
+    except ApiException as error:
+        if error.status == _GONE:
+            return None
+        remedy = _REMEDIES.get(error.status, "look at the API server")
+        raise UnavailableError(f"{host}: {error.status} {error.reason}; {remedy}") from error
+    except urllib3.exceptions.HTTPError as error:
+        raise UnavailableError(
+            f"{host} does not answer ({_short(error)}); is the kubeconfig's cluster the right one, and up?"
+        ) from error
+    except ValueError as error:
+        raise UnavailableError(f"{host}: its answer is not JSON ({error}); is it a Kubernetes API?") from error
+    if not isinstance(page, dict) or not isinstance(page.get("items"), list):
+        raise UnavailableError(f"{host}: its answer is no list of nodes; is it a Kubernetes API?")
+    return page
+
+
+def _short(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    return str(reason).partition("object at")[0][:200] if " object at 0x" in str(reason) else str(reason)[:200]

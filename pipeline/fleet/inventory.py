@@ -1,0 +1,214 @@
+"""An inventory file: groups that a person wrote down, or what `kubectl get nodes -o json` printed.
+
+::
+
+    groups:
+      - {product: l4, driver: 570.124.06, count: 40}
+      - {product: NVIDIA-A100-SXM4-80GB, driver: 550.54.15, mig: 1g.10gb, count: 2, gpus: 14, memory_gib: 9.5}
+      - {capability: "8.7", count: 12}
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from builders.errors import InputError, SpecError, UnknownNameError
+from builders.targets import GENERATIONS, generation_of, parse_targets
+from pipeline.fleet.groups import Fleet, Group, Hardware, LeftOut, Part, grouped
+from pipeline.fleet.labels import parts_of
+from pipeline.registry.machine import Machine
+from pipeline.spec.document import Kind, parse_document
+from pipeline.spec.words import Part as Closed
+
+# 500 nodes with all their labels, annotations and images are about 10 MB.
+MOST_BYTES = 512 << 20
+LARGEST_YAML_BYTES = 1 << 20
+_GIB = 1 << 30
+
+
+def check_version(option: str, text: str | None) -> str | None:
+    """The version that an option states; None where it does not. Raises InputError for what is none."""
+    try:
+        return None if text is None else _version(text)
+    except ValueError as error:
+        raise InputError(f"--{option.replace('_', '-')} {text!r}: {error}") from error
+
+
+def _text(value: object) -> object:
+    """What YAML reads as a number was meant as a version: 11.10 would become 11.1."""
+    if isinstance(value, int | float):
+        raise ValueError("is read as a number; put it in quotes")
+    return value
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"\d[\w.]{0,30}", text, re.ASCII):
+        raise ValueError("must be a version such as '570.124.06'")
+    return text
+
+
+def _capability(text: str) -> str:
+    if not re.fullmatch(r"\d{1,2}\.\d", text, re.ASCII):
+        raise ValueError("must be a compute capability such as '8.9'")
+    return text
+
+
+Version = Annotated[str, BeforeValidator(_text), AfterValidator(_version)]
+Capability = Annotated[str, BeforeValidator(_text), AfterValidator(_capability)]
+
+
+class Written(Closed):
+    """One group as a person writes it."""
+
+    product: str | None = Field(None, description="short name (l4), node label (NVIDIA-L4) or cpu")
+    capability: Capability | None = Field(None, description="of a GPU that has no product here")
+    count: int = Field(1, ge=1, le=1_000_000, strict=True, description="nodes")
+    gpus: int | None = Field(None, ge=0, strict=True, description="GPUs or slices of all of them; default: one a node")
+    driver: Version | None = None
+    cuda: Version | None = None
+    tensorrt: Version | None = Field(None, description="what serves there")
+    tensorrt_rtx: Version | None = None
+    memory_gib: float | None = Field(None, gt=0, description="of a GPU or slice")
+    mig: str | None = Field(None, pattern=r"^\d+[gc][\w.+]*$", description="profile of the slices, '1g.10gb'")
+    sharing: Literal["time-slicing", "mps"] | None = None
+    replicas: int = Field(1, ge=1, strict=True)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.product is None and self.capability is None:
+            raise ValueError("has neither product nor capability; give one")
+        try:
+            self.hardware()
+        except UnknownNameError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def hardware(self) -> Hardware:
+        """The kind of node. Raises UnknownNameError for a product that is not known, without a capability."""
+        capability, product, label = self._gpu()
+        machine = Machine(
+            capability,
+            None if self.mig else product,
+            self.driver,
+            self.cuda,
+            self.tensorrt,
+            self.tensorrt_rtx,
+            memory_bytes=None if self.memory_gib is None else int(self.memory_gib * _GIB),
+        )
+        return Hardware(machine, label, product, self.mig, self.sharing, self.replicas)
+
+    def _gpu(self) -> tuple[tuple[int, int] | None, str | None, str]:
+        """Compute capability, short name and label."""
+        stated = None
+        if self.capability is not None:
+            major, minor = self.capability.split(".")
+            stated = int(major), int(minor)
+        for generation in GENERATIONS:
+            for product, labels in generation.products.items():
+                if self.product in labels and stated in (None, generation.compute_capability):
+                    return generation.compute_capability, product, str(self.product)
+        if self.product is None or stated is not None:
+            known = generation_of(stated) if stated else None
+            named = self.product if known and self.product in known.products else None
+            return stated, named, self.product or "unknown"
+        found = parse_targets(self.product)
+        if len(found) > 1:
+            raise UnknownNameError(f"product {self.product!r} is several; give the capability, too")
+        return found[0].compute_capability, found[0].product, self.product
+
+
+class Inventory(Closed):
+    """A file of groups."""
+
+    groups: tuple[Written, ...] = Field(min_length=1)
+
+
+KIND = Kind(Inventory, "an inventory", "groups", "docs/fleet.md has one; `kubectl get nodes -o json` makes one")
+
+
+def read_inventory(path: Path) -> Fleet:
+    """The fleet that a file describes; '-' reads standard input.
+
+    Raises SpecError with one line per mistake, InputError for what is neither an inventory nor a list of nodes.
+    """
+    name = "standard input" if str(path) == "-" else str(path)
+    text = _read(path, name)
+    if text.lstrip().startswith("{") and (nodes := _nodes(text, name)) is not None:
+        return fleet_of_nodes(nodes, name)
+    if len(text) > LARGEST_YAML_BYTES:
+        raise InputError(f"{name}: has {len(text)} characters and is no JSON of `kubectl get nodes -o json`")
+    if re.search(r"^kind: *(List|NodeList)\b", text, re.MULTILINE):
+        raise InputError(f"{name}: is a list of nodes as YAML; use `kubectl get nodes -o json`")
+    found, _ = parse_document(Path(name), text, KIND)
+    return _fleet(found.groups, name)
+
+
+def fleet_of_nodes(nodes: Iterable[Mapping[str, Any]], source: str) -> Fleet:
+    """The fleet that these nodes of the Kubernetes API are."""
+    parts: list[Part] = []
+    left_out: list[LeftOut] = []
+    for node in nodes:
+        for item in parts_of(node):
+            if isinstance(item, Part):
+                parts.append(item)
+            else:
+                left_out.append(item)
+    return grouped(parts, left_out, source)
+
+
+def _fleet(written: Iterable[Written], source: str) -> Fleet:
+    groups = (
+        Group(
+            hardware := item.hardware(),
+            item.count,
+            (0 if hardware.machine.is_cpu else item.count) if item.gpus is None else item.gpus,
+        )
+        for item in written
+    )
+    return Fleet((), (), source).with_groups(groups)
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        data = sys.stdin.buffer.read(MOST_BYTES + 1) if str(path) == "-" else _bytes(path)
+    except FileNotFoundError:
+        raise SpecError([f"{name}: no such file; {KIND.help}"]) from None
+    except OSError as error:
+        raise SpecError([f"{name}: cannot be read: {error.strerror or error}"]) from None
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{name}: is larger than {MOST_BYTES >> 20} MiB; this is not a list of nodes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise SpecError([f"{name}: is not UTF-8 text; {KIND.help}"]) from None
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+def _nodes(text: str, name: str) -> list[Mapping[str, Any]] | None:
+    """The nodes of what kubectl printed, of a list or of one; None for JSON that is something else."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: is not JSON ({error}); {KIND.help}") from None
+    if not isinstance(document, dict) or "groups" in document:
+        return None
+    if document.get("kind") == "Node":
+        return [document]
+    items = document.get("items")
+    if not isinstance(items, list) or not all(isinstance(item, dict) and _is_node(item) for item in items):
+        raise InputError(f"{name}: is JSON without groups, and no list of nodes; {KIND.help}")
+    return items
+
+
+def _is_node(item: Mapping[str, Any]) -> bool:
+    # Items of the API's own NodeList have no kind; kubectl's List gives each its own.
+    return bool(item.get("kind", "Node") == "Node")

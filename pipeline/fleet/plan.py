@@ -1,0 +1,156 @@
+"""What if: other drivers and runtimes, machines that come and go. What dies then, what must be built, for how long."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from builders.errors import InputError
+from builders.targets import parse_targets
+from builders.types import Target
+from pipeline.fleet.catalog import Catalog
+from pipeline.fleet.groups import Fleet, Group, Hardware
+from pipeline.fleet.prediction import Hours, Predictor, total
+from pipeline.fleet.served import Served
+from pipeline.fleet.standing import Known, Standing, standings, unwanted
+from pipeline.fleet.work import Work, work_for
+from pipeline.registry.machine import Machine
+
+
+@dataclass(frozen=True)
+class Change:
+    """What shall change. driver, tensorrt, tensorrt_rtx: versions that GPU nodes get, those of `on` (empty: all).
+
+    add, remove: nodes by product or generation.
+    """
+
+    driver: str | None = None
+    tensorrt: str | None = None
+    tensorrt_rtx: str | None = None
+    on: tuple[Target, ...] = ()
+    add: tuple[tuple[Target, int], ...] = ()
+    remove: tuple[tuple[Target, int], ...] = ()
+
+    def changed(self, group: Group) -> Group:
+        """The group after the change of versions."""
+        if group.machine.is_cpu or (self.on and not group.hardware.is_one_of(self.on)):
+            return group
+        after = group.stating(driver=self.driver, tensorrt=self.tensorrt, tensorrt_rtx=self.tensorrt_rtx)
+        if self.driver is None:
+            return after
+        # The newest CUDA that the old driver supports says nothing of the new one.
+        return replace(after, hardware=replace(after.hardware, machine=replace(after.machine, cuda=None)))
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An engine that no node of the changed fleet would pull, and some do now. models: those that it is of."""
+
+    unit: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A change and what comes of it.
+
+    dying: what serves now on a group, and would not.  waiting: what would not serve either, but does not serve today or
+    is on new nodes.  work: to be built and proven, in order.  idle: what nobody needs any more.  unwanted: groups on
+    which nothing must be served.
+    """
+
+    before: Fleet
+    after: Fleet
+    dying: tuple[Standing, ...]
+    waiting: tuple[Standing, ...]
+    work: tuple[Work, ...]
+    idle: tuple[Idle, ...]
+    hours: Hours
+    unwanted: tuple[Group, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "before": [group.to_json() for group in self.before.groups],
+            "after": [group.to_json() for group in self.after.groups],
+            "dying": [item.to_json() for item in self.dying],
+            "waiting": [item.to_json() for item in self.waiting],
+            "work": [item.to_json() for item in self.work],
+            "idle": [{"unit": item.unit, "models": list(item.models)} for item in self.idle],
+            "unwanted": [group.name for group in self.unwanted],
+            "predicted": self.hours.to_json(),
+        }
+
+
+def make_plan(fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: Change, predict: Predictor) -> Plan:
+    """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
+    today = replace(catalog, planned=())
+    kept = _without(fleet, change)
+    then = fleet.with_groups([*map(change.changed, kept.groups), *_new_groups(change, catalog)])
+    known: Known = {}
+
+    def judged(groups: Sequence[Group]) -> tuple[Standing, ...]:
+        return standings(groups, served, today, known)
+
+    now, after = judged(fleet.groups), judged(then.groups)
+    # One by one, before groups that became alike are put together: as many standings, in the same order.
+    pairs = zip(judged(kept.groups), judged([change.changed(group) for group in kept.groups]), strict=True)
+    dying = tuple(new for old, new in pairs if old.serves and not new.serves)
+    was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
+    waiting = tuple(
+        item
+        for item in after
+        if not item.serves and (id(item.served), item.group.hardware, item.precision) not in was_bad
+    )
+    work = work_for(after, predict)
+    builds = [item for item in work if item.unit.kind == "build" and not item.refused]
+    hours = total(item.expected for item in builds if not item.unit.target.is_cpu)
+    nowhere = unwanted(then.groups, catalog.demands)
+    return Plan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
+
+
+def _without(fleet: Fleet, change: Change) -> Fleet:
+    groups = list(fleet.groups)
+    for target, count in change.remove:
+        groups = list(_fewer(groups, target, count))
+    return replace(fleet, groups=tuple(groups))
+
+
+def _fewer(groups: Sequence[Group], target: Target, count: int) -> Iterator[Group]:
+    """The groups without so many nodes of a kind: those with the oldest driver go first."""
+    there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
+    if count > there:
+        raise InputError(f"--remove {target.name}={count}: there are {there} nodes of {target.name}")
+    left = count
+    for group in groups:
+        gone = min(left, group.nodes) if group.hardware.is_one_of([target]) else 0
+        left -= gone
+        if gone < group.nodes:
+            gpus = group.gpus * (group.nodes - gone) // group.nodes
+            yield replace(group, nodes=group.nodes - gone, gpus=gpus) if gone else group
+
+
+def _new_groups(change: Change, catalog: Catalog) -> Iterator[Group]:
+    for target, count in change.add:
+        hardware = Hardware(Machine.of(target), target.name, target.product)
+        group = Group(hardware, count, 0 if target.is_cpu else count).stating(**dict(catalog.runtimes))
+        yield replace(change, on=()).changed(group)
+
+
+def _idle(before: Sequence[Standing], after: Sequence[Standing]) -> tuple[Idle, ...]:
+    needed = {item.engine.digest for item in after if item.engine}
+    found: dict[str, set[str]] = {}
+    for item in before:
+        if item.serves and item.engine and item.engine.digest not in needed:
+            found.setdefault(item.engine.unit, set()).add(item.served.name)
+    return tuple(Idle(unit, tuple(sorted(models))) for unit, models in sorted(found.items()))
+
+
+def parse_nodes(text: str) -> tuple[Target, int]:
+    """'b200=16': so many nodes of a product or generation. Raises InputError."""
+    name, equals, count = text.partition("=")
+    if not (equals and count.isascii() and count.isdecimal() and 0 < int(count) <= 1_000_000):
+        raise InputError(f"{text[:80]!r} is not PRODUCT=NODES, as in b200=16")
+    found = parse_targets(name)
+    if len(found) > 1:
+        raise InputError(f"{name!r} is several: {', '.join(target.name for target in found)}; name one")
+    return found[0], int(count)

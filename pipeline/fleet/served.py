@@ -1,0 +1,78 @@
+"""What the catalog's references stand for now: each version read once, many at a time."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from builders.errors import EngineryError, UnavailableError
+from builders.targets import parse_targets
+from builders.types import Target
+from pipeline.fleet.catalog import Demand
+from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.pull import look
+from pipeline.registry.resolve import Policy
+from pipeline.registry.store import Store
+
+# Requests on their way at once, for a registry that is far away.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Served:
+    """A demand and what it names. engines: with the status they have today.  proven_only: what the channel asks.
+
+    targets, precisions: of the spec; None where it does not say.  problem: why there is nothing to serve, in words; ''
+    where there is.
+    """
+
+    demand: Demand
+    version: str | None = None
+    engines: tuple[EngineEntry, ...] = ()
+    proven_only: bool = False
+    targets: tuple[Target, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """'digits@3'."""
+        model = self.demand.reference.model
+        return model if self.version is None else f"{model}@{self.version}"
+
+
+def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
+    """Look at every demand's version, in the order of the demands.
+
+    A model that is not there, damaged, or not signed as the trust policy asks has its problem in words, and keeps
+    nobody from the others. Raises UnavailableError when the registry is out of reach.
+    """
+    references = list(dict.fromkeys(demand.reference for demand in demands))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = dict(zip(references, pool.map(lambda item: _look(store, Demand(item)), references), strict=True))
+    return tuple(replace(found[demand.reference], demand=demand) for demand in demands)
+
+
+def _look(store: Store, demand: Demand) -> Served:
+    try:
+        located, engines = look(store, demand.reference, Policy())
+    except UnavailableError:
+        raise
+    except EngineryError as error:
+        return Served(demand, problem=str(error))
+    manifest = located.manifest
+    facts = (_targets(manifest), _words(manifest, "precisions"))
+    return Served(demand, manifest.version, engines, located.proven_only, *facts)
+
+
+def _targets(manifest: Manifest) -> tuple[Target, ...] | None:
+    """The targets of the spec that a version was built from, as far as this Enginery knows them."""
+    names = _words(manifest, "targets")
+    try:
+        return None if names is None else tuple(target for name in names for target in parse_targets(name))
+    except EngineryError:
+        return None
+
+
+def _words(manifest: Manifest, name: str) -> tuple[str, ...] | None:
+    found = manifest.spec.get(name)
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else None

@@ -1,0 +1,91 @@
+"""Telling a Prefect server what the fleet lacks, so that its deployments build and prove it.
+
+::
+
+    enginery.model.registered     a model to be built again: payload model, spec ('registered:MODEL', the newest that is
+                                  registered), registry, units, by
+    enginery.engine.unproven      engines to be proven on their hardware: payload model, version, target, engines
+                                  (digests), registry, by
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from builders.errors import UnavailableError
+from pipeline.fleet.work import Work
+
+REGISTERED = "enginery.model.registered"
+UNPROVEN = "enginery.engine.unproven"
+_BY = "enginery fleet"
+
+
+@dataclass(frozen=True)
+class Message:
+    """An event that is to be told. payload: JSON."""
+
+    event: str
+    model: str
+    payload: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {"event": self.event, "model": self.model, "payload": dict(self.payload)}
+
+
+def messages(work: Iterable[Work], registry: str) -> tuple[Message, ...]:
+    """One event for each model to build, and for each version and generation to prove, in the order of the work.
+
+    registry: its URI, which holds no credentials. What cannot be done as things are is left out.
+    """
+    builds: dict[str, list[str]] = {}
+    proofs: dict[tuple[str, str, str], list[str]] = {}
+    for item in work:
+        unit = item.unit
+        if not item.ready:
+            continue
+        if unit.kind == "build":
+            builds.setdefault(unit.model, []).append(item.name)
+        elif unit.version and item.engine:
+            proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(item.engine)
+    to_build = (
+        Message(REGISTERED, model, {"spec": f"registered:{model}", "registry": registry, "units": units, "by": _BY})
+        for model, units in builds.items()
+    )
+    to_prove = (
+        Message(
+            UNPROVEN,
+            model,
+            {"version": version, "target": target, "engines": engines, "registry": registry, "by": _BY},
+        )
+        for (model, version, target), engines in proofs.items()
+    )
+    return (*to_build, *to_prove)
+
+
+def tell(message: Message) -> str:
+    """Send an event, and wait until the Prefect server has taken it; its id.
+
+    Raises UnavailableError without a server (PREFECT_API_URL), or when it does not answer.
+    """
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.events import Event, Resource
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import PREFECT_API_URL
+
+    server = PREFECT_API_URL.value()
+    if not server:
+        raise UnavailableError(f"{message.event} cannot be told: no Prefect server is configured; set PREFECT_API_URL")
+    resource = {"prefect.resource.id": f"enginery.model.{message.model}", "prefect.resource.name": message.model}
+    event = Event(event=message.event, resource=Resource(resource), payload={"model": message.model, **message.payload})
+    try:
+        with get_client(sync_client=True) as client:
+            # Not `emit_event`, whose queue is emptied by a thread that says nothing of what did not arrive.
+            client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+        raise UnavailableError(
+            f"{message.event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start "
+            "it, or correct PREFECT_API_URL, and run this again"
+        ) from error
+    return str(event.id)

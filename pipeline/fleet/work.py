@@ -1,0 +1,217 @@
+"""What would have to be built or proven so that every demand is met: units, each once, in the order to do them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from builders import backends
+from builders.errors import EngineryError
+from builders.types import BuildRequest, Precision, Target
+from pipeline.fleet.prediction import Forecast, Predictor
+from pipeline.fleet.standing import Standing
+from pipeline.registry.manifest import EngineEntry
+from pipeline.registry.requests import request_of
+from pipeline.registry.resolve import CPU_PREFERENCE, GPU_PREFERENCE
+from pipeline.registry.versions import DEFAULT_CHANNELS
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one build or proof is about. backend: None where no engine of the version tells which to use."""
+
+    kind: Literal["build", "prove"]
+    model: str
+    version: str | None
+    target: Target
+    precision: Precision | None
+    backend: str | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One unit, for all groups that wait for it. nodes: how many those have.  channel: that it is wanted on.
+
+    why: what is wrong today, in words.  first: what a person has to do before it can be done; '' for nothing.
+    refused: why no compiler takes it; '' where one may.  expected: what it will probably take; None: unknown.
+    engine: digest of the engine to be proven.
+    """
+
+    unit: Unit
+    groups: tuple[str, ...]
+    nodes: int
+    channel: str | None
+    why: str
+    first: str = ""
+    refused: str = ""
+    expected: Forecast | None = None
+    engine: str | None = None
+
+    @property
+    def name(self) -> str:
+        """'digits@3 sm_90 fp16 tensorrt'."""
+        unit = self.unit
+        version = f"@{unit.version}" if unit.version else ""
+        words = [f"{unit.model}{version}", unit.target.name, unit.precision, unit.backend]
+        return " ".join(word for word in words if word)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be done as things are."""
+        return not self.first and not self.refused
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        unit, expected = self.unit, self.expected
+        return {
+            "kind": unit.kind,
+            "model": unit.model,
+            "version": unit.version,
+            "target": unit.target.name,
+            "precision": unit.precision,
+            "backend": unit.backend,
+            "groups": list(self.groups),
+            "nodes": self.nodes,
+            "channel": self.channel,
+            "why": self.why,
+            "first": self.first or None,
+            "refused": self.refused or None,
+            "engine": self.engine,
+            "predicted": None
+            if expected is None
+            else {"seconds": expected.seconds, "builds": expected.builds, "basis": expected.basis},
+        }
+
+
+def work_for(standings: Iterable[Standing], predict: Predictor) -> tuple[Work, ...]:
+    """Everything to build or prove, in order: what can be done before what cannot; then what most nodes wait for; then
+    `stable` before other channels; then the shorter."""
+    found: dict[Unit, list[Standing]] = {}
+    for standing in standings:
+        if standing.state not in ("covered", "breaking"):
+            found.setdefault(_unit(standing), []).append(standing)
+    return tuple(sorted((_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
+
+
+def _unit(standing: Standing) -> Unit:
+    served, entry = standing.served, standing.engine
+    model = standing.demand.reference.model
+    if standing.state == "unproven" and entry is not None:
+        return Unit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+    if entry is not None:
+        return Unit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+    target = _target(standing)
+    like = next(_alike(standing, target), None)
+    precision: Any = standing.precision or (like.precision if like else None)
+    return Unit("build", model, served.version, target, precision, like.backend if like else None)
+
+
+def _target(standing: Standing) -> Target:
+    """What the spec calls this hardware: its product where it names that, else its generation."""
+    hardware = standing.group.hardware
+    named = [target for target in standing.served.targets or () if hardware.is_one_of([target])]
+    exact = [target for target in named if target.product and target.product == hardware.machine.product]
+    machine = hardware.machine.target
+    return next(iter([*exact, *named]), Target(machine.sm, machine.compute_capability))
+
+
+def _alike(standing: Standing, target: Target) -> Iterator[EngineEntry]:
+    """Engines of the version that one for this hardware would be like, the likest first, if a backend takes it."""
+    cpu = target.is_cpu
+    preference = CPU_PREFERENCE if cpu else GPU_PREFERENCE
+
+    def likeness(entry: EngineEntry) -> tuple[Any, ...]:
+        order = preference.index(entry.precision) if entry.precision in preference else len(preference)
+        same = entry.compute_capability == target.compute_capability
+        return not same, not entry.usable, entry.status != "proven", order, entry.unit
+
+    wanted = [
+        entry
+        for entry in standing.served.engines
+        if entry.hardware.is_cpu == cpu and standing.precision in (None, entry.precision)
+    ]
+    wanted.sort(key=likeness)
+    yield from (entry for entry in wanted if not _refusal(entry, target))
+    yield from wanted
+
+
+def _work(unit: Unit, waiting: Sequence[Standing], predict: Predictor) -> Work:
+    first = waiting[0]
+    groups = {standing.group.hardware: standing.group for standing in waiting}
+    channels = sorted({standing.demand.reference.channel for standing in waiting} - {None}, key=_rank)
+    work = Work(
+        unit,
+        tuple(dict.fromkeys(group.name for group in groups.values())),
+        sum(group.nodes for group in groups.values()),
+        channels[0] if channels else None,
+        f"{first.state}: {first.reason}",
+    )
+    if unit.kind == "prove":
+        return replace(work, engine=first.engine.digest if first.engine else None)
+    like = first.engine or next(_alike(first, unit.target), None)
+    work = replace(work, first=_first(first, unit), refused=_refusal(like, unit.target) if like else "")
+    request = _request(like, unit.target) if like and not work.refused else None
+    return work if request is None else replace(work, expected=predict(unit.model, request))
+
+
+def _first(standing: Standing, unit: Unit) -> str:
+    """What a person has to do before a build helps."""
+    served = standing.served
+    if served.problem:
+        return "see why it cannot be read; build it if it was never built"
+    if standing.too_old:
+        return "give these nodes a newer driver, or build with wheels for an older CUDA"
+    lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
+    lacks += (
+        [unit.precision] if served.precisions and unit.precision and unit.precision not in served.precisions else []
+    )
+    if lacks:
+        return f"add {' and '.join(lacks)} to its spec, and register it again"
+    if standing.state == "missing":
+        capability = standing.group.machine.compute_capability
+        tried = [
+            entry
+            for entry in served.engines
+            if entry.compute_capability == capability
+            and entry.hardware.is_cpu == unit.target.is_cpu
+            and entry.precision == unit.precision
+        ]
+        if tried:
+            fate = "failed" if tried[0].status == "failed" else "was refused"
+            return f"it {fate} when the version was built; the same spec would give the same"
+    return ""
+
+
+def _refusal(entry: EngineEntry, target: Target) -> str:
+    """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
+    request = _request(entry, target)
+    # The answer does not depend on the weights, and many models are alike apart from them.
+    return "" if request is None else _refused(replace(request, model="", scales=None))
+
+
+@lru_cache(4096)
+def _refused(request: BuildRequest) -> str:
+    try:
+        backend = backends.configure(request.backend, dict(request.options))
+    except EngineryError:
+        return ""
+    return (backend.refuses(request) or "") if backend.versions() else ""
+
+
+def _request(entry: EngineEntry, target: Target) -> BuildRequest | None:
+    """The request of an engine, for another target; None for an entry that keeps too little of its own."""
+    try:
+        return replace(request_of(entry), target=target)
+    except EngineryError:
+        return None
+
+
+def _rank(channel: str | None) -> tuple[int, str]:
+    known = channel in DEFAULT_CHANNELS
+    return DEFAULT_CHANNELS.index(str(channel)) if known else len(DEFAULT_CHANNELS), channel or ""
+
+
+def _order(work: Work) -> tuple[Any, ...]:
+    seconds = work.expected.seconds if work.expected else None
+    unknown = float("inf") if seconds is None else seconds
+    return not work.ready, -work.nodes, _rank(work.channel), unknown, work.unit.kind, work.name

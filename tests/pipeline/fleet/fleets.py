@@ -1,0 +1,64 @@
+"""Registries for a fleet: versions with engines that have build keys, toolchains and a spec, of a few bytes each."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from builders.types import BuildRequest
+from pipeline.registry.manifest import EngineEntry
+from pipeline.registry.publish import publish
+from pipeline.registry.store import Store
+from tests.pipeline.registry.registries import approval, draft, engine
+
+RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginery-tensorrt-rtx": "1"}
+TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginery-tensorrt": "1"}
+RTX_OPTIONS = {"tf32": False, "workspace_mib": 0}
+TRT_OPTIONS = {**RTX_OPTIONS, "optimization_level": 3, "hardware_compatibility": "none"}
+
+
+def built(
+    store: Store, target: str, precision: str = "fp16", status: str = "unproven", backend: str = "tensorrt-rtx"
+) -> EngineEntry:
+    """An engine with the build key of what it says of itself."""
+    entry = engine(store, target, precision, status, f"{target} {precision} {status} {backend}".encode())
+    if not entry.hardware.is_cpu:
+        full = backend == "tensorrt"
+        toolchain, options = (TRT, TRT_OPTIONS) if full else (RTX, RTX_OPTIONS)
+        entry = replace(entry, backend=backend, toolchain=toolchain, options=options)
+    return with_key(replace(entry, graph=store.put_bytes(b"graph")))
+
+
+def with_key(entry: EngineEntry) -> EngineEntry:
+    request = BuildRequest(
+        model=entry.graph or "",
+        precision=entry.precision,  # type: ignore[arg-type]
+        target=entry.hardware,
+        backend=entry.backend,
+        inputs=entry.inputs,
+        outputs=entry.outputs,
+        profiles=entry.profiles,
+        options=tuple(sorted(entry.options.items())),
+        toolchain=tuple(sorted(entry.toolchain.items())),
+    )
+    return replace(entry, build_key=request.key)
+
+
+def without_engine(store: Store, target: str, status: str, reason: str, precision: str = "fp16") -> EngineEntry:
+    """What a version says of a unit that has no engine."""
+    entry = built(store, target, precision)
+    return replace(entry, status=status, reason=reason, digest=None, size_bytes=None, suffix=None, report=None)  # type: ignore[arg-type]
+
+
+def published(
+    store: Store,
+    model: str,
+    engines: Iterable[EngineEntry],
+    *,
+    targets: Sequence[str] = ("gpu", "l4"),
+    channel: str = "candidate",
+    others: Sequence[EngineEntry] = (),
+) -> None:
+    """Publish a version and point a channel at it."""
+    entries = list(engines)
+    spec = {"targets": list(targets), "precisions": sorted({entry.precision for entry in entries})}
+    made = replace(draft(store, [model, [entry.digest for entry in entries]], model), spec=spec)
+    publish(store, made, [(entry, approval(entry)) for entry in entries], others, channel=channel, wanted_version=None)

@@ -1,0 +1,144 @@
+"""`enginery fleet` and `enginery fleet plan` as a person runs them; tables as they are printed, in `golden/`."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli import enginery
+from pipeline.fleet import telling
+from pipeline.fleet.reconcile import reconcile_fleet
+from pipeline.registry.store import Store
+from tests.pipeline.fleet import nodes
+from tests.pipeline.fleet.fleets import built, published, without_engine
+
+GOLDEN = Path(__file__).parent / "golden"
+CATALOG = """
+serve:
+  - {model: digits, on: [gpu]}
+  - {model: ranker, channel: stable, on: [ada], precisions: [fp16, int8], proven: true}
+runtimes: {tensorrt: 10.16.1}
+planned: {tensorrt: "11.4"}
+"""
+
+
+@pytest.fixture
+def place(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a registry, the nodes of a cluster and a catalog."""
+    full = {"status": "proven", "backend": "tensorrt"}
+    published(
+        store,
+        "digits",
+        [
+            built(store, "l4", "int8", "proven"),
+            built(store, "a100"),
+            built(store, "h200", **full),
+            built(store, "t4", **full),
+        ],
+        targets=["t4", "a100", "l4", "h200", "sm_100", "sm_120"],
+        others=[without_engine(store, "sm_120", "refused", "no such kernel")],
+    )
+    published(store, "ranker", [built(store, "sm_89", status="proven")], targets=["sm_89"], channel="stable")
+    alike = [{**nodes.WHOLE["l4"], "metadata": {**nodes.WHOLE["l4"]["metadata"], "name": f"l4-{i}"}} for i in (1, 2)]
+    tainted = nodes.node("l4-3", nodes.L4_LABELS, gpus=1, cordoned=True, taints=[nodes.GPU_TAINT])
+    a100 = nodes.node("a100-new", nodes.gfd(nodes.A100, "8.0", 81920, "580.95.05", "13.0", "ampere", 8), gpus=8)
+    every = [a100, *nodes.WHOLE.values(), *alike, tainted, nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED]
+    text = json.dumps({"kind": "NodeList", "items": [*every, nodes.NO_GFD, nodes.MIG_INVALID, nodes.CPU]})
+    (tmp_path / "nodes.json").write_text(text)
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ENGINERY_REGISTRY", raising=False)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    sources = ("--inventory", "nodes.json", "--catalog", "catalog.yaml")
+    return CliRunner().invoke(enginery, ["fleet", *arguments, *sources])
+
+
+def same_as(name: str, text: str) -> None:
+    """Compare with a golden file. ENGINERY_WRITE_GOLDEN=1 writes it, to be looked at with `git diff`."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    path = GOLDEN / name
+    if os.environ.get("ENGINERY_WRITE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    assert lines == path.read_text().splitlines()
+
+
+def test_the_fleet_as_a_table(place: Path) -> None:
+    found = run()
+    assert found.exit_code == 1
+    same_as("fleet.txt", found.output)
+
+
+def test_a_plan_as_a_table(place: Path) -> None:
+    found = run("plan", "--tensorrt", "11.4", "--driver", "590.44", "--add", "b200=16", "--remove", "t4=2")
+    assert found.exit_code == 0
+    same_as("plan.txt", found.output)
+
+
+def test_the_same_for_programs(place: Path) -> None:
+    found = json.loads(run("--json").stdout)
+    assert found["good"] is False and sum(found["counts"].values()) == len(found["standings"])
+    assert [(event["event"], event["model"]) for event in found["events"]] == [
+        ("enginery.model.registered", "digits"),
+        ("enginery.engine.unproven", "digits"),
+    ]
+    plan = json.loads(run("plan", "--tensorrt", "11.4", "--json").stdout)
+    assert [item["group"] for item in plan["dying"]] == ["h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200"]
+    assert plan["predicted"].pop("unknown") > 0
+    assert plan["predicted"] == {"hours": 0, "units": 0, "fewest": 0, "most": 0}
+
+
+def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
+    (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200]}\n")
+    found = run("--tensorrt", "10.16.1")
+    assert found.exit_code == 0 and "2 pairs of model and group: 2 covered" in found.output
+    (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200, b200]}\n")
+    worse = run("--tensorrt", "10.16.1")
+    assert worse.exit_code == 1 and "no model must be served on: t4, t4 shared by 4, a100" in worse.output
+
+
+def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+
+    def tell(message: telling.Message) -> str:
+        told.append((message.event, message.model))
+        return f"id-{len(told)}"
+
+    monkeypatch.setattr(telling, "tell", tell)
+    found = run("--apply")
+    assert told == [("enginery.model.registered", "digits"), ("enginery.engine.unproven", "digits")]
+    assert "told enginery.model.registered of digits: id-1" in found.stderr
+    (place / "catalog.yaml").write_text("serve:\n  - {model: ranker, on: [h200]}\n")
+    assert "nothing to tell: what is missing needs a person first" in run("--apply").stderr
+
+
+def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(telling, "tell", lambda message: "id")
+    found = reconcile_fleet(str(place / "registry"), "catalog.yaml", "nodes.json", apply=True, say=said.append)
+    assert not found.good
+    assert "b200: digits is missing: no engine for sm_100; digits@1 has a100, h200, l4, sm_120, t4" in said
+    assert said[-1] == "told enginery.engine.unproven of digits: id"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["plan"], "nothing changes: give --driver"),
+        (["--json", "plan", "--driver", "590"], "--json: give options after `fleet plan`"),
+        (["plan", "--driver", "new"], "--driver 'new': must be a version"),
+        (["plan", "--add", "b200"], "'b200' is not PRODUCT=NODES, as in b200=16"),
+        (["plan", "--add", "b201=1"], "target 'b201' is not known; did you mean 'b20"),
+        (["plan", "--on", "l5", "--driver", "590"], "target 'l5' is not known"),
+        (["--tensorrt", "x"], "--tensorrt 'x': must be a version"),
+    ],
+)
+def test_what_cannot_be_meant(place: Path, arguments: list[str], wanted: str) -> None:
+    found = run(*arguments)
+    assert found.exit_code != 0
+    assert wanted in found.output + str(found.exception)

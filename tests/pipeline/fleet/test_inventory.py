@@ -1,0 +1,145 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from builders.errors import InputError, SpecError
+from pipeline.fleet.catalog import GPUS, load_catalog
+from pipeline.fleet.inventory import read_inventory
+from pipeline.registry.machine import Machine
+from pipeline.registry.names import Reference
+from tests.pipeline.fleet import nodes
+
+GIB = 1 << 30
+GROUPS = """
+groups:
+  - {product: l4, driver: 570.124.06, count: 40, memory_gib: 22.5}
+  - {product: NVIDIA-A100-SXM4-80GB, mig: 1g.10gb, count: 2, gpus: 14}
+  - {product: t4, sharing: mps, replicas: 4, tensorrt: "11.4"}
+  - {capability: "8.7", count: 3}
+  - {product: NVIDIA-Thor, capability: "11.0"}
+  - {product: cpu, count: 3}
+"""
+
+
+def file(folder: Path, text: str, name: str = "fleet.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_groups_as_a_person_writes_them(tmp_path: Path) -> None:
+    found = read_inventory(file(tmp_path, GROUPS))
+    assert [(group.name, group.nodes, group.gpus) for group in found.groups] == [
+        ("cpu", 3, 0), ("t4 shared by 4", 1, 1), ("a100 mig-1g.10gb", 2, 14), ("sm_87", 3, 3), ("l4", 40, 40),
+        ("sm_110", 1, 1),
+    ]  # fmt: skip
+    machines = {group.name: group.machine for group in found.groups}
+    assert machines["l4"] == Machine((8, 9), "l4", "570.124.06", memory_bytes=int(22.5 * GIB))
+    assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].tensorrt == "11.4"
+
+
+def test_the_same_as_json(tmp_path: Path) -> None:
+    groups = json.dumps({"groups": [{"product": "l4", "driver": "570.124.06", "count": 40}]}, indent=1)
+    (group,) = read_inventory(file(tmp_path, groups)).groups
+    assert (group.name, group.nodes, group.machine.driver) == ("l4", 40, "570.124.06")
+
+
+@pytest.mark.parametrize("dash", [False, True])
+@pytest.mark.parametrize("kind", ["List", "NodeList", "Node"])
+def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dash: bool) -> None:
+    if kind == "Node":
+        document = {"kind": "Node", **nodes.WHOLE["l4"]}
+    else:
+        items = [nodes.WHOLE["l4"], nodes.CPU]
+        document = {"kind": kind, "items": [{"kind": "Node", **item} for item in items] if kind == "List" else items}
+    text = "\n" + json.dumps(document)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    found = read_inventory(Path("-") if dash else file(tmp_path, text))
+    assert [group.name for group in found.groups if not group.machine.is_cpu] == ["l4"]
+    assert found.source == ("standard input" if dash else str(tmp_path / "fleet.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("groups:\n- {product: l4, drivr: '1'}", ":2: groups.0.drivr: unknown key; did you mean 'driver'?"),
+        ("groups:\n- {product: l4}\n- {product: l5}", ":3: groups.1: target 'l5' is not known; kno"),
+        ("groups:\n- {product: ampere}", ":2: groups.0: product 'ampere' is several; give the capability, too"),
+        ("groups:\n- {count: 1}", ":2: groups.0: has neither product nor capability; give one"),
+        ("groups:\n- {product: l4, count: 0}", ":2: groups.0.count: 0: input should be greater"),
+        (
+            "groups:\n- {product: l4, driver: 570.1}",
+            ":2: groups.0.driver: 570.1: is read as a number; put it in quotes",
+        ),
+        ("groups:\n- {product: l4, driver: x}", ":2: groups.0.driver: 'x': must be a version such as"),
+        ("groups:\n- {capability: '89'}", ":2: groups.0.capability: '89': must be a compute capability such as '8.9'"),
+        ("groups:\n- {product: l4, sharing: time}", ":2: groups.0.sharing: 'time' is not known; did you mean 'time-"),
+        ("groups: []", ":1: groups: []: tuple should have at least 1 item"),
+        ("nodes: 3", ":1: groups: is missing; add it (docs/fleet.md has one"),
+        ("[]", ": holds a list; an inventory is a mapping of keys such as groups"),
+    ],
+)
+def test_each_mistake_has_its_line(tmp_path: Path, text: str, wanted: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read_inventory(file(tmp_path, text))
+    assert any(line.startswith(f"{tmp_path / 'fleet.yaml'}{wanted}") for line in error.value.lines), error.value.lines
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"items": [{"kind": "Pod"}]}', "no list of nodes"),
+        ('{"items": 3}', "no list of nodes"),
+        ('{"items": [', "is not JSON"),
+        ("{" * 100_000, "is not JSON"),
+        ("apiVersion: v1\nkind: List\nitems: []", "use `kubectl get nodes -o json`"),
+    ],
+)
+def test_what_is_no_list_of_nodes(tmp_path: Path, text: str, wanted: str) -> None:
+    with pytest.raises(InputError, match=wanted):
+        read_inventory(file(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no such file; docs/fleet.md has one"):
+        read_inventory(tmp_path / "none.yaml")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match="is not UTF-8 text"):
+        read_inventory(tmp_path / "bytes")
+
+
+def test_a_catalog(tmp_path: Path) -> None:
+    text = """
+serve:
+  - {model: digits, on: [l4, hopper], precisions: [fp16, int8], proven: true}
+  - {model: ranker, version: "3"}
+runtimes: {tensorrt: 10.16.1}
+planned: {driver: "590.44", tensorrt_rtx: "1.8"}
+"""
+    found = load_catalog(file(tmp_path, text))
+    first, second = found.demands
+    assert (first.reference, first.precisions, first.proven) == (Reference("digits"), ("fp16", "int8"), True)
+    assert [target.name for target in first.on] == ["l4", "sm_90"]
+    assert second.reference == Reference("ranker", version="3") and second.on == GPUS
+    assert dict(found.runtimes) == {"tensorrt": "10.16.1"}
+    assert dict(found.planned) == {"driver": "590.44", "tensorrt_rtx": "1.8"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("serve:\n- {modle: digits}", ":2: serve.0.modle: unknown key; did you mean 'model'?"),
+        ("serve:\n- {model: digits, on: [l5]}", ":2: serve.0.on.0: target 'l5' is not known"),
+        ("serve:\n- {model: Digits}", ":2: serve.0.model: model name 'Digits'"),
+        ("serve:\n- model: digits\n  channel: a\n  version: b", ":2: serve.0: has both channel and version; keep one"),
+        ("serve: [{model: a}]\nplaned: {driver: '1'}", ":2: planed: unknown key; did you mean 'planned'?"),
+        ("serve: [{model: a}]\nplanned: {drivr: '1'}", ":2: planned.drivr: unknown key; did you mean 'driver'?"),
+    ],
+)
+def test_each_mistake_of_a_catalog_has_its_line(tmp_path: Path, text: str, wanted: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load_catalog(file(tmp_path, text))
+    assert any(line.startswith(f"{tmp_path / 'fleet.yaml'}{wanted}") for line in error.value.lines), error.value.lines
+    assert not [line for line in error.value.lines if "at least 1 item" in line]

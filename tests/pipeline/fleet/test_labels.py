@@ -1,0 +1,143 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders.targets import parse_targets
+from pipeline.fleet.groups import LeftOut, Part
+from pipeline.fleet.inventory import fleet_of_nodes
+from pipeline.fleet.labels import parts_of
+from pipeline.registry.machine import Machine
+from tests.pipeline.fleet import nodes
+
+MIB = 1 << 20
+
+
+def one(node: nodes.Json) -> Part:
+    (found,) = parts_of(node)
+    assert isinstance(found, Part), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "driver", "cuda", "mib", "gpus"),
+    [
+        ("t4", "t4", "535.183.06", "12.2", 15360, 1),
+        ("a10", "a10", "570.124.06", "12.8", 23028, 1),
+        ("a100-40", "a100", "550.127.08", "12.4", 40960, 8),
+        ("a100-80", "a100", "570.124.06", "12.8", 81920, 8),
+        ("l4", "l4", "580.95.05", "13.0", 23034, 1),
+        ("l40s", "l40s", "575.57.08", "12.9", 46068, 4),
+        ("h100", "h100", "580.95.05", "13.0", 81559, 8),
+        ("h200", "h200", "580.95.05", "13.0", 143771, 8),
+        ("b200", "b200", "580.95.05", "13.0", 183359, 8),
+        ("rtxpro6000", "rtxpro6000", "580.95.05", "13.0", 97887, 2),
+    ],
+)
+def test_whole_gpus(name: str, target: str, driver: str, cuda: str, mib: int, gpus: int) -> None:
+    found = one(nodes.WHOLE[name])
+    wanted = parse_targets(target)[0]
+    assert found.hardware.machine == Machine(
+        wanted.compute_capability, wanted.product, driver, cuda, memory_bytes=mib * MIB
+    )
+    assert (found.hardware.name, found.gpus, found.remarks) == (target, gpus, ())
+
+
+def test_a_slice_is_no_gpu_of_its_product_and_has_its_own_memory() -> None:
+    single = one(nodes.MIG_SINGLE)
+    assert single.hardware.machine == Machine((8, 0), None, "570.124.06", "12.8", memory_bytes=9728 * MIB)
+    assert (single.hardware.name, single.hardware.label, single.gpus) == ("a100 mig-1g.10gb", nodes.A100, 56)
+    small, large = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, Part))
+    assert (small.hardware.name, small.gpus, large.hardware.name, large.gpus) == (
+        "h100 mig-1g.10gb", 2, "h100 mig-3g.40gb", 1,
+    )  # fmt: skip
+    assert large.hardware.machine.memory_bytes == 40448 * MIB and large.hardware.machine.product is None
+
+
+def test_a_node_with_slices_and_whole_gpus_is_in_both_groups() -> None:
+    found = [part.hardware.name for part in parts_of(nodes.MIG_HALF) if isinstance(part, Part)]
+    assert found == ["a100 mig-3g.40gb", "a100"]
+
+
+def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:
+    for node in (nodes.TIME_SHARED, nodes.RENAMED):
+        shared = one(node)
+        assert shared.hardware.machine == one(nodes.WHOLE["t4"]).hardware.machine
+        assert (shared.hardware.name, shared.hardware.sharing, shared.gpus) == ("t4 shared by 4", "time-slicing", 1)
+    mps = one(nodes.MPS)
+    assert mps.hardware.machine.product == "l4" and mps.hardware.machine.memory_bytes == 23034 * MIB // 2
+
+
+def test_labels_of_an_old_feature_discovery() -> None:
+    old = one(nodes.OLD_LABELS).hardware
+    assert (old.machine.product, old.machine.driver, old.machine.cuda) == ("t4", "470.82", "11.4")
+    assert (old.sharing, old.replicas) == ("time-slicing", 2)
+
+
+def test_what_cannot_be_placed_says_why_and_a_cpu_node_is_one() -> None:
+    (invalid,), (bare,) = parts_of(nodes.MIG_INVALID), parts_of(nodes.NO_GFD)
+    assert isinstance(invalid, LeftOut) and "not all alike" in invalid.reason
+    assert isinstance(bare, LeftOut) and "no labels of GPU feature discovery" in bare.reason
+    assert one(nodes.CPU).hardware.machine == Machine() and one(nodes.CPU).hardware.name == "cpu"
+
+
+def test_what_keeps_pods_away_is_said_by_group() -> None:
+    lifecycle = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    found = fleet_of_nodes(
+        [
+            nodes.node("a", nodes.L4_LABELS, gpus=1, ready="Unknown", taints=[nodes.GPU_TAINT]),
+            nodes.node("b", nodes.L4_LABELS, gpus=1, cordoned=True, taints=[nodes.GPU_TAINT, lifecycle]),
+            nodes.node("c", nodes.L4_LABELS, gpus=1),
+        ],
+        "here",
+    )
+    (group,) = found.groups
+    assert group.remarks == ("1 cordoned", "1 not ready", "2 tainted nvidia.com/gpu=present:NoSchedule")
+    assert (group.nodes, group.gpus) == (3, 3)
+
+
+def test_drivers_memories_and_slices_are_groups_of_their_own() -> None:
+    every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.MIG_HALF, nodes.TIME_SHARED, nodes.MPS]
+    found = fleet_of_nodes([*every, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
+    assert [group.name for group in found.groups] == [
+        "cpu", "t4", "t4 shared by 4", "a100", "a100", "a100 mig-1g.10gb", "a100 mig-3g.40gb", "a10", "l4",
+        "l4 shared by 2", "l40s", "h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200", "b200", "rtxpro6000",
+    ]  # fmt: skip
+    by_name = {group.name: group for group in found.groups}
+    assert by_name["t4 shared by 4"].nodes == 2 and by_name["a100"].nodes == 2
+    assert [item.node for item in found.left_out] == ["no-gfd"]
+
+
+KEYS = st.sampled_from(list(nodes.WHOLE["h100"]["metadata"]["labels"])) | st.sampled_from(
+    ["nvidia.com/mig-1g.10gb.count", "nvidia.com/mig-.count", "nvidia.com/mig-1g.10gb.memory", "x"]
+)
+VALUES: Any = (
+    st.sampled_from(["", "0", "8", "-1", "true", "x" * 300, "9" * 40, "Tesla-T4-SHARED", "A-MIG-"]) | st.text()
+)
+LEAF: Any = st.none() | st.integers() | st.text()
+ANY: Any = LEAF | st.lists(LEAF) | st.dictionaries(st.text(), LEAF)
+
+
+# Of a good node some labels are changed, of none all are: both go deep.
+LABELS = st.builds(
+    lambda good, changed: {**good, **changed},
+    st.sampled_from([{}, nodes.WHOLE["h100"]["metadata"]["labels"], nodes.MIG_MIXED["metadata"]["labels"]]),
+    st.dictionaries(KEYS, VALUES),
+)
+
+
+@given(LABELS, ANY, ANY, ANY)
+def test_whatever_a_node_says_it_is_in_a_group_or_left_out(labels: dict, spec: Any, status: Any, capacity: Any) -> None:
+    for node in (
+        {"metadata": {"name": "n", "labels": labels}, "spec": spec, "status": {"capacity": capacity}},
+        {"metadata": status, "spec": {"taints": spec}, "status": status},
+    ):
+        found = list(parts_of(node))
+        assert found
+        for item in found:
+            if isinstance(item, Part):
+                machine = item.hardware.machine
+                assert item.gpus >= 0 and item.hardware.replicas >= 1
+                assert machine.memory_bytes is None or machine.memory_bytes > 0
+                assert machine.driver is None or machine.driver[0].isdecimal()

@@ -1,0 +1,170 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from builders.errors import InputError
+from builders.targets import parse_targets
+from builders.types import BuildRequest
+from pipeline.fleet.catalog import Catalog, whole_registry
+from pipeline.fleet.groups import Fleet
+from pipeline.fleet.plan import Change, Plan, make_plan, parse_nodes
+from pipeline.fleet.prediction import nothing_known
+from pipeline.fleet.served import read_served
+from pipeline.registry.store import Store
+from tests.pipeline.fleet.fleets import built, published, without_engine
+from tests.pipeline.fleet.test_standing import group
+
+
+@dataclass(frozen=True)
+class Took:
+    seconds: float | None
+    builds: int
+    basis: str = "3 builds of this unit"
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet(()).with_groups(
+        [
+            group("h200", 4),
+            group("l4", 40, cuda="13.0"),
+            group("l4", 6, driver="575.57.08", cuda="12.9"),
+            group("t4", 8, driver="575.1"),
+        ]
+    )
+
+
+@pytest.fixture
+def store(store: Store) -> Store:
+    full = {"status": "proven", "backend": "tensorrt"}
+    published(
+        store,
+        "digits",
+        [built(store, "l4", **full), built(store, "h200", **full), built(store, "t4", **full)],
+        targets=["l4", "h200", "sm_75", "sm_100"],
+    )
+    published(store, "ranker", [built(store, "sm_89", status="proven")], targets=["sm_89"])
+    return store
+
+
+def plan(
+    store: Store, fleet: Fleet, predict: Callable[[str, BuildRequest], Took | None] = nothing_known, **change: object
+) -> Plan:
+    catalog: Catalog = whole_registry(store)
+    return make_plan(fleet, read_served(store, catalog.demands), catalog, Change(**change), predict)  # type: ignore[arg-type]
+
+
+def dead(found: Plan) -> dict[tuple[str, str], str]:
+    return {(item.served.name, item.group.name): item.reason for item in found.dying}
+
+
+def todo(found: Plan) -> list[str]:
+    return [f"{item.unit.kind} {item.name}" for item in found.work if item.ready]
+
+
+def test_another_tensorrt_kills_what_it_does_not_run_and_each_unit_is_built_once(store: Store, fleet: Fleet) -> None:
+    newer = Fleet(()).with_groups([group("h200", 4), group("l4", 40), group("l4", 6, memory_bytes=24 << 30)])
+    found = plan(store, newer, tensorrt="11.4")
+    why = "needs TensorRT 10.16.1.11, found 11.4"
+    assert dead(found) == {("digits@1", "h200"): why, ("digits@1", "l4"): why}
+    assert todo(found) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
+    (l4, h200) = (item for item in found.work if item.ready)
+    assert (l4.nodes, l4.groups, h200.nodes) == (46, ("l4",), 4)
+    assert {group.machine.tensorrt for group in found.after.groups} == {"11.4"}
+    # What serves nobody now is not called dying: ranker has nothing for h200.
+    assert ("ranker@1", "h200") in {(item.served.name, item.group.name) for item in found.waiting}
+
+
+def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fleet: Fleet) -> None:
+    before = plan(store, fleet, tensorrt="10.16.1")
+    assert ("digits@1", "l4") in {(item.served.name, item.group.name) for item in before.waiting}
+    found = plan(store, fleet, driver="590.44")
+    assert dead(found) == {} and {item.served.name for item in found.waiting} == {"ranker@1"}
+    (l4,) = (item for item in found.after.groups if item.name == "l4")
+    assert (l4.nodes, l4.machine.driver, l4.machine.cuda) == (46, "590.44", None)
+    older = plan(store, fleet, driver="550.1")
+    assert dead(older)[("digits@1", "h200")] == "needs driver >= 580, found 550.1"
+    assert not todo(older) and "newer driver" in older.work[0].first
+
+
+def test_only_the_nodes_that_are_named_change(store: Store, fleet: Fleet) -> None:
+    found = plan(store, fleet, tensorrt="11.4", on=parse_targets("hopper"))
+    assert set(dead(found)) == {("digits@1", "h200")}
+
+
+def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: Store, fleet: Fleet) -> None:
+    found = plan(store, fleet, driver="590.44", add=(parse_nodes("b200=16"), parse_nodes("l4=2")))
+    groups = {item.name: item.nodes for item in found.after.groups}
+    assert groups["b200"] == 16 and groups["l4"] == 46 + 2
+    by_name = {item.name: item for item in found.work}
+    assert by_name["digits@1 sm_100 fp16 tensorrt"].ready and by_name["digits@1 sm_100 fp16 tensorrt"].nodes == 16
+    (ranker,) = (item for item in found.work if item.unit.model == "ranker" and item.unit.target.name == "sm_100")
+    assert ranker.refused == "sm_100 is not a target of TensorRT-RTX; use full tensorrt on a node with that GPU"
+    assert ranker.first == "add sm_100 to its spec, and register it again"
+    assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
+
+
+def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store: Store, fleet: Fleet) -> None:
+    found = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
+    assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
+    kept = plan(store, fleet, tensorrt="10.16.1", remove=(parse_nodes("l4=10"),))
+    assert [(item.machine.driver, item.nodes) for item in kept.after.groups if item.name == "l4"] == [("580.95.05", 36)]
+    now = Fleet(()).with_groups([group("t4", 8), group("l4", 2)])
+    gone = plan(store, now, remove=(parse_nodes("t4=8"),))
+    assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
+    assert dead(gone) == {}
+    with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
+        plan(store, fleet, remove=(parse_nodes("t4=9"),))
+
+
+def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store, fleet: Fleet) -> None:
+    def predict(model: str, request: BuildRequest) -> Took | None:
+        known = {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}
+        return known.get(request.target.name)
+
+    found = plan(store, fleet, predict, driver="590.44", tensorrt="11.4", add=(parse_nodes("b200=1"),))
+    assert found.hours.hours == pytest.approx(0.5) and (found.hours.fewest, found.hours.most) == (2, 3)
+    assert found.hours.words.startswith(
+        "about 0.50 GPU hours for 2 units, each predicted from 2 to 3 finished builds; "
+    )
+    unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
+    assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
+    nothing = plan(store, fleet, driver="590.44", tensorrt="11.4")
+    assert nothing.hours.words == "how long it takes is not known: no build like these is on record"
+
+
+def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
+    published(store, "slow", [built(store, "l4", "int8", "proven", "tensorrt")])
+    published(store, "quick", [built(store, "l4", "fp32", "proven", "tensorrt")])
+    published(store, "listed", [built(store, "l4", "bf16", "proven", "tensorrt")], channel="stable")
+
+    def predict(model: str, request: BuildRequest) -> Took | None:
+        return {"slow": Took(900, 1), "quick": Took(9, 1)}.get(model)
+
+    fleet = Fleet(()).with_groups([group("l4", 5), group("h200", 6)])
+    found = plan(store, fleet, predict, tensorrt="11.4")
+    assert todo(found) == [
+        "build listed@1 sm_90 bf16 tensorrt",
+        "build quick@1 sm_90 fp32 tensorrt",
+        "build slow@1 sm_90 int8 tensorrt",
+        "build digits@1 h200 fp16 tensorrt",
+        "build listed@1 l4 bf16 tensorrt",
+        "build quick@1 l4 fp32 tensorrt",
+        "build slow@1 l4 int8 tensorrt",
+        "build digits@1 l4 fp16 tensorrt",
+    ]
+
+
+def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store) -> None:
+    failed = without_engine(store, "h200", "failed", "out of memory", "fp16")
+    published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
+    found = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
+    (heavy,) = (item for item in found.work if item.unit.model == "heavy")
+    assert heavy.first == "it failed when the version was built; the same spec would give the same"
+
+
+@pytest.mark.parametrize("text", ["b200", "b200=0", "b200=x", "=3", "b200=-1", "b201=3", "ampere=1", "gpu=1", "b200=²"])
+def test_what_are_no_nodes(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_nodes(text)

@@ -1,0 +1,213 @@
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders.errors import UnavailableError
+from builders.targets import parse_targets
+from pipeline.fleet import standing
+from pipeline.fleet.catalog import Catalog, Demand, whole_registry
+from pipeline.fleet.groups import Group, Hardware
+from pipeline.fleet.inventory import fleet_of_nodes
+from pipeline.fleet.prediction import nothing_known
+from pipeline.fleet.reconcile import Sources, reconcile
+from pipeline.fleet.served import Served, read_served
+from pipeline.fleet.standing import Judgement, Standing, standings
+from pipeline.registry import channels
+from pipeline.registry.keys import channel_key, manifest_key
+from pipeline.registry.machine import Machine
+from pipeline.registry.names import parse_reference
+from pipeline.registry.resolve import PORTABLE
+from pipeline.registry.store import FileStore, Store
+from pipeline.registry.versions import load
+from tests.pipeline.fleet import nodes
+from tests.pipeline.fleet.fleets import built, published, with_key, without_engine
+from tests.pipeline.registry.registries import overwrite
+
+
+def group(name: str, count: int = 1, mig: str | None = None, **facts: str | int) -> Group:
+    target = parse_targets(name)[0]
+    product = None if mig else target.product
+    machine = Machine(target.compute_capability, product).stating(**{"driver": "580.95.05", **facts})
+    return Group(Hardware(machine, name, target.product, mig), count, count)
+
+
+def demand(text: str = "digits", *on: str, **options: object) -> Demand:
+    targets = tuple(target for name in on or ("gpu",) for target in parse_targets(name))
+    return Demand(parse_reference(text), targets, **options)  # type: ignore[arg-type]
+
+
+def stand(store: Store, wanted: Demand, *groups: Group, **planned: str) -> list[Standing]:
+    catalog = Catalog((wanted,), planned=tuple(planned.items()))
+    return list(standings(groups, read_served(store, catalog.demands), catalog))
+
+
+@pytest.fixture
+def digits(store: Store) -> Store:
+    published(
+        store,
+        "digits",
+        [
+            built(store, "l4", "int8", "proven"),
+            built(store, "sm_80"),
+            built(store, "h200", status="proven", backend="tensorrt"),
+            built(store, "cpu", "fp32", "proven"),
+        ],
+        others=[without_engine(store, "t4", "failed", "out of memory in the compiler")],
+    )
+    return store
+
+
+@pytest.mark.parametrize(
+    ("where", "state", "engine", "words"),
+    [
+        (group("l4"), "covered", "l4 int8 tensorrt-rtx", "built for sm_89 (l4)"),
+        (group("l40s"), "covered", "l4 int8 tensorrt-rtx", "tuned for l4, another product"),
+        (group("h200"), "covered", "h200 fp16 tensorrt", "built for sm_90 (h200)"),
+        (group("a100"), "unproven", "sm_80 fp16 tensorrt-rtx", "no sm_80 here"),
+        (group("a100", mig="1g.10gb"), "unproven", "sm_80 fp16 tensorrt-rtx", "no sm_80 here"),
+        (group("t4"), "missing", None, "t4 fp16 tensorrt-rtx: failed: out of memory in the compiler"),
+        (group("b200"), "missing", None, "no engine for sm_100; digits@1 has cpu, h200, l4, sm_80, t4"),
+        (group("h200", tensorrt="11.4.0"), "broken", "h200 fp16 tensorrt", "needs TensorRT 10.16.1.11, found 11.4.0"),
+        (group("h200", tensorrt="10.16.1"), "covered", "h200 fp16 tensorrt", "built for sm_90 (h200)"),
+        (group("h200", driver="570.124.06"), "broken", "h200 fp16 tensorrt", "needs driver >= 580, found 570.124.06"),
+        (group("l4", tensorrt_rtx="1.8"), "broken", "l4 int8 tensorrt-rtx", "needs TensorRT-RTX 1.7.1.116, found 1.8"),
+        (group("l4", memory_bytes=3), "missing", None, "needs at least 0.0 GiB"),
+    ],
+)
+def test_each_state_with_the_reason_that_resolve_gives(
+    digits: Store, where: Group, state: str, engine: str | None, words: str
+) -> None:
+    (found,) = stand(digits, demand(), where)
+    assert (found.state, found.engine and found.engine.unit) == (state, engine)
+    assert words in found.reason + found.fit
+    assert found.serves == (state in ("covered", "unproven"))
+
+
+def test_unproven_engines_will_do_unless_catalog_or_channel_say_otherwise(digits: Store) -> None:
+    (free,) = stand(digits, demand(), group("a100"))
+    (asked,) = stand(digits, demand(proven=True), group("a100"))
+    channels.promote(digits, load(digits, "digits", "1"), "stable", proven_only=True)
+    (bound,) = stand(digits, demand("digits:stable"), group("a100"))
+    for found, serves in ((free, True), (asked, False), (bound, False)):
+        assert (found.state, found.serves, found.reason) == ("unproven", serves, "no sm_80 here")
+
+
+def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_better(store: Store) -> None:
+    published(store, "digits", [built(store, "l4"), built(store, "sm_89", status="proven")])
+    (free,) = stand(store, demand(), group("l4"))
+    (asked,) = stand(store, demand(proven=True), group("l4"))
+    assert (free.state, asked.state) == ("unproven", "covered")
+    assert asked.engine is not None and asked.engine.target == "sm_89"
+
+
+def test_only_the_driver_being_too_old_is_told_from_another_runtime(digits: Store) -> None:
+    (old,) = stand(digits, demand(), group("h200", driver="535.1"))
+    (both,) = stand(digits, demand(), group("h200", driver="535.1", tensorrt="11.4"))
+    (other,) = stand(digits, demand(), group("h200", tensorrt="11.4"))
+    assert (old.too_old, both.too_old, other.too_old) == (True, True, False)
+
+
+def test_what_is_planned_breaks_what_serves_now(digits: Store) -> None:
+    found = stand(digits, demand(), group("h200"), group("l4"), tensorrt="11.4")
+    assert [(item.state, item.serves) for item in found] == [("breaking", True), ("covered", True)]
+    assert found[0].reason == "needs TensorRT 10.16.1.11, found 11.4"
+    # A driver that is new enough takes away what its predecessor's CUDA version said.
+    (newer,) = stand(digits, demand(), group("h200", cuda="13.0"), driver="590.44")
+    assert newer.state == "covered"
+
+
+def test_each_precision_that_is_asked_for_is_a_row(digits: Store) -> None:
+    found = stand(digits, demand(precisions=("int8", "fp16")), group("l4"))
+    assert [(item.precision, item.state) for item in found] == [("int8", "covered"), ("fp16", "missing")]
+    assert found[1].reason == "l4 int8 tensorrt-rtx: int8, and fp16 was asked for"
+
+
+def test_a_portable_engine_covers_every_gpu(store: Store) -> None:
+    portable = with_key(replace(built(store, "sm_80", status="proven"), target=PORTABLE, compute_capability=None))
+    published(store, "digits", [portable])
+    found = stand(store, demand(), group("t4"), group("b200"))
+    assert [(item.state, item.fit) for item in found] == [("covered", "portable")] * 2
+
+
+def test_where_it_must_be_served(digits: Store) -> None:
+    fleet = [group("cpu"), group("t4"), group("a100"), group("a100", mig="1g.10gb"), group("h100"), group("h200")]
+    unknown = Group(Hardware(Machine((8, 7)), "Orin"), 1, 1)
+
+    def named(*on: str) -> list[str]:
+        return [item.group.name for item in stand(digits, demand("digits", *on), *fleet, unknown)]
+
+    assert named() == ["t4", "a100", "a100 mig-1g.10gb", "h100", "h200", "sm_87"]
+    assert named("all")[0] == "cpu" and named("cpu") == ["cpu"]
+    assert named("a100") == ["a100", "a100 mig-1g.10gb"] and named("hopper") == ["h100", "h200"]
+    assert named("sm_90", "t4") == ["t4", "h100", "h200"] and named("h200") == ["h200"]
+
+
+def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store) -> None:
+    published(digits, "ranker", [built(digits, "l4", status="proven")])
+    overwrite(digits, manifest_key("ranker", "1"), b"{}")
+    wanted = (demand(), demand("ranker"), demand("digit"), demand("digits:stable"))
+    served = read_served(digits, wanted)
+    found = standings([group("l4")], served, Catalog(wanted))
+    assert [item.state for item in found] == ["covered", "missing", "missing", "missing"]
+    assert "manifest of ranker@1: format is missing" in found[1].reason
+    assert "no model 'digit' in" in found[2].reason and "did you mean 'digits'?" in found[2].reason
+    assert "no channel of digits 'stable'" in found[3].reason
+
+
+def test_a_registry_out_of_reach_ends_it(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(self: FileStore, key: str) -> bytes:
+        raise UnavailableError("the disk went away")
+
+    monkeypatch.setattr(FileStore, "read", away)
+    with pytest.raises(UnavailableError, match="went away"):
+        read_served(digits, [demand()])
+
+
+def test_without_a_catalog_each_model_with_a_channel_on_every_gpu(digits: Store) -> None:
+    published(digits, "ranker", [built(digits, "l4", status="proven")], channel="stable")
+    published(digits, "adrift", [built(digits, "l4", status="proven")])
+    (digits.root / channel_key("adrift", "candidate")).unlink()  # type: ignore[attr-defined]
+    found = whole_registry(digits)
+    assert [str(item.reference) for item in found.demands] == ["digits:candidate", "ranker:stable"]
+
+
+def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps 500 nodes and 200 models a matter of seconds."""
+    for index in range(5):
+        published(store, f"model-{index}", [built(store, "l4", status="proven"), built(store, "sm_80")])
+    reads, judged = Counter[str](), Counter[Machine]()
+    read, judge = FileStore.read, standing.judge
+
+    def counted_read(self: FileStore, key: str) -> bytes | None:
+        reads[key] += 1
+        return read(self, key)
+
+    def counted_judge(served: Served, machine: Machine, *rest: Any) -> Judgement:
+        judged[machine] += 1
+        return judge(served, machine, *rest)
+
+    monkeypatch.setattr(FileStore, "read", counted_read)
+    monkeypatch.setattr(standing, "judge", counted_judge)
+    copies = [
+        {**node, "metadata": {**node["metadata"], "name": f"{index}"}}
+        for index in range(50)
+        for node in (*nodes.WHOLE.values(), nodes.TIME_SHARED)
+    ]
+    fleet = fleet_of_nodes(copies, "here")
+    monkeypatch.setattr(Sources, "fleet", lambda self, catalog: fleet)
+    found = reconcile(store, Sources(), nothing_known)
+    assert sum(group.nodes for group in fleet.groups) == 550 and len(found.standings) == 5 * 11
+    assert max(reads.values()) == 1 and set(judged.values()) == {5} and len(judged) == 10
+
+
+def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits: Store) -> None:
+    whole = group("l4", 3)
+    shared = replace(whole, hardware=replace(whole.hardware, sharing="time-slicing", replicas=2), nodes=2)
+    found = stand(digits, demand(), whole, shared)
+    assert [(item.group.name, item.group.nodes, item.state) for item in found] == [
+        ("l4", 3, "covered"), ("l4 shared by 2", 2, "covered"),
+    ]  # fmt: skip
