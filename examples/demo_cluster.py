@@ -85,10 +85,11 @@ def _ray_cluster() -> Iterator[str]:
     """Address of a Ray with a head, and a node for each generation; the GPUs are numbers, nothing more."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    here = {"node_ip_address": "127.0.0.1"}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **here})
     try:
         for generation in GENERATIONS:
-            cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": generation})
+            cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": generation}, **here)
         yield cluster.address
     finally:
         cluster.shutdown()

@@ -97,18 +97,24 @@ class Prefect:
 
     def run(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment; its id."""
-        answer = self._client.get(f"/deployments/name/{deployment}")
-        answer.raise_for_status()
-        return str(self.post(f"/deployments/{answer.json()['id']}/create_flow_run", {"parameters": parameters})["id"])
+        found = self._ask("GET", f"/deployments/name/{deployment}")
+        return str(self.post(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 
     def state(self, run: str) -> str:
-        return str(self._client.get(f"/flow_runs/{run}").json()["state_type"])
+        return str(self._ask("GET", f"/flow_runs/{run}")["state_type"])
 
     def cancel(self, run: str) -> None:
         self.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
 
     def post(self, path: str, body: Any) -> Any:
-        answer = self._client.post(path, json=body)
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        def answered() -> httpx.Response | None:
+            found = self._client.request(method, path, json=body)
+            return None if found.status_code == 503 else found  # SQLite is busy: Prefect's own client asks again
+
+        answer = until(f"an answer to {path}", answered)
         answer.raise_for_status()
         return answer.json()
 
