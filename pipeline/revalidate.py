@@ -35,15 +35,22 @@ class Attested:
     latency: str | None = None
 
 
-def revalidate(manifest: Manifest, shop: Workshop, targets: Collection[str] | None = None) -> Iterator[Attested]:
+def revalidate(
+    manifest: Manifest,
+    shop: Workshop,
+    targets: Collection[str] | None = None,
+    engines: Collection[str] | None = None,
+) -> Iterator[Attested]:
     """Run every engine of a version that can run here, and attach a report to each; say of the others why not.
 
-    targets: names of the targets to keep to; None for all.
+    targets, engines: names of the targets and digests of the engines to keep to; None for all.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
     for entry in judged(shop.store, manifest):
         if entry.digest is None or (targets is not None and entry.target not in targets):
+            continue
+        if engines is not None and entry.digest not in engines:
             continue
         backend = backends.configure(entry.backend, dict(entry.options))
         if reason := backend.runs(entry.hardware):

@@ -2,8 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -52,19 +52,36 @@ class Run:
     shop: Workshop
 
 
+@dataclass(frozen=True)
+class Executors:
+    """`local` does what must be done here, `builder` builds engines; several runs may share them."""
+
+    local: Executor
+    builder: Executor
+
+
 @contextmanager
-def opened(spec_path: Path | str, options: RunOptions, progress: Progress) -> Iterator[Run]:
-    """Read the spec, open the store, start the executors; kill what still runs when the run is interrupted.
+def started(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
+    """Start the executors; kill what they still run when this is interrupted. signals: see `cancelling`."""
+    local = LocalExecutor(options.jobs)
+    with _builder(options, local) as builder, cancelling(local, builder, signals=signals):
+        yield Executors(local, builder)
+
+
+@contextmanager
+def opened(
+    spec_path: Path | str, options: RunOptions, progress: Progress, executors: Executors | None = None
+) -> Iterator[Run]:
+    """Read the spec, open the store, start the executors, unless those of others are shared.
 
     Raises SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
     """
     spec = load_spec(spec_path)
     selection = select(spec, options)
     store = open_store(options.registry or _registry_of(spec), create=True)
-    local = LocalExecutor(options.jobs)
     lease = writing(store, f"building {spec.model}", BUILDING)
-    with lease, _builder(options, local) as builder, _cancelling(local, builder):
-        yield Run(spec, selection, Workshop(store, local, builder, progress))
+    with lease, nullcontext(executors) if executors else started(options) as both:
+        yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
 
 
 def compile_from_records(spec_path: Path | str, options: RunOptions) -> Outcome | None:
@@ -118,16 +135,34 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
 
 
 @contextmanager
-def _cancelling(*executors: Executor) -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM first kill the running compilers. Signals belong to the main thread alone."""
+def cancelling(*executors: Executor, signals: bool = True) -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM first kill the running compilers; so does whatever else ends this early.
+
+    signals: whether to hear them first. They belong to the main thread alone; in a flow to Prefect, which can tell a
+    cancelled run from one that crashed only as long as it hears them itself.
+    """
+
+    def cancel() -> None:
+        for executor in executors:
+            executor.cancel()
+
+    with _heard(cancel) if signals else nullcontext():
+        try:
+            yield
+        except BaseException:
+            cancel()
+            raise
+
+
+@contextmanager
+def _heard(cancel: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(_number: int, _frame: object) -> None:
-        for executor in executors:
-            executor.cancel()
+        cancel()
         raise KeyboardInterrupt
 
     for number in before:

@@ -15,6 +15,8 @@
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
+    models/<model>/registered.json                        the model's last registered specs, with their files' digests
+    turns/<digest>.json                                   who works on something that one at a time shall do
     leases/<id>.json                                      somebody is writing (see `retention.leases`)
     gc/condemned.json                                     what shall be deleted (see `retention.condemned`)
 """
@@ -33,6 +35,7 @@ MODELS = "models/"
 FAILED = "failed/"
 MANIFEST = "manifest.json"
 LEASES = "leases/"
+TURNS = "turns/"
 CONDEMNED = "gc/condemned.json"
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -144,6 +147,16 @@ def policy_key(model: str | None, channel: str) -> str:
     """Key of the policy of a model's channel, or (None) of that channel of every model."""
     where = f"{MODELS}{check_model(model)}/" if model is not None else ""
     return f"{where}policies/{check_channel(channel)}.json"
+
+
+def registered_key(model: str) -> str:
+    """Key of a model's registered specs."""
+    return f"{MODELS}{check_model(model)}/registered.json"
+
+
+def turn_key(name: str) -> str:
+    """Key of whose turn it is; `name` is the digest of what is worked on."""
+    return f"{TURNS}{check_digest(name)}.json"
 
 
 def pins_prefix(model: str) -> str:

@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from builders.errors import InputError
 from pipeline.registry.filestore import FileStore, open_folder
 
-__all__ = ["FileStore", "Store", "open_store"]
+__all__ = ["FileStore", "Store", "absolute_uri", "open_store"]
 
 
 class Store(Protocol):
@@ -153,6 +153,23 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
+
+
+def absolute_uri(uri: str) -> str:
+    """The URI that means the same registry from every folder and machine that sees it; nothing is opened.
+
+    Raises InputError for what cannot be a registry, as `open_store`.
+    """
+    if "://" not in uri:
+        return f"file://{quote(str(Path(_not_empty(uri)).expanduser().absolute()))}"
+    parts = _split(uri)
+    if parts.scheme == "s3":
+        from pipeline.registry.s3.place import parse_place
+
+        return parse_place(uri).uri
+    if parts.scheme != "file":
+        raise InputError(f"registry {uri}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
+    return uri
 
 
 def _split(text: str) -> SplitResult:

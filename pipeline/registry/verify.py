@@ -11,12 +11,13 @@ from builders.digest import is_digest
 from builders.errors import EngineryError, IntegrityError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attestations
-from pipeline.registry.keys import BLOBS, RECORDS, blob_key
+from pipeline.registry.keys import BLOBS, MODELS, RECORDS, blob_key, registered_key
 from pipeline.registry.latencies import latency_reports
 from pipeline.registry.loose import loose_documents
 from pipeline.registry.manifest import Manifest, Misplaced
-from pipeline.registry.names import Reference
+from pipeline.registry.names import Reference, is_name
 from pipeline.registry.records import read_record
+from pipeline.registry.registered import registrations
 from pipeline.registry.retention import marks
 from pipeline.registry.store import Store
 from pipeline.registry.trust.requirement import misplaced
@@ -87,6 +88,7 @@ def verify(
         return found.close()
     for model in versions.models(store):
         _check_model(found, model)
+    _take_registered(found)
     stored = sorted(_stored_blobs(found))
     _check_blobs(found, sorted({*stored, *found.needed}))
     _check_litter(found, stored)
@@ -126,6 +128,20 @@ def _take_canaries(found: _Findings, model: str, name: str) -> None:
     for move in channel.history if channel else ():
         for digest in move.canary:
             found.needed.setdefault(digest, []).append(f"{model}:{name} canary report of the move to {move.version}")
+
+
+def _take_registered(found: _Findings) -> None:
+    """What is registered shall be built, and its files are needed for that."""
+    for name in found.store.children(MODELS):
+        model = name.removesuffix("/")
+        try:
+            items = registrations(found.store, model) if is_name(model) else []
+        except IntegrityError as error:
+            found.add("edited", registered_key(model), str(error))
+            continue
+        for item in items:
+            for file, digest in item.bundle.files.items():
+                found.needed.setdefault(digest, []).append(f"{model}, registered {item.at}: {file}")
 
 
 def _take(found: _Findings, manifest: Manifest) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from builders.errors import ConflictError
+from pipeline.registry import turns
 from pipeline.registry.keys import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
 from pipeline.registry.records import read_record
 from pipeline.registry.retention import clock, condemned, leases, marks
@@ -114,6 +115,7 @@ class _Sweep:
         for lease in leases.leases(self.store):
             if not lease.held(clock.now()):
                 self.store.remove(lease_key(lease.id))
+        turns.forget_litter(self.store)
 
     def _due(self) -> Iterator[str]:
         latest = clock.now() - self.grace

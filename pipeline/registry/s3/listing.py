@@ -1,6 +1,7 @@
 """Listing a bucket: a request for each thousand names, whatever lies below them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.registry.s3.answers import ask, whole
@@ -14,6 +15,23 @@ def keys_below(place: Place, prefix: str) -> list[str]:
     names = (item["Key"].removeprefix(place.key("")) for page in _pages(place, start) for item in page["Contents"])
     # A key that ends in '/' is what some tools write to show a folder that is empty.
     return sorted((name for name in names if not name.endswith("/")), key=lambda name: name.split("/"))
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object: its name below the place, its size in bytes, and a tag that changes when it does."""
+
+    name: str
+    size: int
+    tag: str
+
+
+def objects_below(place: Place) -> list[Object]:
+    """Every object under a place's prefix, sorted by name, whoever put it there."""
+    start = place.key("")
+    items = (item for page in _pages(place, start) for item in page["Contents"])
+    found = (Object(item["Key"].removeprefix(start), item["Size"], item["ETag"]) for item in items)
+    return sorted((item for item in found if item.name and not item.name.endswith("/")), key=lambda item: item.name)
 
 
 def names_below(place: Place, prefix: str) -> list[str]:

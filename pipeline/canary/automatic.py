@@ -1,0 +1,114 @@
+"""Canaries without a person: of a version that was published against what a channel serves, and what its verdict does.
+
+Whatever is missing (nothing served yet, no recorded traffic, no engine for this machine) is a reason and no failure.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from builders.errors import ConflictError, InputError
+from pipeline.canary.engines import choose
+from pipeline.canary.promotion import canary_passes
+from pipeline.canary.run import CanaryRun, run_canary
+from pipeline.canary.verdicts import roll_back
+from pipeline.intake.places import place_at
+from pipeline.registry import channels, versions
+from pipeline.registry.machine import target_named
+from pipeline.registry.names import Reference, check_channel, check_model, check_version
+from pipeline.registry.store import Store
+from pipeline.registry.trust import require
+from pipeline.registry.versions import Located
+from pipeline.user import user
+from pipeline.values import Json
+from validation.canary.replay import Pace
+from validation.canary.report import MOST_BYTES, read_report
+
+SUFFIXES = (".jsonl", ".npz")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A published version, the channel whose version it would replace, and where recorded traffic lies.
+
+    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz.  target: as `--target`.  duration: seconds.
+    """
+
+    model: str
+    version: str
+    channel: str = "stable"
+    traffic: str | None = None
+    target: str = "auto"
+    scale: float = 1.0
+    duration: float | None = None
+
+
+@dataclass(frozen=True)
+class Canaried:
+    """A verdict with its report (digest of its blob, document), or why there was no canary."""
+
+    verdict: str | None
+    reason: str
+    report: str | None = None
+    document: Json | None = None
+
+
+def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried:
+    """Replay the model's recorded traffic against both versions and keep the report in the registry.
+
+    Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
+    """
+    model, channel = check_model(wanted.model), check_channel(wanted.channel)
+    candidate = versions.load(store, model, check_version(wanted.version))
+    incumbent = channels.read(store, model, channel)
+    if incumbent is None:
+        return Canaried(None, f"{model}:{channel} serves nothing yet; there is nothing to compare with")
+    if incumbent.manifest == candidate.digest:
+        return Canaried(None, f"{model}:{channel} serves {candidate.version} already")
+    if wanted.traffic is None:
+        return Canaried(None, "no recorded traffic is named; `enginery deploy --traffic PLACE` names it")
+    sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
+    target = target_named(wanted.target)
+    try:
+        for side in sides:
+            choose(store, side, target, None)
+    except InputError as error:
+        return Canaried(None, f"it cannot run here: {error}")
+    with place_at(wanted.traffic) as place, tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
+        place.refresh()
+        recorded = [place.folder / f"{model}{suffix}" for suffix in SUFFIXES]
+        found = [path for path in recorded if path.is_file()]
+        if not found:
+            return Canaried(None, f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
+        pace = Pace(wanted.scale, wanted.duration)
+        run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace)
+        written = run_canary(store, run, say)
+        digest = store.put_bytes(written.json.read_bytes())
+    return Canaried(written.verdict, str(written.report["reason"]), digest, dict(written.report))
+
+
+def settle(store: Store, model: str, channel: str, report: str, say: Callable[[str], None]) -> str:
+    """Do what a canary's verdict asks for: PASS promotes its candidate, FAIL rolls it back where it is served already.
+
+    report: digest of the canary's report. What was done, in a line; also where the channel's policy does not allow it.
+    Raises IntegrityError for a report that is lost or damaged, UntrustedError where the trust policy asks for more.
+    """
+    data = store.read_blob(report)
+    found = read_report(data[: MOST_BYTES + 1])
+    if found.verdict == "FAIL":
+        return roll_back(store, {**found.document, "digest": found.digest}, check_channel(channel), user())
+    if found.verdict != "PASS":
+        return f"{found.verdict}: {found.reason}; no channel was moved"
+    version = check_version(str(found.candidate.get("version")))
+    manifest = versions.load(store, check_model(model), version)
+    try:
+        vouched = require(store, Located(Reference(model, version=version), manifest))
+        with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
+            path = Path(folder) / "report.json"
+            path.write_bytes(data)
+            why, passes = canary_passes(store, manifest, channel, [path], say)
+        channels.promote(store, manifest, channel, by=user(), why=why, canaries=passes, counts=vouched.counts)
+    except (InputError, ConflictError) as error:
+        return f"PASS, and {model}:{channel} was not moved: {error}"
+    return f"promoted: {model}:{channel} -> {version}"

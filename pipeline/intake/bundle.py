@@ -1,0 +1,79 @@
+"""The files that make up a spec, so that they can be carried to a worker elsewhere.
+
+In a bundle are the spec, the source (an entry point with the local modules that it imports, or the model file with its
+external data), weights, calibration data (a generator with its modules) and golden data. Not in it is what only running
+the code would show: installed packages, modules imported by a computed name, and files that the code opens by itself.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from builders.digest import digest_of_file
+from builders.errors import InputError
+from pipeline.registry.landing import reachable
+from pipeline.registry.registered import Bundle, outside
+from pipeline.sources.source_files import source_files
+from pipeline.spec.model import ModelSpec
+
+MOST_FILES = 5000
+MOST_BYTES = 64 << 30
+
+
+def bundle_of(spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES) -> Bundle:
+    """The bundle of a spec as its files are now.
+
+    digest: gives a file's digest, and may store the file as it does.
+    Raises InputError for more than `MOST_FILES` files, more than `most_bytes`, or a file outside the spec's folder;
+    ModelError for a source that cannot be read; UnavailableError.
+    """
+    files = dict(sorted(named_files(spec)))
+    if len(files) > MOST_FILES:
+        raise InputError(
+            f"{spec.path}: names {len(files)} files; a bundle holds {MOST_FILES} at most: store many samples in one "
+            "file (.npz or safetensors)"
+        )
+    with reachable(f"reading the files of {spec.path}"):
+        size = sum(path.stat().st_size for path in files.values())
+        if size > most_bytes:
+            raise InputError(
+                f"{spec.path}: its files have {size} bytes together; a bundle holds {most_bytes} at most: keep fewer "
+                "samples, or build it by its path on a machine that sees it"
+            )
+        return Bundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
+
+
+def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
+    """Name and place of each file of a spec; a name is as the spec has it, relative to its folder.
+
+    Raises InputError for a file that leads out of the folder, ModelError for a source that cannot be read.
+    """
+    for path in _paths(spec):
+        if not path.resolve().is_relative_to(spec.folder):
+            raise InputError(f"{path} leads outside the spec's folder {spec.folder}; put the file itself inside")
+        name = path.relative_to(spec.folder).as_posix()
+        if reason := outside(name):
+            raise InputError(f"{spec.path}: file {name!r} {reason}")
+        yield name, path
+
+
+def _paths(spec: ModelSpec) -> Iterator[Path]:
+    yield spec.path.resolve()
+    yield from _source_paths(spec)
+    golden = spec.golden.data if spec.golden else None
+    for name in (spec.source.weights, golden, spec.calibration.file if spec.calibration else None):
+        if name is not None:
+            path = spec.file(name)
+            yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
+    if spec.calibration and spec.calibration.function:
+        yield from source_files(spec.folder, spec.file(spec.calibration.file))
+
+
+def _source_paths(spec: ModelSpec) -> Iterator[Path]:
+    path = spec.file(spec.source.file)
+    yield path
+    if spec.source.kind == "torch":
+        yield from source_files(spec.folder, path)
+    elif spec.source.kind == "onnx":
+        from pipeline.sources.onnx_model import external_files
+
+        yield from external_files(path, spec.folder)

@@ -1,0 +1,46 @@
+"""Putting a spec and its files into a registry, from where any worker that reaches it can build them."""
+
+from datetime import UTC, datetime
+
+from builders.digest import canonical_json
+from builders.errors import ConflictError, UndecidedError
+from pipeline.intake.bundle import MOST_BYTES, bundle_of
+from pipeline.registry.keys import registered_key
+from pipeline.registry.registered import KEPT, Registration, parse
+from pipeline.registry.retention.guard import writing
+from pipeline.registry.store import Store
+from pipeline.spec.model import ModelSpec
+from pipeline.user import user
+
+_ATTEMPTS = 20
+
+
+def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
+    """Keep a spec and its files in a registry; and whether it was the newest there already.
+
+    Raises InputError and ModelError as `bundle_of`, ConflictError when files change or vanish meanwhile.
+    """
+    with writing(store, f"registering {spec.model}") as guard:
+        bundle = bundle_of(spec, store.put_file, most_bytes)
+        guard.secure(bundle.files.values())
+        if lost := [name for name, digest in bundle.files.items() if not store.has(digest)]:
+            raise ConflictError(f"{spec.path}: {lost[0]} was collected while it was registered; run again")
+        return _append(store, Registration(bundle, datetime.now(UTC).isoformat(timespec="seconds"), user()))
+
+
+def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
+    """Make it the newest, by compare-and-swap."""
+    model = new.bundle.model
+    for _ in range(_ATTEMPTS):
+        data = store.read(registered_key(model))
+        before = parse(data, model)
+        if before and before[-1].bundle.digest == new.bundle.digest:
+            return before[-1], True
+        others = [item for item in before if item.bundle.digest != new.bundle.digest]
+        after = [item.to_json() for item in [*others, new][-KEPT:]]
+        try:
+            if store.replace(registered_key(model), canonical_json({"registered": after}), data):
+                return new, False
+        except UndecidedError:
+            continue  # the next look tells
+    raise ConflictError(f"{model} is being registered by many at once; run again")

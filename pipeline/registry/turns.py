@@ -1,0 +1,159 @@
+"""Taking turns: of several runs on the same thing, wherever they are, one works and the others wait for what it makes.
+
+A turn saves work and nothing hangs on it: two that work at once, by a network that fell apart, make the same version
+twice, and records and publication join them. So it may be taken from a holder that seems dead: one whose document did
+not change for `DEAD_AFTER_S` by the clock of whoever waits, or whose process is gone from this very machine.
+"""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from builders.digest import canonical_json
+from builders.errors import EngineryError, IntegrityError, UndecidedError
+from pipeline.registry import parsing
+from pipeline.registry.keys import TURNS, turn_key
+from pipeline.registry.retention import clock
+from pipeline.registry.store import Store
+
+BEAT_S = 10.0
+DEAD_AFTER_S = 45.0
+# A collection deletes what was not touched for so long.
+LITTER = timedelta(days=1)
+_POLL_S = 0.5
+MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who works. namespace: of its process number.  thread: two of one process are two holders.  began:
+    when its process did, seconds since 1970.  beat: counts up.  touched: ISO 8601, for people and collections.
+    """
+
+    what: str
+    host: str
+    namespace: str
+    pid: int
+    thread: int
+    began: str
+    beat: int
+    touched: str
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process was on this machine and is not there any more."""
+        if (self.host, self.namespace) != _here():
+            return False
+        try:
+            return repr(psutil.Process(self.pid).create_time()) != self.began
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+
+@contextmanager
+def turn(store: Store, name: str, what: str, say: Callable[[str], object] = lambda _: None) -> Iterator[None]:
+    """Work while nobody else works on `name`, a digest. what: in words, for those who wait, who are told by `say`."""
+    mine = _take(store, name, _myself(what), say)
+    stop = threading.Event()
+    beating = threading.Thread(target=_beat, args=(store, name, mine, stop), daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        beating.join()
+        with suppress(EngineryError):  # whoever waits finds out by itself
+            held = _read(store.read(turn_key(name)))
+            if held is not None and _same(held, mine):
+                store.remove(turn_key(name))
+
+
+def forget_litter(store: Store) -> None:
+    """Delete what dead holders left behind, for a collection."""
+    for key in store.list(TURNS):
+        holder = _read(store.read(key))
+        if holder is None or clock.read_stamp(holder.touched, "touched") < clock.now() - LITTER:
+            store.remove(key)
+
+
+def _take(store: Store, name: str, mine: Holder, say: Callable[[str], object]) -> Holder:
+    key, seen, since, told = turn_key(name), b"", time.monotonic(), False
+    while True:
+        data = store.read(key)
+        holder = _read(data)
+        if holder is not None and _same(holder, mine):
+            return mine
+        if data != seen:
+            seen, since = data or b"", time.monotonic()
+        if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
+            with suppress(UndecidedError):  # the next look tells
+                if store.replace(key, canonical_json(asdict(mine)), data):
+                    return mine
+            continue
+        if not told:
+            say(f"waiting: {holder.what} is being done by {holder.host}, process {holder.pid}")
+            told = True
+        time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
+
+
+def _beat(store: Store, name: str, mine: Holder, stop: threading.Event) -> None:
+    """Say every `BEAT_S` that the holder lives; end when somebody else took the turn."""
+    while not stop.wait(BEAT_S):
+        after = replace(mine, beat=mine.beat + 1, touched=clock.stamp(clock.now()))
+        with suppress(EngineryError):  # another beat follows
+            data = store.read(turn_key(name))
+            held = _read(data)
+            if held is None or not _same(held, mine):
+                return
+            if store.replace(turn_key(name), canonical_json(asdict(after)), data):
+                mine = after
+
+
+def _same(one: Holder, other: Holder) -> bool:
+    return replace(one, beat=0, touched="") == replace(other, beat=0, touched="")
+
+
+def _myself(what: str) -> Holder:
+    host, namespace = _here()
+    process = psutil.Process()
+    return Holder(
+        what,
+        host,
+        namespace,
+        process.pid,
+        threading.get_ident(),
+        repr(process.create_time()),
+        0,
+        clock.stamp(clock.now()),
+    )
+
+
+def _here() -> tuple[str, str]:
+    """Machine and process namespace; containers of one machine may share the first."""
+    try:
+        return socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def _read(data: bytes | None) -> Holder | None:
+    """A holder; None where nobody is, or what is there cannot be read."""
+    try:
+        document: dict[str, Any] = parsing.parse_json(data, MAX_BYTES) if data is not None else {}
+        texts = {name: parsing.field(document, name, parsing.text) for name in ("what", "host", "namespace", "began")}
+        clock.read_stamp(document.get("touched"), "touched")
+        counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
+        return Holder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
+    except IntegrityError:
+        return None

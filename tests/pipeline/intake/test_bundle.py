@@ -1,0 +1,155 @@
+"""What a bundle holds, what names it, and what is refused; registered in a registry and unpacked elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders.errors import InputError, IntegrityError, SpecError, UnknownNameError
+from pipeline.intake.addresses import spec_at
+from pipeline.intake.bundle import bundle_of
+from pipeline.intake.register import register
+from pipeline.registry.keys import registered_key
+from pipeline.registry.parsing import Malformed
+from pipeline.registry.registered import KEPT, Bundle, find, newest, registrations
+from pipeline.registry.retention.gc import collect
+from pipeline.registry.store import Store, open_store
+from pipeline.registry.verify import verify
+from pipeline.spec.file import load_spec
+from tests.pipeline.projects import Project, weights, write_model
+
+GENERATOR = "from helper import width\nimport numpy\n\ndef samples():\n    yield {'x': numpy.zeros((1, width))}\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def bundled(project: Project, **parts: object) -> Bundle:
+    project.change_spec(**parts)
+    return bundle_of(load_spec(project.spec))
+
+
+def test_a_bundle_holds_the_spec_and_every_file_that_it_names(project: Project) -> None:
+    assert set(bundled(project).files) == {"tiny.yaml", "tiny.onnx", "calibration.npz", "golden.npz"}
+
+
+def test_a_generator_brings_the_local_modules_that_it_imports_and_a_folder_its_files(project: Project) -> None:
+    (project.folder / "data.py").write_text(GENERATOR)
+    (project.folder / "helper.py").write_text("width = 8\n")
+    (project.folder / "unrelated.py").write_text("")
+    found = bundled(project, calibration={"data": "data.py:samples"})
+    assert {"data.py", "helper.py"} <= set(found.files) and "unrelated.py" not in found.files
+    (project.folder / "samples" / "more").mkdir(parents=True)
+    (project.folder / "samples" / "more" / "a.npy").write_bytes(b"1")
+    assert "samples/more/a.npy" in bundled(project, calibration={"data": "samples"}).files
+
+
+def test_a_torch_source_brings_its_modules_and_weights(project: Project) -> None:
+    (project.folder / "net.py").write_text("from layers import Layer\n\ndef build():\n    return Layer()\n")
+    (project.folder / "layers.py").write_text("class Layer: pass\n")
+    (project.folder / "w.safetensors").write_bytes(b"weights")
+    found = bundled(project, source={"torch": "net.py:build", "weights": "w.safetensors"})
+    assert {"net.py", "layers.py", "w.safetensors"} <= set(found.files) and "tiny.onnx" not in found.files
+
+
+def test_any_change_of_a_file_makes_another_bundle_and_its_place_does_not(project: Project) -> None:
+    before = bundled(project)
+    moved = project.folder.rename(project.folder.parent / "elsewhere")
+    assert bundle_of(load_spec(moved / "tiny.yaml")).digest == before.digest
+    write_model(moved / "tiny.onnx", weights(seed=1))
+    assert bundle_of(load_spec(moved / "tiny.yaml")).digest != before.digest
+
+
+def test_too_large_too_many_and_outside_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load_spec(project.spec)
+    with pytest.raises(InputError, match="a bundle holds 100 at most"):
+        bundle_of(spec, most_bytes=100)
+    monkeypatch.setattr("pipeline.intake.bundle.MOST_FILES", 3)
+    with pytest.raises(InputError, match="names 4 files"):
+        bundle_of(spec)
+    (project.folder / "data").mkdir()
+    (project.folder / "data" / "a.npy").symlink_to("/etc/hostname")
+    project.change_spec(calibration={"data": "data"})
+    with pytest.raises(InputError, match="leads outside"):
+        bundle_of(load_spec(project.spec))
+
+
+@given(st.sampled_from(["../x", "/x", "a/../../x", "", "a\\b", "a/..", "\x00"]))
+def test_a_bundle_that_leads_out_of_its_folder_is_not_read(name: str) -> None:
+    with pytest.raises(Malformed):
+        Bundle.from_json({"model": "tiny", "spec": name, "files": {name: "0" * 64}})
+
+
+def test_a_registered_spec_is_built_where_only_the_registry_is(project: Project, store: Store) -> None:
+    item, existed = register(store, load_spec(project.spec))
+    assert not existed and register(store, load_spec(project.spec)) == (item, True)
+    before = bundle_of(load_spec(project.spec))
+    for path in project.folder.iterdir():
+        path.unlink()
+    with spec_at(item.address, store.uri) as path:
+        assert bundle_of(load_spec(path)) == before == item.bundle
+        folder = path.parent
+    assert not folder.exists()
+    with spec_at("registered:tiny", store.uri) as path:
+        assert path.name == "tiny.yaml"
+
+
+def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(project: Project, store: Store) -> None:
+    digests = []
+    for seed in [*range(KEPT + 1), 1]:
+        write_model(project.folder / "tiny.onnx", weights(seed))
+        digests.append(register(store, load_spec(project.spec))[0].bundle.digest)
+    assert len(registrations(store, "tiny")) == KEPT
+    assert find(store, "tiny").bundle.digest == newest(store)[0].bundle.digest == digests[1]
+    with pytest.raises(UnknownNameError, match="the last 3 are kept"):
+        find(store, "tiny", digests[0])
+
+
+def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(project: Project, store: Store) -> None:
+    from datetime import timedelta
+
+    item, _ = register(store, load_spec(project.spec))
+    for _ in range(2):
+        collect(store, grace=timedelta(0), delete=True)
+    assert all(map(store.has, item.bundle.files.values()))
+    assert verify(store).problems == ()
+
+
+def test_an_edited_or_damaged_registration_is_not_built(project: Project, store: Store, tmp_path: Path) -> None:
+    item, _ = register(store, load_spec(project.spec))
+    blob = store.path(item.bundle.files["golden.npz"])
+    blob.chmod(0o644)
+    blob.write_bytes(b"other")
+    with pytest.raises(IntegrityError), spec_at(item.address, store.uri):
+        pass
+    key = registered_key("tiny")
+    data = store.read(key)
+    assert data is not None
+    store.replace(key, data.replace(b"tiny.onnx", b"tiny.oonx"), data)
+    with pytest.raises(IntegrityError, match="it was edited"):
+        find(store, "tiny")
+    assert [problem.kind for problem in verify(store).problems if problem.what == key] == ["edited"]
+
+
+def test_an_address_without_a_registry_says_so() -> None:
+    with pytest.raises(SpecError, match="say in which"), spec_at("registered:tiny", None):
+        pass
+
+
+def test_register_without_a_server_keeps_the_spec_and_ends_with_3(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = project.run("register", project.spec, "--no-event", "--json")
+    assert done.code == 0 and done.json["event"] is None and done.json["files"].keys() >= {"tiny.yaml"}
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    for url, reason in ((None, "no Prefect server is configured"), ("http://127.0.0.1:9/api", "did not reach")):
+        with temporary_settings({PREFECT_API_URL: url}):
+            done = project.run("register", project.spec)
+        assert done.code == 3 and reason in done.err and "PREFECT_API_URL" in done.err
+        assert "registered already" in done.out
+    assert yaml.safe_load(project.spec.read_text())["model"] == "tiny"
