@@ -1,13 +1,13 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
 # check  format, lint, types, import rules               bench  ratios against peers, measured in one run
 # docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
-# clean  removes what these made
+# clean  removes what these made                         demo-cluster  Prefect and Ray on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := builders validation pipeline enginery tests benchmarks examples
 
-.PHONY: demo test check format bench docs hunt clean
+.PHONY: demo demo-cluster test check format bench docs hunt clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -18,6 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
+
+demo-cluster: $(VENV)/.installed
+	$(BIN)/python examples/demo_cluster.py
 
 test: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
@@ -41,6 +44,7 @@ hunt: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/spec.schema.json
+	env -u ENGINERY_REGISTRY $(BIN)/enginery deploy --print-yaml > prefect.yaml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info registry

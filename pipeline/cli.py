@@ -20,6 +20,10 @@ COMMANDS = {
     "golden": ("golden", "Make, show, compare and freeze golden sets."),
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
+    "catalog": ("intake", "Build every spec of a place; one that fails stops no other."),
+    "register": ("intake", "Keep a spec in the registry, and tell Prefect, whose workers build it."),
+    "watch-specs": ("intake", "Register each spec of a place that is new."),
+    "deploy": ("deploy", "Register deployments, triggers, schedules and GPU limits with Prefect."),
     "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
     "list": ("registry", "List models and versions."),
     "show": ("registry", "Show one version and its engines."),
@@ -53,6 +57,7 @@ COMMANDS = {
 FUNCTIONS = {
     "list": "list_models",
     "verify-signature": "verify_signature",
+    "watch-specs": "watch_specs",
     "backends": "list_backends",
     "export-oci": "export_oci",
 }

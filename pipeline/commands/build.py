@@ -130,7 +130,7 @@ def _compile(spec: Path, options: "RunOptions", runner: str, quiet: bool) -> "Ou
         say("every step is on record: nothing was started")
         return outcome
     if with_prefect:
-        from pipeline.flows import run_flow
+        from pipeline.flows.compile_model import run_flow
 
         return run_flow(spec, options, quiet)
     with progress_display(quiet) as progress, opened(spec, options, progress) as run:

@@ -32,7 +32,7 @@ def report(source: str, out: Path, to_prefect: bool, registry: str) -> None:
         document = published_document(store, locate(store, parse_reference(source)).manifest)
     write_whole(out, drawn(document).encode())
     if to_prefect:
-        from pipeline.flows import show_report
+        from pipeline.flows.api import show_report
 
         for key in show_report(document, out.absolute().as_uri()):
             say(f"artifact: {key}")

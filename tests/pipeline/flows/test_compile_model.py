@@ -57,9 +57,9 @@ def test_an_error_in_a_task_is_one_message(project: Project) -> None:
 
 
 def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
-    from pipeline.flows import _as_task
+    from pipeline.flows.runner import as_task
 
-    made = _as_task(pow, "build sm_89 int8", 2, 5)
+    made = as_task(pow, "build sm_89 int8", 2, 5)
     assert made.name == "pow"
     assert made.task_run_name == "build sm_89 int8"
     assert made.fn() == 32

@@ -1,0 +1,153 @@
+"""A cluster on this machine: Prefect server, worker, and Ray nodes of five GPU generations, there by label only.
+
+Registers the digits model and shows what follows by itself: the event, the run, the engines. Everything listens on
+loopback, lives in a temporary folder, and is ended with the demo, also by Ctrl-C.
+"""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+SPEC = Path(__file__).resolve().parent / "digits" / "digits.yaml"
+GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
+BIN = Path(sys.executable).parent
+PATIENCE_S = 900
+
+
+def main() -> None:
+    """Run the demo."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    begun = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            _show(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-cluster-"))))
+        print(f"\neverything is ended and gone; the demo took {time.monotonic() - begun:.0f} s")
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything is ended and gone")
+        sys.exit(130)
+
+
+def _show(stack: ExitStack, folder: Path) -> None:
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    environment = {**os.environ, "PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": url, "DO_NOT_TRACK": "1"}
+    environment |= {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    registry = folder / "registry"
+
+    print(f"starting a Prefect server on {url} ...", flush=True)
+    server = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    stack.enter_context(_process(server, folder / "server.log", environment))
+    _wait_for(f"{url}/health")
+    print(f"starting Ray with a node for each of {', '.join(GENERATIONS)} ...", flush=True)
+    address = stack.enter_context(_ray_cluster())
+    ray = ["--executor", "ray", "--ray-address", address]
+    _run(["enginery", "deploy", "--registry", str(registry), "--only", "compile-model", *ray], environment)
+    worker = ["prefect", "worker", "start", "--pool", "enginery", "--name", "demo"]
+    stack.enter_context(_process(worker, folder / "worker.log", environment))
+    _run(["enginery", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
+    _follow(url)
+    _run(["enginery", "show", "digits", "--registry", str(registry)], environment)
+
+
+def _follow(url: str) -> None:
+    """Say what the run says, until it ends."""
+    said, deadline = 0, time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        runs = _post(f"{url}/flow_runs/filter", {})
+        lines = _post(f"{url}/logs/filter", {"sort": "TIMESTAMP_ASC", "offset": said})
+        for line in lines:
+            if line["task_run_id"] is None:
+                print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
+        said += len(lines)
+        if runs and runs[0]["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") and not lines:
+            print(f"  run '{runs[0]['name']}': {runs[0]['state_name']}")
+            if runs[0]["state_type"] != "COMPLETED":
+                sys.exit(1)
+            return
+        time.sleep(0.5)
+    sys.exit(f"the run did not end within {PATIENCE_S} s")
+
+
+@contextmanager
+def _ray_cluster() -> Iterator[str]:
+    """Address of a Ray with a head, and a node for each generation; the GPUs are numbers, nothing more."""
+    from ray.cluster_utils import Cluster
+
+    here = {"node_ip_address": "127.0.0.1"}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **here})
+    try:
+        for generation in GENERATIONS:
+            cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": generation}, **here)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+@contextmanager
+def _process(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A process in a group of its own, which Ctrl-C in the terminal does not reach; ended with all its children."""
+    with log.open("wb") as stream:
+        whole = [str(BIN / command[0]), *command[1:]]
+        running = subprocess.Popen(whole, env=environment, stdout=stream, stderr=stream, start_new_session=True)
+    try:
+        yield
+    finally:
+        running.terminate()
+        try:
+            running.wait(40)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    print(f"\n$ {shlex.join(command)}", flush=True)
+    done = subprocess.run([str(BIN / command[0]), *command[1:]], env=environment, check=False)
+    if done.returncode:
+        sys.exit(f"the command ended with exit code {done.returncode}")
+
+
+def _post(url: str, body: Any) -> Any:
+    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    sys.exit(f"{url} did not answer within 180 s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

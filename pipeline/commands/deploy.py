@@ -1,0 +1,122 @@
+"""`enginery deploy`."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, say
+from pipeline.commands.tables import print_table
+from pipeline.deployments.wanted import FLOWS, KINDS, NAME, POOL, Plan
+
+
+class _Pair(click.ParamType[tuple[str, Any]]):
+    """'name=value'; the value is JSON where it reads as JSON, else text."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """A name and a value. Fails as click does without '='."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        try:
+            return name, json.loads(text)
+        except ValueError:
+            return name, text
+
+
+@click.command()
+@click.option(
+    "--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="URI of the registry, as the workers reach it."
+)
+@click.option("--pool", default=POOL, show_default=True, help="Work pool; made if it is not there.")
+@click.option("--type", "kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Of the pool.")
+@click.option("--name", default=NAME, show_default=True, help="Of the deployments: compile-model/NAME and so on.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice([name.replace("_", "-") for name in FLOWS]),
+    help="Just these; repeat it.",
+)
+@click.option("--slots", multiple=True, type=_Pair(), help="Builds at once for a GPU generation: sm_89=4; repeat it.")
+@click.option(
+    "--job-variable", "variables", multiple=True, type=_Pair(), help="Of the pool's job template: gpu_count=1."
+)
+@click.option("--traffic", help="Folder or s3:// prefix with MODEL.jsonl or MODEL.npz, for canaries.")
+@click.option("--catalog", default="registered", show_default=True, help="Place of the specs of the nightly catalog.")
+@click.option("--channel", default="stable", show_default=True, help="What canaries compare with, promote, roll back.")
+@click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
+@click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster that builds use with --executor ray.")
+@click.option("--gc-delete", is_flag=True, help="Let the nightly collection delete; without it it only lists.")
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--print-yaml", is_flag=True, help="Print the same as a prefect.yaml, and register nothing.")
+@json_option
+def deploy(
+    registry: str | None,
+    only: tuple[str, ...],
+    slots: tuple[tuple[str, Any], ...],
+    variables: tuple[tuple[str, Any], ...],
+    gc_delete: bool,
+    dry_run: bool,
+    print_yaml: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Register Enginery's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
+
+    The server is PREFECT_API_URL's. Run it again after an upgrade or with other options: only what differs is changed.
+    """
+    from pipeline.deployments.prefect_yaml import REGISTRY, text
+
+    plan = Plan(
+        registry=_registry(registry, REGISTRY if print_yaml else None),
+        only=tuple(name.replace("-", "_") for name in only),
+        slots=_counts(dict(slots)),
+        variables=dict(variables),
+        delete=gc_delete,
+        **chosen,
+    )
+    if print_yaml:
+        click.echo(text(plan), nl=False)
+        return
+    from pipeline.deployments.deploy import deploy as deploy_plan
+
+    changes = deploy_plan(plan, dry=dry_run)
+    if as_json:
+        emit_json([asdict(change) for change in changes])
+    else:
+        print_table(
+            ("kind", "name", "would be" if dry_run else "action", "detail"),
+            [list(asdict(change).values()) for change in changes],
+        )
+        if not dry_run:
+            say(f"start a worker with: prefect worker start --pool {plan.pool}")
+
+
+def _registry(given: str | None, otherwise: str | None) -> str:
+    """The registry's URI, the same from whatever folder a worker runs in."""
+    from builders.errors import InputError
+    from pipeline.registry.store import absolute_uri
+
+    if given is None and otherwise is not None:
+        return otherwise
+    if given is None:
+        raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
+    return absolute_uri(given)
+
+
+def _counts(given: dict[str, Any]) -> dict[str, int]:
+    from builders.errors import InputError, UnknownNameError
+    from builders.targets import GENERATIONS
+
+    known = [generation.sm for generation in GENERATIONS]
+    for name, count in given.items():
+        if name not in known:
+            raise UnknownNameError(f"--slots {name}: no GPU generation has that name; there are {', '.join(known)}")
+        if type(count) is not int or not 1 <= count <= 10_000:
+            raise InputError(f"--slots {name}={count}: give a whole number from 1 to 10000")
+    return given

@@ -1,0 +1,123 @@
+"""The commands by which specs come in: register, watch-specs, catalog."""
+
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.tables import print_table
+
+if TYPE_CHECKING:
+    from pipeline.intake.watch import Seen
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@registry_option
+@click.option("--no-event", is_flag=True, help="Only keep it in the registry; tell no Prefect server.")
+@json_option
+def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
+    """Keep SPEC and the files it names in the registry, and tell the Prefect server, whose workers then build it.
+
+    Kept are the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
+    data. Not kept: installed packages, and files that the code opens by itself.
+    """
+    from pipeline.intake.register import register as register_spec
+    from pipeline.registry.store import open_store
+    from pipeline.spec.file import load_spec
+
+    loaded = load_spec(spec)
+    store = open_store(registry, create=True)
+    item, existed = register_spec(store, loaded)
+    facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}
+    if not as_json:
+        state = "registered already" if existed else "registered"
+        click.echo(f"{item.address}\n{state} in {store.uri}, {len(item.bundle.files)} files")
+    told = None
+    if not no_event:
+        from pipeline.events import registered
+
+        told = registered(store, item)
+        say(f"told {told.server}: {told.event} {told.id}")
+    if as_json:
+        emit_json({**facts, "existed": existed, "event": asdict(told) if told else None})
+
+
+@click.command("watch-specs")
+@click.argument("place")
+@registry_option
+@click.option("--interval", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Look once, register what is new, and end.")
+@json_option
+def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
+    """Register each spec in PLACE (a folder, file:// or s3:// prefix) that is new, by content, and tell the server.
+
+    A spec is taken when its files stood still between two looks. What was told once is not told again, also by a
+    watcher that was started anew. --json: a line for each spec that was registered or cannot be read.
+    """
+    import json
+
+    from pipeline.intake.watch import Watch
+    from pipeline.registry.store import open_store
+
+    def show(seen: "Seen") -> None:
+        if as_json:
+            click.echo(json.dumps(asdict(seen)))
+        else:
+            (click.echo if seen.told else say)(f"{seen.spec}: {seen.said}")
+
+    store = open_store(registry, create=True)
+    with Watch(store, place, show) as watch:
+        if once:
+            watch.look(settled=False)
+            return
+        say(f"watching {place} every {interval:g} s; Ctrl-C ends it")
+        watch.run(interval, threading.Event())
+
+
+@click.command()
+@click.argument("specs", default="registered")
+@click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'; a spec must have one of them.")
+@click.option("--precisions", help="Only these, e.g. 'fp16,int8'.")
+@click.option("--backends", help="Only these, e.g. 'onnxruntime'.")
+@click.option(
+    "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where units are built."
+)
+@click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@registry_option
+@json_option
+@click.pass_context
+def catalog(ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, **chosen: Any) -> None:
+    """Build every spec in SPECS: a folder, a file:// or s3:// prefix, or 'registered', the newest of each model.
+
+    One that fails stops no other. Exit code 1 if any failed, or an engine of it did.
+    """
+    from pipeline.compile import InProcess
+    from pipeline.intake.catalog import compile_all, gathered, words
+    from pipeline.progress import progress_display
+    from pipeline.run import RunOptions, started
+
+    options = RunOptions(**chosen)
+    with (
+        gathered(specs, options.registry) as addresses,
+        progress_display(quiet) as progress,
+        started(options) as executors,
+    ):
+        rows = compile_all(addresses, options, InProcess(), progress, executors)
+    if as_json:
+        emit_json([row.to_json() for row in rows])
+    else:
+        columns = ("spec", "model", "state", "version", "engines", "reason")
+        print_table(columns, [_cells(row.to_json(), columns) for row in rows])
+        say(words(rows))
+    ctx.exit(0 if all(row.good for row in rows) else 1)
+
+
+def _cells(row: dict[str, Any], columns: tuple[str, ...]) -> list[str]:
+    engines = ", ".join(f"{count} {status}" for status, count in row["engines"].items())
+    return ["" if value is None else str(value) for value in ({**row, "engines": engines}[name] for name in columns)]

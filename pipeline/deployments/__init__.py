@@ -1,0 +1,1 @@
+"""What `enginery deploy` registers with a Prefect server: work pool, deployments with triggers, concurrency limits."""

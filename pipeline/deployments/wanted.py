@@ -1,0 +1,148 @@
+"""The deployments as values: which flow, when it runs, with which parameters. Nothing here knows Prefect."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from builders.targets import GENERATIONS
+
+# The events that start them; `pipeline.events` tells them.
+REGISTERED = "enginery.model.registered"
+PUBLISHED = "enginery.engine.published"
+JUDGED = "enginery.canary.finished"
+
+NAME = "enginery"
+POOL = "enginery"
+KINDS = ("process", "kubernetes")
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """An event that starts a run. parameters: Jinja over the event, which the server fills in."""
+
+    event: str
+    parameters: Mapping[str, str]
+
+    def to_json(self, runs: str) -> dict[str, Any]:
+        """As `prefect.yaml` has it: a run for each event. runs: what it runs, for the automation's name."""
+        return {
+            "name": f"{runs} on {self.event}",
+            "type": "event",
+            "enabled": True,
+            "posture": "Reactive",
+            "expect": [self.event],
+            "for_each": ["prefect.resource.id"],
+            "threshold": 1,
+            "parameters": dict(self.parameters),
+        }
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One deployment. flow: the name of both its file and its function in `pipeline.flows`.  cron: in UTC.
+
+    variables: of the pool's base job template.
+    """
+
+    flow: str
+    description: str
+    parameters: Mapping[str, Any]
+    trigger: Trigger | None = None
+    cron: str | None = None
+    name: str = NAME
+    pool: str = POOL
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def entrypoint(self) -> str:
+        """Where a worker, which has Enginery installed, finds the flow."""
+        return f"pipeline.flows.{self.flow}.{self.flow}"
+
+    @property
+    def full_name(self) -> str:
+        """As Prefect calls it: 'compile-model/enginery'."""
+        return f"{self.flow.replace('_', '-')}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `enginery deploy` was asked for.
+
+    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  catalog: place of specs,
+    or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
+    collection deletes.  executor, ray_address: of builds.  only: flows; empty for all.  slots: builds at once of each
+    generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
+    """
+
+    registry: str
+    name: str = NAME
+    pool: str = POOL
+    kind: str = KINDS[0]
+    traffic: str | None = None
+    catalog: str = "registered"
+    channel: str = "stable"
+    delete: bool = False
+    executor: str = "local"
+    ray_address: str | None = None
+    only: tuple[str, ...] = ()
+    slots: Mapping[str, int] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def deployments(self) -> tuple[Wanted, ...]:
+        """Those that are wanted."""
+        builds = {"registry": self.registry, "executor": self.executor, "gpu_slots": True}
+        builds |= {"ray_address": self.ray_address} if self.ray_address else {}
+        found = (
+            Wanted(
+                "compile_model",
+                "Builds, proves and publishes a model when its spec is registered.",
+                builds,
+                Trigger(REGISTERED, _from_event("spec", "registry")),
+            ),
+            Wanted(
+                "compile_catalog",
+                "Compiles every spec of the catalog; what did not change is not built again.",
+                {"specs": self.catalog, **builds},
+                cron="0 2 * * *",
+            ),
+            Wanted(
+                "validate_pending",
+                "Proves unproven engines that can run on the workers of this pool.",
+                {"registry": self.registry},
+                cron="15 * * * *",
+            ),
+            Wanted(
+                "canary",
+                "Sets a published version against what the channel serves, on recorded traffic.",
+                {"registry": self.registry, "channel": self.channel, "traffic": self.traffic},
+                Trigger(PUBLISHED, _from_event("model", "version", "registry")),
+            ),
+            Wanted(
+                "settle_canary",
+                "Promotes what passed its canary, rolls back what failed it.",
+                {"registry": self.registry, "channel": self.channel},
+                Trigger(JUDGED, _from_event("model", "report", "registry", "channel")),
+            ),
+            Wanted(
+                "collect_garbage",
+                "Lists what the registry does not need any more, or deletes it.",
+                {"registry": self.registry, "delete": self.delete},
+                cron="0 4 * * *",
+            ),
+        )
+        return tuple(_placed(item, self) for item in found if not self.only or item.flow in self.only)
+
+    def limits(self) -> dict[str, int | None]:
+        """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise as it is."""
+        return {generation.sm: self.slots.get(generation.sm) for generation in GENERATIONS}
+
+
+def _from_event(*names: str) -> dict[str, str]:
+    return {name: f"{{{{ event.payload.{name} }}}}" for name in names}
+
+
+def _placed(item: Wanted, plan: Plan) -> Wanted:
+    return replace(item, name=plan.name, pool=plan.pool, variables=plan.variables)
+
+
+FLOWS = tuple(item.flow for item in Plan("").deployments())

@@ -1,0 +1,100 @@
+"""What Enginery tells a Prefect server: events, from which automations start the next step.
+
+Each event is about one model, as the resource `enginery.model.NAME`, and its payload names things by digest and by the
+registry's URI, which never holds credentials. An event counts as told once the server has said that it has it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.events import Event, RelatedResource, Resource
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL
+
+from builders.digest import digest_of
+from builders.errors import UnavailableError
+from pipeline.deployments.wanted import JUDGED, PUBLISHED, REGISTERED
+from pipeline.registry.records import recall, remember
+from pipeline.registry.registered import Registration
+from pipeline.registry.store import Store
+
+_RECORD = "told"
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event that the server has. id: how `prefect event` and the UI know it.  server: its API."""
+
+    id: str
+    event: str
+    server: str
+
+
+def registered(store: Store, item: Registration) -> Told:
+    """Tell that a spec was registered. Raises UnavailableError."""
+    payload = {"spec": item.address, "digest": item.bundle.digest, "registry": store.uri, "by": item.by}
+    return tell(REGISTERED, item.bundle.model, payload)
+
+
+def published(store: Store, model: str, version: str, manifest: str) -> Told:
+    """Tell that a version was published. manifest: its digest. Raises UnavailableError."""
+    payload = {"version": version, "manifest": manifest, "registry": store.uri}
+    return tell(PUBLISHED, model, payload)
+
+
+def judged(store: Store, model: str, version: str, channel: str, verdict: str, report: str) -> Told:
+    """Tell how a canary of a version against what a channel serves ended. report: digest of its blob. Raises
+    UnavailableError."""
+    payload = {"version": version, "channel": channel, "verdict": verdict, "report": report, "registry": store.uri}
+    return tell(JUDGED, model, payload)
+
+
+def told_before(store: Store, event: str, about: str) -> bool:
+    """Whether `remember_told` was called for this event about this digest."""
+    return recall(store, _RECORD, _key(event, about)) is not None
+
+
+def remember_told(store: Store, told: Told, about: str) -> None:
+    """Remember that an event about a digest was told, so that whoever asks does not tell it again."""
+    remember(store, _RECORD, _key(told.event, about), {"id": told.id})
+
+
+def tell(event: str, model: str, payload: Mapping[str, Any]) -> Told:
+    """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
+    not answer."""
+    server = PREFECT_API_URL.value()
+    if not server:
+        raise UnavailableError(f"{event} cannot be told: no Prefect server is configured; set PREFECT_API_URL")
+    made = Event(
+        event=event,
+        resource=Resource({"prefect.resource.id": f"enginery.model.{model}", "prefect.resource.name": model}),
+        related=_run(),
+        payload={"model": model, **payload},
+    )
+    try:
+        with get_client(sync_client=True) as client:
+            # Not `emit_event`, whose queue is emptied by a thread that says nothing of what did not arrive.
+            client.request("POST", "/events", json=[made.model_dump(mode="json")])
+    except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+        raise UnavailableError(
+            f"{event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start it, or "
+            "correct PREFECT_API_URL, and run this again"
+        ) from error
+    return Told(str(made.id), event, server)
+
+
+def _run() -> list[RelatedResource]:
+    """The flow run that this happens in."""
+    run = FlowRunContext.get()
+    if run is None or run.flow_run is None:
+        return []
+    found = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
+    return [RelatedResource(found)]
+
+
+def _key(event: str, about: str) -> str:
+    return digest_of({"event": event, "about": about})

@@ -1,0 +1,49 @@
+"""The flow that sets a published version against what a channel serves, and tells the verdict."""
+
+from typing import Any
+
+from prefect import flow, get_run_logger, runtime
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Completed
+
+from pipeline import events
+from pipeline.artifacts import show_document
+from pipeline.canary.automatic import Wanted
+from pipeline.canary.automatic import canary as run_canary
+from pipeline.flows.runner import PrefectRunner
+from pipeline.registry.store import open_store
+from pipeline.run import DEFAULT_REGISTRY
+
+
+def _run_name() -> str:
+    """'canary digits@4'."""
+    given = runtime.flow_run.parameters
+    return f"canary {given['model']}@{given['version']}"
+
+
+@flow(name="canary", flow_run_name=_run_name, persist_result=False)
+def canary(
+    model: str,
+    version: str,
+    registry: str = DEFAULT_REGISTRY,
+    channel: str = "stable",
+    traffic: str | None = None,
+    target: str = "auto",
+    scale: float = 1.0,
+    duration: float | None = None,
+) -> State[Any]:
+    """Replay recorded traffic against a version and the one that a channel serves; tell the verdict.
+
+    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
+    the run says so and ends well.
+    """
+    logger, store = get_run_logger(), open_store(registry)
+    wanted = Wanted(model, version, channel, traffic, target, scale, duration)
+    done = PrefectRunner().call(run_canary, store, wanted, logger.info)
+    if done.verdict is None or done.report is None or done.document is None:
+        return Completed(name="Skipped", message=done.reason)
+    show_document(done.document, None)
+    if PREFECT_API_URL.value():
+        events.judged(store, model, version, channel, done.verdict, done.report)
+    return Completed(message=f"{done.verdict}: {done.reason}", data=done.verdict)

@@ -1,0 +1,127 @@
+"""Steps as Prefect tasks: named after what they work on, retried where that can help, in a generation's slots."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.tasks import exponential_backoff
+
+from builders.errors import EngineryError, UnavailableError
+from pipeline.values import Unit
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+# 2, 4 and 8 s, each up to half longer at random, so that the many that one outage stopped do not all come back at once.
+RETRIES = 3
+_BACKOFF_S = 2.0
+_JITTER = 0.5
+# A killed holder's slot is free again after so long.
+_SLOT_S = 120.0
+
+
+@dataclass(frozen=True)
+class PrefectRunner:
+    """Carries out each step as a Prefect task; what a step remembers is the store's business, not Prefect's cache.
+
+    gpu_slots: whether a unit that is built for a GPU generation holds a slot of `enginery-gpu-sm_NN` meanwhile; the
+    limits are made by `enginery deploy`, and a run fails where one is missing.
+    """
+
+    gpu_slots: bool = False
+
+    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+        """Run the step as a task and wait for it."""
+        return as_task(step, step.__name__, *arguments)()
+
+    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+        """Submit a task for each item and wait for all."""
+        futures = [
+            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments).submit()
+            for item in items
+        ]
+        return [future.result() for future in futures]
+
+    def _placed(self, step: Callable[..., Value], item: Any) -> Callable[..., Value]:
+        """The step in a slot of its generation, if it compiles for a GPU."""
+        if not (self.gpu_slots and step.__name__ == "build" and isinstance(item, Unit) and item.action == "build"):
+            return step
+        target = item.request.target
+        return step if target.compute_capability is None else _in_slot(step, limit_name(target.sm))
+
+
+def limit_name(generation: str) -> str:
+    """The concurrency limit of a GPU generation ('sm_89')."""
+    return f"enginery-gpu-{generation}"
+
+
+def name_of(item: Any) -> str:
+    """What a person calls a unit or a flavour."""
+    return str(getattr(getattr(item, "unit", item), "name", item))
+
+
+def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether a retry can help: something was out of reach. What is wrong with a spec or a model stays wrong."""
+    return isinstance(state.result(raise_on_failure=False), UnavailableError)
+
+
+def as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[], Value]:
+    """A task without parameters: Prefect would otherwise look through stores and executors for futures."""
+
+    def run() -> Value:
+        return step(*arguments)
+
+    run.__doc__ = step.__doc__
+    made = task(
+        name=step.__name__,
+        task_run_name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=RETRIES,
+        retry_delay_seconds=exponential_backoff(_BACKOFF_S),
+        retry_jitter_factor=_JITTER,
+        retry_condition_fn=helps,
+    )
+    return made(run)
+
+
+def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
+    @wraps(step)
+    def run(*arguments: Any) -> Value:
+        try:
+            # A slot whose lease could not be renewed is lost, and an hour of compiling is not thrown away for that.
+            with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
+                return step(*arguments)
+        except ConcurrencySlotAcquisitionError as error:
+            raise EngineryError(
+                f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"
+            ) from error
+
+    return run
+
+
+class FlowProgress:
+    """Progress as lines of the flow run's log."""
+
+    def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
+        self._logger = logger
+
+    def started(self, name: str) -> None:
+        """Log nothing: Prefect shows what runs, and a line for the end says it all."""
+
+    def finished(self, name: str, outcome: str) -> None:
+        """Log how it ended."""
+        self._logger.info("%s: %s", name, outcome)
+
+    @contextmanager
+    def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - Prefect shows what runs
+        """Do nothing around the work."""
+        yield

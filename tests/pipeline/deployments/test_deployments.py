@@ -1,0 +1,119 @@
+"""The deployments as values, the checked-in prefect.yaml, and the job templates."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from prefect.events import DeploymentEventTrigger
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import apply_values, find_placeholders
+
+from builders.targets import GENERATIONS
+from pipeline.cli import enginery
+from pipeline.deployments.deploy import flow_of
+from pipeline.deployments.pools import template
+from pipeline.deployments.prefect_yaml import REGISTRY, text
+from pipeline.deployments.wanted import FLOWS, KINDS, Plan, Wanted
+from pipeline.flows.runner import limit_name
+
+ROOT = Path(__file__).parents[3]
+EVERY = [*Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t").deployments()]
+
+
+def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
+    assert (ROOT / "prefect.yaml").read_text() == text(Plan(REGISTRY)), "make docs writes it"
+
+
+@pytest.mark.parametrize("wanted", EVERY, ids=lambda wanted: wanted.flow)
+def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: Wanted) -> None:
+    flow = flow_of(wanted)
+    assert f"{flow.name}/{wanted.name}" == wanted.full_name
+    schema = parameter_schema(flow)
+    given = {**wanted.parameters, **(wanted.trigger.parameters if wanted.trigger else {})}
+    assert given.keys() <= schema.properties.keys()
+    assert set(schema.required) <= given.keys(), "nobody is there to fill in what is missing"
+    assert importlib.import_module(wanted.entrypoint.rpartition(".")[0])
+
+
+def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
+    triggered = [item for item in EVERY if item.trigger]
+    assert [item.flow for item in triggered] == ["compile_model", "canary", "settle_canary"]
+    for item in triggered:
+        assert item.trigger
+        made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
+        assert made.expect == {item.trigger.event} and made.threshold == 1
+        assert all(value == f"{{{{ event.payload.{name} }}}}" for name, value in item.trigger.parameters.items())
+
+
+def test_every_generation_has_a_limit() -> None:
+    assert [limit_name(name) for name in Plan("").limits()] == [f"enginery-gpu-{g.sm}" for g in GENERATIONS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_placeholder_of_a_template_is_a_variable(kind: str) -> None:
+    found = template(kind)
+    names = {placeholder.name for placeholder in find_placeholders(found["job_configuration"])}
+    assert names == set(found["variables"]["properties"])
+
+
+def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
+    given: dict[str, Any] = {
+        "image": "registry.example/enginery:1",
+        "gpu_count": 1,
+        "node_selector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "env_from": [{"secretRef": {"name": "registry"}}],
+    }
+    job = apply_values(template("kubernetes")["job_configuration"], given)["job_manifest"]
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert (container["image"], container["envFrom"]) == (given["image"], given["env_from"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (given["node_selector"], given["tolerations"])
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    plain = apply_values(template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
+    assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
+
+
+def run(*words: str, **environment: str) -> tuple[int, str]:
+    done = CliRunner().invoke(enginery, ["deploy", *words], env={"ENGINERY_REGISTRY": None, **environment})
+    return done.exit_code, f"{done.output}{done.exception or ''}"
+
+
+def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
+    registry = str(tmp_path / "r")
+    assert "give --registry or ENGINERY_REGISTRY" in run()[1]
+    assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")[1]
+    assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")[1]
+    assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")[1]
+    assert "no Prefect server is configured" in run("--registry", registry)[1]
+
+
+def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path) -> None:
+    for given, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
+        assert (
+            yaml.safe_load(run("--print-yaml", "--registry", given)[1])["deployments"][0]["parameters"]["registry"]
+            == uri
+        )
+    for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
+        code, said = run("--print-yaml", "--registry", given)
+        assert code != 0 and "hunter2" not in said
+
+
+def test_options_become_parameters_and_job_variables() -> None:
+    words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
+    code, said = run("--print-yaml", *words, "--job-variable", "gpu_count=1", "--job-variable", "image=x:1")
+    assert code == 0
+    [entry] = yaml.safe_load(said)["deployments"]
+    assert entry["parameters"] | {"registry": ""} == {
+        "registry": "",
+        "executor": "ray",
+        "gpu_slots": True,
+        "ray_address": "ray://head:1",
+    }
+    assert entry["work_pool"]["job_variables"] == {"gpu_count": 1, "image": "x:1"}
+    assert json.dumps(entry) and FLOWS[0] == "compile_model"

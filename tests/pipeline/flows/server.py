@@ -1,0 +1,157 @@
+"""A real Prefect server and worker on loopback, each in a process group of its own, and what tests ask of them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+Value = TypeVar("Value")
+
+# Many times what it takes on a machine with nothing else to do.
+PATIENCE_S = 240.0
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+
+
+def until(what: str, look: Callable[[], Value | None], patience_s: float = PATIENCE_S) -> Value:
+    """What `look` gives as soon as it gives something."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: not within {patience_s:g} s")
+
+
+class Prefect:
+    """A server with its database in `folder`, and a worker of the pool `enginery`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/api"
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[3]),  # a flow's process has a current folder of its own
+            "PREFECT_HOME": str(folder),
+            "PREFECT_API_URL": self.url,
+            "PREFECT_WORKER_QUERY_SECONDS": "0.5",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "DO_NOT_TRACK": "1",
+        }
+        self._client = httpx.Client(base_url=self.url, timeout=20)
+        self.server: subprocess.Popen[bytes] | None = None
+        self.worker: subprocess.Popen[bytes] | None = None
+
+    def start_server(self) -> None:
+        self.server = self._start("server", "start", "--host", "127.0.0.1", "--port", str(self.port), "--no-ui")
+        until("the server answers", self._healthy)
+
+    def start_worker(self) -> None:
+        self.worker = self._start("worker", "start", "--pool", "enginery", "--name", f"worker-{time.monotonic_ns()}")
+
+    def stop(self) -> None:
+        end(self.worker)
+        end(self.server)
+        for process in self._left():
+            process.kill()
+        self._client.close()
+
+    def _left(self) -> Iterator[psutil.Process]:
+        """Whatever of this server's still runs: only its own processes have this folder in their environment."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("PREFECT_HOME") == str(self.folder):
+                    yield process
+
+    def enginery(self, *words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipeline.cli", *map(str, words)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def runs(self, flow: str) -> list[dict[str, Any]]:
+        """The flow's runs, oldest first."""
+        body = {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        return self.post("/flow_runs/filter", body)
+
+    def ended(self, flow: str, count: int) -> list[dict[str, Any]]:
+        """The flow's runs once there are `count` and all have ended."""
+
+        def look() -> list[dict[str, Any]] | None:
+            found = self.runs(flow)
+            return found if len(found) >= count and all(run["state_type"] in ENDED for run in found) else None
+
+        return until(f"{count} ended runs of {flow}", look)
+
+    def run(self, deployment: str, **parameters: Any) -> str:
+        """Start a run of a deployment; its id."""
+        found = self._ask("GET", f"/deployments/name/{deployment}")
+        return str(self.post(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
+
+    def state(self, run: str) -> str:
+        return str(self._ask("GET", f"/flow_runs/{run}")["state_type"])
+
+    def cancel(self, run: str) -> None:
+        self.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+
+    def post(self, path: str, body: Any) -> Any:
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        def answered() -> httpx.Response | None:
+            found = self._client.request(method, path, json=body)
+            return None if found.status_code == 503 else found  # SQLite is busy: Prefect's own client asks again
+
+        answer = until(f"an answer to {path}", answered)
+        answer.raise_for_status()
+        return answer.json()
+
+    def _healthy(self) -> bool:
+        try:
+            return self._client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{words[0]}.log").open("ab") as log:
+            command = [sys.executable, "-m", "prefect", *words]
+            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def end(process: subprocess.Popen[bytes] | None) -> None:
+    """End a process and all that it started; those that do not end when asked are killed."""
+    if process is None or process.poll() is not None:
+        return
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in psutil.wait_procs(family, timeout=5)[1]:
+        child.kill()
+
+
+@contextmanager
+def prefect_server(folder: Path) -> Iterator[Prefect]:
+    """A server; no worker yet."""
+    folder.mkdir(parents=True)
+    made = Prefect(folder)
+    try:
+        made.start_server()
+        yield made
+    finally:
+        made.stop()

@@ -1,0 +1,80 @@
+"""Steps as tasks: what is retried, who holds a slot, and what a step says when its limit is missing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.states import Failed
+
+from builders.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
+from builders.targets import parse_targets
+from builders.types import BuildRequest
+from pipeline import steps
+from pipeline.flows import runner
+from pipeline.flows.runner import PrefectRunner, as_task, helps
+from pipeline.values import Flavour, Graph, Unit
+
+
+def unit(target: str, action: str = "build") -> Unit:
+    request = BuildRequest("0" * 64, "fp32", parse_targets(target)[0], "tensorrt-rtx", (), (), ())
+    return Unit(request, Graph(Flavour("fp32"), "0" * 64, (), ()), action, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (UnavailableError("the registry does not answer"), True),
+        (UndecidedError("the answer was lost"), True),
+        (SpecError(["wrong"]), False),
+        (StepError("the compiler crashed", "crash"), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool) -> None:
+    made = as_task(pow, "a step", 2, 5)
+    assert made.retries == 3 and made.retry_jitter_factor == 0.5 and made.retry_condition_fn is helps
+    assert made.retry_delay_seconds == [2.0, 4.0, 8.0]
+    assert helps(made, None, Failed(data=error)) is again  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Slots that were taken, and whether strictly."""
+    found: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def concurrency(name: str, *, strict: bool, **_: object) -> Iterator[None]:
+        found.append((name, strict))
+        if name == "enginery-gpu-sm_75":
+            raise ConcurrencySlotAcquisitionError("must be created")
+        yield
+
+    monkeypatch.setattr(runner, "concurrency", concurrency)
+    return found
+
+
+def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
+    taken: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(item: Unit) -> str:
+        return item.name
+
+    build.__name__ = steps.build.__name__
+    placed = PrefectRunner(gpu_slots=True)._placed
+    for target in ("sm_89", "l4"):
+        assert placed(build, unit(target))(unit(target)).startswith(target)
+    assert taken == [("enginery-gpu-sm_89", True)] * 2
+    for item in (unit("cpu"), unit("sm_89", "cached")):
+        assert placed(build, item) is build
+    assert placed(pow, unit("sm_89")) is pow, "no other step compiles"
+    assert PrefectRunner()._placed(build, unit("sm_89")) is build, "a server without limits is asked for none"
+
+
+def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None:
+    def build(_: Unit) -> str:
+        raise AssertionError("not without a slot")
+
+    with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
+        PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"))
+    assert not isinstance(caught.value, UnavailableError), "trying again would not help"

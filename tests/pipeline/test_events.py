@@ -1,0 +1,81 @@
+"""An event counts as told once a server has taken it; what it says is enough to go on, and holds no credentials."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
+
+from builders.errors import UnavailableError
+from pipeline import events
+from pipeline.deployments.wanted import JUDGED, PUBLISHED
+from pipeline.registry.store import open_store
+
+
+class Api(ThreadingHTTPServer):
+    """Takes events, or answers with another code."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.code = 204
+        self.taken: list[dict[str, Any]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Api
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/api/events" and self.server.code == 204:
+            self.server.taken += body
+        self.send_response(self.server.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """There is no CSRF token to be had, as on servers that are not told to ask for one."""
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with Api() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with temporary_settings(
+            {PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api", PREFECT_API_KEY: "hunter2"}
+        ):
+            yield server
+        server.shutdown()
+
+
+def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    told = events.published(store, "tiny", "3", "0" * 64)
+    events.judged(store, "tiny", "3", "stable", "PASS", "1" * 64)
+    one, two = api.taken
+    assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
+    assert one["resource"] == {"prefect.resource.id": "enginery.model.tiny", "prefect.resource.name": "tiny"}
+    assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
+    assert two["payload"].keys() >= {"model", "channel", "report", "registry"}
+    assert "hunter2" not in json.dumps(api.taken)
+
+
+def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
+    api.code = 500
+    with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
+        events.published(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
+
+
+def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    assert not events.told_before(store, PUBLISHED, "0" * 64)
+    events.remember_told(store, events.published(store, "tiny", "3", "0" * 64), "0" * 64)
+    assert events.told_before(store, PUBLISHED, "0" * 64)
+    assert not events.told_before(store, PUBLISHED, "1" * 64) and not events.told_before(store, JUDGED, "0" * 64)
