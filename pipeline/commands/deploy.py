@@ -8,7 +8,7 @@ import click
 
 from pipeline.commands.options import emit_json, json_option, say
 from pipeline.commands.tables import print_table
-from pipeline.deployments.wanted import FLOWS, KINDS, NAME, POOL, Plan
+from pipeline.deployments.wanted import FLEET, FLOWS, KINDS, NAME, POOL, Plan
 
 
 class _Pair(click.ParamType[tuple[str, Any]]):
@@ -52,6 +52,14 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 @click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster that builds use with --executor ray.")
 @click.option("--gc-delete", is_flag=True, help="Let the nightly collection delete; without it it only lists.")
+@click.option(
+    "--fleet",
+    type=click.Choice(FLEET),
+    default=FLEET[0],
+    show_default=True,
+    help="Reconcile the cluster's nodes hourly.",
+)
+@click.option("--fleet-catalog", help="What must be served where: a file that the workers see.")
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @click.option("--print-yaml", is_flag=True, help="Print the same as a prefect.yaml, and register nothing.")
 @json_option

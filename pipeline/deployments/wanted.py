@@ -9,11 +9,13 @@ from builders.targets import GENERATIONS
 # The events that start them; `pipeline.events` tells them.
 REGISTERED = "enginery.model.registered"
 PUBLISHED = "enginery.engine.published"
+UNPROVEN = "enginery.engine.unproven"
 JUDGED = "enginery.canary.finished"
 
 NAME = "enginery"
 POOL = "enginery"
 KINDS = ("process", "kubernetes")
+FLEET = ("off", "say", "apply")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Plan:
     or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
     collection deletes.  executor, ray_address: of builds.  only: flows; empty for all.  slots: builds at once of each
     generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
+    fleet: whether the cluster's nodes are compared with the registry, and what they lack is told ('apply') or only
+    said.  fleet_catalog: path on the workers of what must be served where.
     """
 
     registry: str
@@ -87,6 +91,8 @@ class Plan:
     only: tuple[str, ...] = ()
     slots: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
+    fleet: str = FLEET[0]
+    fleet_catalog: str | None = None
 
     def deployments(self) -> tuple[Wanted, ...]:
         """Those that are wanted."""
@@ -109,6 +115,7 @@ class Plan:
                 "validate_pending",
                 "Proves unproven engines that can run on the workers of this pool.",
                 {"registry": self.registry},
+                Trigger(UNPROVEN, _from_event("registry")),
                 cron="15 * * * *",
             ),
             Wanted(
@@ -129,8 +136,18 @@ class Plan:
                 {"registry": self.registry, "delete": self.delete},
                 cron="0 4 * * *",
             ),
+            Wanted(
+                "reconcile_fleet",
+                "Compares the cluster's nodes with the registry, and says or tells what they lack.",
+                {"registry": self.registry, "catalog": self.fleet_catalog, "apply": self.fleet == "apply"},
+                cron="30 * * * *",
+            ),
         )
-        return tuple(_placed(item, self) for item in found if not self.only or item.flow in self.only)
+        return tuple(_placed(item, self) for item in found if self._asks_for(item.flow))
+
+    def _asks_for(self, flow: str) -> bool:
+        """Everything unless a part is named; the fleet only where it is asked for, as it takes a cluster to read."""
+        return flow in self.only if self.only else flow != "reconcile_fleet" or self.fleet != "off"
 
     def limits(self) -> dict[str, int | None]:
         """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise as it is."""
@@ -145,4 +162,4 @@ def _placed(item: Wanted, plan: Plan) -> Wanted:
     return replace(item, name=plan.name, pool=plan.pool, variables=plan.variables)
 
 
-FLOWS = tuple(item.flow for item in Plan("").deployments())
+FLOWS = tuple(item.flow for item in Plan("", fleet="say").deployments())

@@ -2,33 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from builders.types import BuildRequest
+from pipeline.history import Expectation, History
 from pipeline.registry.store import Store
 
-
-class Forecast(Protocol):
-    """A prediction, as `pipeline.history` makes it. seconds: None when nothing like it ended well.  builds: how many it
-    rests on.  basis: which, in words."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Wall clock."""
-        ...
-
-    @property
-    def builds(self) -> int:
-        """How many builds it rests on."""
-        ...
-
-    @property
-    def basis(self) -> str:
-        """Which builds those are."""
-        ...
-
-
-Predictor = Callable[[str, BuildRequest], Forecast | None]
+Predictor = Callable[[str, BuildRequest], Expectation | None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +40,7 @@ class Hours:
         return asdict(self)
 
 
-def total(forecasts: Iterable[Forecast | None]) -> Hours:
+def total(forecasts: Iterable[Expectation | None]) -> Hours:
     """The sum, and how much of it is not known."""
     items = list(forecasts)
     known = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
@@ -71,14 +51,9 @@ def total(forecasts: Iterable[Forecast | None]) -> Hours:
 
 def predictor(store: Store) -> Predictor:
     """What the registry's own history of builds says."""
-    try:
-        from pipeline.history import History  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return nothing_known
-    found: Predictor = History(store).expected
-    return found
+    return History(store).expected
 
 
-def nothing_known(model: str, request: BuildRequest) -> Forecast | None:  # noqa: ARG001 - a predictor
+def nothing_known(model: str, request: BuildRequest) -> Expectation | None:  # noqa: ARG001 - a predictor
     """The predictor of a registry without a history."""
     return None

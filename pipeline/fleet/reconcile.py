@@ -1,7 +1,6 @@
 """The fleet against the registry: all that `enginery fleet` says, as one value, for the command and for a flow."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
 from pipeline.fleet.cluster import Access, read_cluster
 from pipeline.fleet.groups import Fleet, Group
 from pipeline.fleet.inventory import read_inventory
-from pipeline.fleet.prediction import Predictor, predictor
+from pipeline.fleet.prediction import Predictor
 from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import STATES, Standing, standings, unwanted
 from pipeline.fleet.telling import messages
@@ -115,32 +114,3 @@ def reconcile(store: Store, sources: Sources, predict: Predictor) -> Reconciled:
     fleet, served, catalog = compared(store, sources)
     found = standings(fleet.groups, served, catalog)
     return Reconciled(fleet, catalog, found, work_for(found, predict), store.uri)
-
-
-def reconcile_fleet(
-    registry: str,
-    catalog: str | None = None,
-    inventory: str | None = None,
-    context: str | None = None,
-    apply: bool = False,
-    say: Callable[[str], object] = print,
-) -> Reconciled:
-    """What a schedule runs: compare the fleet with the registry, say what is wrong, and with `apply` tell the events.
-
-    registry: URI.  catalog, inventory: paths that the worker sees; without an inventory the cluster's nodes are read.
-    Raises as `reconcile`, and UnavailableError when the Prefect server takes no event.
-    """
-    from pipeline.fleet.telling import tell
-    from pipeline.registry.store import open_store
-
-    store = open_store(registry)
-    sources = Sources(
-        Path(inventory) if inventory else None, Access(context=context), Path(catalog) if catalog else None
-    )
-    found = reconcile(store, sources, predictor(store))
-    for item in found.standings:
-        if not item.serves:
-            say(f"{item.group.name}: {item.demand.reference} is {item.state}: {item.reason}")
-    for message in messages(found.work, found.registry) if apply else ():
-        say(f"told {message.event} of {message.model}: {tell(message)}")
-    return found

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from builders.errors import UnavailableError
+from pipeline.deployments.wanted import REGISTERED, UNPROVEN
 from pipeline.fleet.work import Work
 
-REGISTERED = "enginery.model.registered"
-UNPROVEN = "enginery.engine.unproven"
 _BY = "enginery fleet"
 
 
@@ -68,24 +66,6 @@ def tell(message: Message) -> str:
 
     Raises UnavailableError without a server (PREFECT_API_URL), or when it does not answer.
     """
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.events import Event, Resource
-    from prefect.exceptions import PrefectHTTPStatusError
-    from prefect.settings import PREFECT_API_URL
+    from pipeline import events
 
-    server = PREFECT_API_URL.value()
-    if not server:
-        raise UnavailableError(f"{message.event} cannot be told: no Prefect server is configured; set PREFECT_API_URL")
-    resource = {"prefect.resource.id": f"enginery.model.{message.model}", "prefect.resource.name": message.model}
-    event = Event(event=message.event, resource=Resource(resource), payload={"model": message.model, **message.payload})
-    try:
-        with get_client(sync_client=True) as client:
-            # Not `emit_event`, whose queue is emptied by a thread that says nothing of what did not arrive.
-            client.request("POST", "/events", json=[event.model_dump(mode="json")])
-    except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
-        raise UnavailableError(
-            f"{message.event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start "
-            "it, or correct PREFECT_API_URL, and run this again"
-        ) from error
-    return str(event.id)
+    return events.tell(message.event, message.model, message.payload).id

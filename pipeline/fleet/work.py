@@ -8,8 +8,9 @@ from typing import Any, Literal
 from builders import backends
 from builders.errors import EngineryError
 from builders.types import BuildRequest, Precision, Target
-from pipeline.fleet.prediction import Forecast, Predictor
+from pipeline.fleet.prediction import Predictor
 from pipeline.fleet.standing import Standing
+from pipeline.history import Expectation
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.requests import request_of
 from pipeline.registry.resolve import CPU_PREFERENCE, GPU_PREFERENCE
@@ -44,7 +45,7 @@ class Work:
     why: str
     first: str = ""
     refused: str = ""
-    expected: Forecast | None = None
+    expected: Expectation | None = None
     engine: str | None = None
 
     @property

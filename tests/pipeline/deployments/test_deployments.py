@@ -21,7 +21,7 @@ from pipeline.deployments.wanted import FLOWS, KINDS, Plan, Wanted
 from pipeline.flows.runner import limit_name
 
 ROOT = Path(__file__).parents[3]
-EVERY = [*Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t").deployments()]
+EVERY = [*Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", fleet="apply").deployments()]
 
 
 def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
@@ -41,7 +41,7 @@ def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: Wanted) ->
 
 def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
     triggered = [item for item in EVERY if item.trigger]
-    assert [item.flow for item in triggered] == ["compile_model", "canary", "settle_canary"]
+    assert [item.flow for item in triggered] == ["compile_model", "validate_pending", "canary", "settle_canary"]
     for item in triggered:
         assert item.trigger
         made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))

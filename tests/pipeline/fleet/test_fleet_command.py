@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from prefect.logging import disable_run_logger
 
 from pipeline.cli import enginery
 from pipeline.fleet import telling
-from pipeline.fleet.reconcile import reconcile_fleet
 from pipeline.registry.store import Store
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine
@@ -118,12 +118,19 @@ def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[object] = []
-    monkeypatch.setattr(telling, "tell", lambda message: "id")
-    found = reconcile_fleet(str(place / "registry"), "catalog.yaml", "nodes.json", apply=True, say=said.append)
-    assert not found.good
-    assert "b200: digits is missing: no engine for sm_100; digits@1 has a100, h200, l4, sm_120, t4" in said
-    assert said[-1] == "told enginery.engine.unproven of digits: id"
+    """The flow's own function; Prefect's part, tasks and artifacts, is left out."""
+    from pipeline.flows import reconcile_fleet as module
+
+    told: list[str] = []
+    tables: list[list[dict[str, object]]] = []
+    monkeypatch.setattr(module, "tell", lambda message: told.append(message.event) or "id")
+    monkeypatch.setattr(module, "show_table", lambda key, description, rows: tables.append(rows))
+    monkeypatch.setattr(module.PrefectRunner, "call", lambda self, step, *arguments: step(*arguments))
+    with disable_run_logger():
+        state = module.reconcile_fleet.fn(str(place / "registry"), "catalog.yaml", "nodes.json", apply=True)
+    assert state.is_failed() and "missing" in state.message
+    assert ("b200", "digits", "missing") in {(row["on"], row["model"], row["state"]) for row in tables[0]}
+    assert told == ["enginery.model.registered", "enginery.engine.unproven"]
 
 
 @pytest.mark.parametrize(
