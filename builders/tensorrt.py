@@ -147,8 +147,7 @@ class _TensorRT:
         self._configure(trt, config, request)
         for shapes in request.profiles:
             _add_profile(builder, config, shapes)
-        if self.tunes and (left_out := use_given(config, workdir)):
-            said.messages.append(("WARNING", left_out))
+        said.messages += use_given(config, workdir) if self.tunes else []
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             reason = builder_reason(self.title, self.name, said.messages)

@@ -30,15 +30,15 @@ class TimingCached(Protocol):
         ...
 
 
-def use_given(config: Any, workdir: Path) -> str:
-    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; why the one there was left out, or ''."""
+def use_given(config: Any, workdir: Path) -> list[tuple[str, str]]:
+    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; a warning if the one there was left out."""
     path = workdir / GIVEN
     data = path.read_bytes() if path.is_file() else b""
     reason = _set(config, data)
-    if data and reason:
-        _set(config, b"")
-        return f"the timing cache of this GPU was left out, and begun anew: {reason}"
-    return ""
+    if not (data and reason):
+        return []
+    _set(config, b"")
+    return [("WARNING", f"the timing cache of this GPU was left out, and begun anew: {reason}")]
 
 
 def keep_grown(config: Any, workdir: Path) -> None:

@@ -163,9 +163,10 @@ class Config:
 def test_a_stale_cache_is_left_out_and_begun_anew(tmp_path: Path, stale: bytes) -> None:
     (tmp_path / GIVEN).write_bytes(stale)
     config = Config(lambda data: data != b"old")
-    assert "was left out, and begun anew" in use_given(config, tmp_path) and config.set == b""
+    [(level, text)] = use_given(config, tmp_path)
+    assert level == "WARNING" and "was left out, and begun anew" in text and config.set == b""
     (tmp_path / GIVEN).write_bytes(b"good")
-    assert use_given(config, tmp_path) == "" and config.set == b"good"
+    assert use_given(config, tmp_path) == [] and config.set == b"good"
     keep_grown(config, tmp_path)
     assert (tmp_path / GROWN).read_bytes() == b"grown"
 
@@ -178,5 +179,5 @@ def test_the_calls_exist_in_a_real_tensorrt(tmp_path: Path) -> None:
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
     config = builder.create_builder_config()
-    assert isinstance(tensorrt_timing.use_given(config, tmp_path), str)
+    assert isinstance(tensorrt_timing.use_given(config, tmp_path), list)
     assert isinstance(merged(trt, logger, b"", b""), bytes)
