@@ -53,7 +53,6 @@ class _TensorRT:
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
-    tunes: ClassVar[bool] = False
 
     workspace_mib: int = 0
     tf32: bool = False
@@ -147,12 +146,12 @@ class _TensorRT:
         self._configure(trt, config, request)
         for shapes in request.profiles:
             _add_profile(builder, config, shapes)
-        said.messages += use_given(config, workdir) if self.tunes else []
+        said.messages += use_given(config, workdir) if self.tunes_on_target else []
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             reason = builder_reason(self.title, self.name, said.messages)
             raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EngineryError(reason)
-        if self.tunes:
+        if self.tunes_on_target:
             keep_grown(config, workdir)
         return bytes(plan)
 
@@ -248,7 +247,6 @@ class TensorRT(_TensorRT):
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = _wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
-    tunes: ClassVar[bool] = True
 
     optimization_level: int = 3
     hardware_compatibility: str = "none"
@@ -262,8 +260,8 @@ class TensorRT(_TensorRT):
 
     def timing_place(self) -> tuple[str, str] | None:
         """See `TimingCached`: TensorRT tunes on the first GPU."""
-        here, installed = cuda.gpus(), self.versions()
-        return (here[0].name, installed.get(self.name) or max(installed.values())) if here and installed else None
+        here, found = cuda.gpus(), self.versions()
+        return (here[0].name, found.get(self.name) or max(found.values())) if here and found else None
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""

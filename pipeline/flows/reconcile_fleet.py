@@ -50,4 +50,4 @@ def reconcile_fleet(
 
 
 def _row(item: Standing) -> dict[str, Any]:
-    return {"on": item.group.name, "model": item.demand.reference, "state": item.state, "why": item.reason}
+    return {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}
