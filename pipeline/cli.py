@@ -102,12 +102,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         _leave(2)
+    except ModuleNotFoundError as error:
+        if (remedy := _remedy(error)) is None:
+            raise
+        click.echo(f"error: {remedy}", err=True)
+        _leave(3)
     except EngineryError as error:
         click.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         _leave(error.exit_code)
     except BrokenPipeError:
         pass
     _leave(code)
+
+
+def _remedy(error: ModuleNotFoundError) -> str | None:
+    """What to install for a package that the client does without; None if it is one of our own, and so a bug."""
+    package = (error.name or "").split(".")[0]
+    if not package or package in ("builders", "validation", "pipeline", "enginery"):
+        return None
+    extra = {"torch": "export", "onnxscript": "export", "prefect": "prefect", "ray": "ray"}.get(package, "build")
+    return f"this needs {package}, which is not installed: pip install 'enginery[{extra}]'"
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:

@@ -1,0 +1,178 @@
+"""What the KubeRay operator asks of its resources and no schema says; what an upgrade does to workers that run.
+
+Rules from KubeRay 1.7's validation (ray-operator/controllers/ray/utils/validation.go), as tried against the operator.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+from builders.targets import GENERATIONS
+from charts import renders
+from tests.charts.api_server import api_server
+from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
+
+RESERVED = {"num-cpus", "num-gpus", "memory", "resources"}
+
+
+def clusters() -> Iterator[tuple[str, Object]]:
+    """The spec of every RayCluster, also inside of RayJobs."""
+    for name, item in everything():
+        if item["kind"] == "RayCluster":
+            yield name, item["spec"]
+        if item["kind"] == "RayJob":
+            yield name, item["spec"]["rayClusterSpec"]
+
+
+def broken_rules(spec: Object) -> list[str]:
+    """The operator's rules that a cluster's spec breaks."""
+    found = []
+    groups, head = spec["workerGroupSpecs"], spec["headGroupSpec"]
+    names = [group["groupName"] for group in groups]
+    if len(names) != len(set(names)):
+        found.append("group names are not unique")
+    for group in groups:
+        if group["minReplicas"] > group["maxReplicas"]:
+            found.append(f"{group['groupName']}: min > max")
+        if not group["minReplicas"] <= group["replicas"]:
+            found.append(f"{group['groupName']}: replicas < min")
+        if group.get("resources") and RESERVED & group["rayStartParams"].keys():
+            found.append(f"{group['groupName']}: resources and rayStartParams exclude each other")
+        if any(name.startswith("ray.io/") for name in group.get("labels", ())):
+            found.append(f"{group['groupName']}: a label of Ray's own")
+    if spec.get("autoscalerOptions", {}).get("version") == "v2":
+        for part in [head, *groups]:
+            if part["template"]["spec"].get("restartPolicy", "Never") != "Never":
+                found.append("autoscaler v2 restarts pods itself")
+        if "securityContext" not in spec["autoscalerOptions"]:
+            found.append("the autoscaler's container has no security context")
+    if spec.get("authOptions", {}).get("mode") == "token" and version(spec["rayVersion"]) < (2, 52):
+        found.append("no token authentication before Ray 2.52")
+    if head["rayStartParams"].get("num-cpus") != "0":
+        found.append("the head takes work")
+    return found
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def test_the_operators_rules_hold() -> None:
+    found = {name: broken for name, spec in clusters() if (broken := broken_rules(spec))}
+    assert not found
+    assert len(list(clusters())) == len(renders.SAMPLES) + 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"minReplicas": 9}, "min > max"),
+        ({"minReplicas": 1, "replicas": 0}, "replicas < min"),
+        ({"resources": {"cpu": "1"}, "rayStartParams": {"num-gpus": "1"}}, "exclude each other"),
+        ({"labels": {"ray.io/x": "y"}}, "Ray's own"),
+    ],
+)
+def test_a_broken_rule_is_found(changed: dict[str, Any], said: str) -> None:
+    spec = next(spec for _, spec in clusters())
+    wrong = {**spec, "workerGroupSpecs": [{**spec["workerGroupSpecs"][0], **changed}]}
+    assert any(said in item for item in broken_rules(wrong))
+
+
+def test_names_are_as_short_as_ray_wants_them() -> None:
+    for name, item in everything():
+        most = {"RayCluster": 53, "RayJob": 47}.get(item["kind"])
+        assert most is None or len(item["metadata"]["name"]) <= most, name
+
+
+def test_kueue_is_told_what_it_needs() -> None:
+    (cluster,) = [item for item in sample_objects("onprem") if item["kind"] == "RayCluster"]
+    assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "builds"
+    assert cluster["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
+    assert len(cluster["spec"]["workerGroupSpecs"]) <= 17
+    assert "suspend" not in cluster["spec"], "that is Kueue's to write"
+    job = next(item for path in EXAMPLES for item in objects_in(path) if item["kind"] == "RayJob")
+    assert job["spec"]["shutdownAfterJobFinishes"] is True
+
+
+def test_groups_have_the_labels_that_builds_ask_for() -> None:
+    """As `pipeline.steps.engines` asks Ray: enginery/sm is a generation's name; a product is one of its products."""
+    known = {item.sm: item.products for item in GENERATIONS}
+    for name, spec in clusters():
+        for group in spec["workerGroupSpecs"]:
+            labels = group.get("labels", {})
+            if group["groupName"] == "cpu":
+                continue
+            assert labels.keys() <= {"enginery/sm", "enginery/product"}, name
+            assert labels.get("enginery/product") in {None, *known[labels["enginery/sm"]]}, name
+
+
+def test_a_slice_of_a_gpu_is_counted_as_one() -> None:
+    (cluster,) = [item for item in sample_objects("onprem") if item["kind"] == "RayCluster"]
+    groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
+    assert groups["a100-mig"]["rayStartParams"] == {"num-gpus": "1"}
+    assert groups["h100"]["rayStartParams"] == {}
+
+
+LIVE = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayCluster",
+    "metadata": {"name": "enginery-ray", "namespace": "enginery"},
+    "spec": {
+        "workerGroupSpecs": [
+            {"groupName": "h100", "replicas": 2, "scaleStrategy": {"workersToDelete": ["h100-worker-x"]}},
+            {"groupName": "l40s", "replicas": 0},
+            {"groupName": "gone", "replicas": 3},
+        ]
+    },
+}
+
+
+def upgraded(folder: Path, live: Object | None) -> dict[str, Object]:
+    """The worker groups of an upgrade, with what is in the cluster now."""
+    path = "/apis/ray.io/v1/namespaces/enginery/rayclusters/enginery-ray"
+    values = renders.sample("onprem")
+    with api_server({path: live} if live else {}, folder) as kubeconfig:
+        config = helm.Config(kubeconfig_path=str(kubeconfig), namespace="enginery")
+        with config, helm.Chart.load(str(renders.CHART)) as chart:
+            texts = config.render(chart, values, name="enginery", namespace="enginery", is_upgrade=True, revision=2)
+    cluster = yaml.safe_load(texts["enginery/templates/ray/cluster.yaml"])
+    return {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
+
+
+@pytest.mark.server
+def test_an_upgrade_asks_for_the_workers_that_run(tmp_path: Path) -> None:
+    groups = upgraded(tmp_path, LIVE)
+    assert groups["h100"]["replicas"] == 2
+    assert groups["h100"]["scaleStrategy"] == {"workersToDelete": ["h100-worker-x"]}
+    assert groups["l40s"]["replicas"] == 1, "min is 1"
+    assert groups["b200"]["replicas"] == 0, "a group that is new"
+    assert "scaleStrategy" not in groups["b200"]
+    assert "gone" not in groups
+
+
+@pytest.mark.server
+def test_an_installation_asks_for_the_least(tmp_path: Path) -> None:
+    groups = upgraded(tmp_path, None)
+    assert {name: group["replicas"] for name, group in groups.items()} == {
+        "cpu": 0, "l40s": 1, "a100-mig": 0, "h100": 0, "b200": 0
+    }  # fmt: skip
+
+
+def test_what_would_stop_workers_is_refused_by_the_guard() -> None:
+    """Its rule in CEL is tried on an API server alone; here: that it is about this cluster, and not its autoscaler."""
+    policy, binding = [item for item in sample_objects("aws") if "ValidatingAdmission" in item["kind"]]
+    conditions = {item["name"]: item["expression"] for item in policy["spec"]["matchConditions"]}
+    assert conditions["this-cluster"] == "object.metadata.name == 'enginery-ray'"
+    assert "'system:serviceaccount:enginery:enginery-ray-head'" in conditions["not-the-autoscaler"]
+    assert "enginery.io/may-stop-workers" in conditions["not-asked-for"]
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert rule["resources"] == ["rayclusters"], "not its status, which the operator writes"
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "enginery"
+    }
+    assert "helm upgrade" in policy["spec"]["validations"][0]["message"], label(policy)
