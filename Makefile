@@ -1,13 +1,13 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
 # check  format, lint, types, import rules               bench  ratios against peers, measured in one run
 # docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
-# clean  removes what these made
+# chart  what is generated from the Helm chart           clean  removes what these made
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := builders validation pipeline enginery tests benchmarks examples
+SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo test check format bench docs hunt clean
+.PHONY: demo test check format bench docs chart hunt clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -41,6 +41,9 @@ hunt: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/spec.schema.json
+
+chart: $(VENV)/.installed
+	$(BIN)/python -m charts.regenerate
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info registry

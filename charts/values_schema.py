@@ -125,7 +125,9 @@ def _value(value: Any, path: tuple[str, ...]) -> Schema:
         return _object(value, path)
     if type(value) in _TYPES:
         return {"type": _TYPES[type(value)]}
-    raise TypeError(f"{'.'.join(path)}: {value!r} does not say what may be given; add a rule to charts/values_schema.py")
+    raise TypeError(
+        f"{'.'.join(path)}: {value!r} does not say what may be given; add a rule to charts/values_schema.py"
+    )
 
 
 def _group(defaults: Schema) -> Schema:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,5 +67,5 @@ def deploy_commands(name: str) -> list[list[str]]:
 
 def job_variables(command: list[str]) -> Object:
     """What a command line of `enginery deploy` sets in the pool's base job template."""
-    given = [word for flag, word in zip(command, command[1:], strict=False) if flag == "--job-variable"]
+    given = [word for flag, word in pairwise(command) if flag == "--job-variable"]
     return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in given}

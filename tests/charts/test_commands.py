@@ -1,8 +1,9 @@
-"""Every command that the chart, the manifests and their documentation run is one that Enginery has, option by option."""
+"""Every command that the chart, the manifests and their documentation run is one of Enginery's, option by option."""
 
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 
 import click
 import pytest
@@ -20,6 +21,7 @@ from tests.charts.kube import (
     pod_specs,
     sample_objects,
 )
+from tests.charts.restricted import violations
 
 DOCS = (MANIFESTS.parent / "docs/kubernetes.md", MANIFESTS / "README.md", renders.CHART / "UPGRADING.md")
 
@@ -120,7 +122,6 @@ def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) ->
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
     from pipeline.deployments.pools import template
     from prefect.utilities.templating import apply_values
-    from tests.charts.restricted import violations
 
     base = template("kubernetes")
     known = base["variables"]["properties"]
@@ -148,7 +149,7 @@ def test_each_gpu_group_gets_a_flow_that_proves_on_its_hardware() -> None:
 
 def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:
     words = deploy_commands("onprem")[0]
-    slots = [word for flag, word in zip(words, words[1:], strict=False) if flag == "--slots"]
+    slots = [word for flag, word in pairwise(words) if flag == "--slots"]
     assert slots == ["sm_100=1", "sm_80=4", "sm_89=2", "sm_90=2"]
 
 

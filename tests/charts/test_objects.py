@@ -23,8 +23,8 @@ BUILT_IN = {
 }  # fmt: skip
 CUSTOM = {"ray.io/v1", "monitoring.coreos.com/v1", "kueue.x-k8s.io/v1beta2", "argoproj.io/v1alpha1"}
 CRD_FILES = (
-    "ray.io_rayclusters.yaml", "ray.io_rayjobs.yaml", "servicemonitors.yaml", "prometheusrules.yaml", "clusterqueues.yaml",
-    "localqueues.yaml", "resourceflavors.yaml", "workloadpriorityclasses.yaml",
+    "ray.io_rayclusters.yaml", "ray.io_rayjobs.yaml", "servicemonitors.yaml", "prometheusrules.yaml",
+    "clusterqueues.yaml", "localqueues.yaml", "resourceflavors.yaml", "workloadpriorityclasses.yaml",
 )  # fmt: skip
 # What a version does not have yet.
 SINCE = {"serving-image-volume.yaml": "1.31"}
@@ -157,7 +157,7 @@ def defaulted(value: Any, schema: Any) -> Any:
 
 
 def test_the_analysis_template_is_what_argo_rollouts_reads() -> None:
-    """No CRD of it is at hand; the fields are those of its documentation (Analysis & Progressive Delivery, Job metrics)."""
+    """No CRD of it is at hand; the fields are those of its documentation (Analysis, Job metrics)."""
     (template,) = objects_in(next(path for path in EXAMPLES if path.name == "canary-analysis.yaml"))
     (metric,) = template["spec"]["metrics"]
     assert metric.keys() == {"name", "count", "failureLimit", "provider"}

@@ -30,31 +30,31 @@ def clusters() -> Iterator[tuple[str, Object]]:
 
 def broken_rules(spec: Object) -> list[str]:
     """The operator's rules that a cluster's spec breaks."""
-    found = []
-    groups, head = spec["workerGroupSpecs"], spec["headGroupSpec"]
+    groups, head, autoscaler = spec["workerGroupSpecs"], spec["headGroupSpec"], spec.get("autoscalerOptions", {})
     names = [group["groupName"] for group in groups]
-    if len(names) != len(set(names)):
-        found.append("group names are not unique")
-    for group in groups:
-        if group["minReplicas"] > group["maxReplicas"]:
-            found.append(f"{group['groupName']}: min > max")
-        if not group["minReplicas"] <= group["replicas"]:
-            found.append(f"{group['groupName']}: replicas < min")
-        if group.get("resources") and RESERVED & group["rayStartParams"].keys():
-            found.append(f"{group['groupName']}: resources and rayStartParams exclude each other")
-        if any(name.startswith("ray.io/") for name in group.get("labels", ())):
-            found.append(f"{group['groupName']}: a label of Ray's own")
-    if spec.get("autoscalerOptions", {}).get("version") == "v2":
-        for part in [head, *groups]:
-            if part["template"]["spec"].get("restartPolicy", "Never") != "Never":
-                found.append("autoscaler v2 restarts pods itself")
-        if "securityContext" not in spec["autoscalerOptions"]:
-            found.append("the autoscaler's container has no security context")
-    if spec.get("authOptions", {}).get("mode") == "token" and version(spec["rayVersion"]) < (2, 52):
-        found.append("no token authentication before Ray 2.52")
-    if head["rayStartParams"].get("num-cpus") != "0":
-        found.append("the head takes work")
-    return found
+    policies = {part["template"]["spec"].get("restartPolicy", "Never") for part in [head, *groups]}
+    token = spec.get("authOptions", {}).get("mode") == "token"
+    rules = {
+        "group names are not unique": len(names) != len(set(names)),
+        "autoscaler v2 restarts pods itself": autoscaler.get("version") == "v2" and policies != {"Never"},
+        "the autoscaler's container has no security context": autoscaler and "securityContext" not in autoscaler,
+        "no token authentication before Ray 2.52": token and version(spec["rayVersion"]) < (2, 52),
+        "the head takes work": head["rayStartParams"].get("num-cpus") != "0",
+    }
+    found = [rule for rule, broken in rules.items() if broken]
+    return found + [f"{group['groupName']}: {rule}" for group in groups for rule in broken_by(group)]
+
+
+def broken_by(group: Object) -> list[str]:
+    """The operator's rules that a worker group breaks."""
+    both = bool(RESERVED & set(group["rayStartParams"]))
+    rules = {
+        "min > max": group["minReplicas"] > group["maxReplicas"],
+        "replicas < min": group["replicas"] < group["minReplicas"],
+        "resources and rayStartParams exclude each other": bool(group.get("resources")) and both,
+        "a label of Ray's own": any(name.startswith("ray.io/") for name in group.get("labels", ())),
+    }
+    return [rule for rule, broken in rules.items() if broken]
 
 
 def version(text: str) -> tuple[int, ...]:

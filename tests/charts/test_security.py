@@ -125,7 +125,7 @@ def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str
 
 
 def test_the_prefect_worker_looks_at_its_own_namespace_alone() -> None:
-    """Without these two it lists every pod of the cluster and reads the namespace kube-system, which its rights forbid."""
+    """Else it lists all pods of the cluster and reads the namespace kube-system, which it has no right to."""
     (worker,) = [item for item in sample_objects("aws") if label(item) == "Deployment enginery-prefect-worker"]
     env = {item["name"]: item.get("value") for item in next(pod_specs(worker))["containers"][0]["env"]}
     assert env["PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES"] == "enginery"

@@ -21,6 +21,7 @@ validation: {latency: "off"}
 
 
 def main(folder: Path) -> None:
+    """Write the three files."""
     random = np.random.default_rng()
     folder.mkdir(parents=True)
     weight = numpy_helper.from_array(random.standard_normal((8, 4), np.float32), "w")
@@ -28,7 +29,9 @@ def main(folder: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])
     graph = helper.make_graph(nodes, "tiny", [x], [y], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), folder / "model.onnx")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), folder / "model.onnx"
+    )
     np.savez(folder / "golden.npz", x=random.standard_normal((16, 8), np.float32))
     (folder / "spec.yaml").write_text(SPEC)
 
