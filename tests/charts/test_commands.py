@@ -99,7 +99,7 @@ def test_deployments_are_registered_with_options_that_exist(sample: str) -> None
 def test_every_command_in_the_documentation_exists() -> None:
     found = list(in_docs())
     assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {words[1] for _, words in found} >= {"register", "export-oci"}
+    assert {words[1] for _, words in found} >= {"register"}
 
 
 def test_what_does_not_exist_is_found() -> None:

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline import cli
 from pipeline.cli import COMMANDS, main
 from tests.pipeline.projects import Project
 
