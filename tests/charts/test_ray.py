@@ -4,9 +4,11 @@ Rules from KubeRay 1.7's validation (ray-operator/controllers/ray/utils/validati
 """
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import celpy
 import helm_python as helm
 import pytest
 import yaml
@@ -14,7 +16,7 @@ import yaml
 from builders.targets import GENERATIONS
 from charts import renders
 from tests.charts.api_server import api_server
-from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
+from tests.charts.kube import EXAMPLES, Object, everything, objects_in, sample_objects
 
 RESERVED = {"num-cpus", "num-gpus", "memory", "resources"}
 
@@ -124,7 +126,7 @@ LIVE = {
     "spec": {
         "workerGroupSpecs": [
             {"groupName": "h100", "replicas": 2, "scaleStrategy": {"workersToDelete": ["h100-worker-x"]}},
-            {"groupName": "l40s", "replicas": 0},
+            {"groupName": "l40s", "replicas": 0, "scaleStrategy": {}},
             {"groupName": "gone", "replicas": 3},
         ]
     },
@@ -149,6 +151,7 @@ def test_an_upgrade_asks_for_the_workers_that_run(tmp_path: Path) -> None:
     assert groups["h100"]["replicas"] == 2
     assert groups["h100"]["scaleStrategy"] == {"workersToDelete": ["h100-worker-x"]}
     assert groups["l40s"]["replicas"] == 1, "min is 1"
+    assert groups["l40s"]["scaleStrategy"] == {}, "nothing there and nothing in it differ"
     assert groups["b200"]["replicas"] == 0, "a group that is new"
     assert "scaleStrategy" not in groups["b200"]
     assert "gone" not in groups
@@ -162,17 +165,60 @@ def test_an_installation_asks_for_the_least(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_would_stop_workers_is_refused_by_the_guard() -> None:
-    """Its rule in CEL is tried on an API server alone; here: that it is about this cluster, and not its autoscaler."""
-    policy, binding = [item for item in sample_objects("aws") if "ValidatingAdmission" in item["kind"]]
-    conditions = {item["name"]: item["expression"] for item in policy["spec"]["matchConditions"]}
-    assert conditions["this-cluster"] == "object.metadata.name == 'enginery-ray'"
-    assert "'system:serviceaccount:enginery:enginery-ray-head'" in conditions["not-the-autoscaler"]
-    assert "enginery.io/may-stop-workers" in conditions["not-asked-for"]
-    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
-    assert rule["resources"] == ["rayclusters"], "not its status, which the operator writes"
-    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+def groups_of(*groups: tuple[str, int, int]) -> Object:
+    """A RayCluster with worker groups: (name, replicas, most)."""
+    specs = [{"groupName": name, "replicas": replicas, "maxReplicas": most} for name, replicas, most in groups]
+    return {"metadata": {"name": "enginery-ray"}, "spec": {"workerGroupSpecs": specs}}
+
+
+@cache
+def guard() -> dict[str, Any]:
+    """The guard's rule and its conditions, by name, as programs in CEL."""
+    (policy,) = [item for item in sample_objects("aws") if item["kind"] == "ValidatingAdmissionPolicy"]
+    (rule,) = policy["spec"]["validations"]
+    assert "helm upgrade" in rule["message"]
+    (resources,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert resources["resources"] == ["rayclusters"], "not its status, which the operator writes"
+    texts = {item["name"]: item["expression"] for item in policy["spec"]["matchConditions"]}
+    environment = celpy.Environment()
+    return {
+        name: environment.program(environment.compile(text))
+        for name, text in {**texts, "rule": rule["expression"]}.items()
+    }
+
+
+def holds(name: str, **objects: Object) -> bool:
+    return bool(guard()[name].evaluate({word: celpy.json_to_cel(value) for word, value in objects.items()}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "allowed"),
+    [
+        ([("a", 2, 4)], [("a", 2, 4)], True),
+        ([("a", 2, 4)], [("a", 3, 4)], True),
+        ([("a", 2, 4)], [("a", 0, 4)], False),
+        ([("a", 2, 4)], [("a", 2, 1)], False),  # KubeRay would stop the second
+        ([("a", 0, 4)], [], True),
+        ([("a", 1, 4)], [], False),
+        ([("a", 1, 4)], [("b", 1, 4)], False),
+        ([("a", 1, 4)], [("b", 0, 4), ("a", 1, 4)], True),
+        ([], [("a", 0, 4)], True),
+    ],
+)
+def test_the_guard_refuses_what_would_stop_workers(before: list[Any], after: list[Any], allowed: bool) -> None:
+    assert holds("rule", oldObject=groups_of(*before), object=groups_of(*after)) is allowed
+
+
+def test_the_guard_is_about_this_cluster_and_not_its_autoscaler_nor_who_says_so() -> None:
+    asked = {"metadata": {"name": "enginery-ray", "annotations": {"enginery.io/may-stop-workers": "true"}}}
+    assert holds("this-cluster", object=groups_of())
+    assert not holds("this-cluster", object={"metadata": {"name": "other-ray"}})
+    assert holds("not-asked-for", object=groups_of())
+    assert not holds("not-asked-for", object=asked)
+    autoscaler = "system:serviceaccount:enginery:enginery-ray-head"
+    assert holds("not-the-autoscaler", request={"userInfo": {"username": "somebody"}})
+    assert not holds("not-the-autoscaler", request={"userInfo": {"username": autoscaler}})
+    (binding,) = [item for item in sample_objects("aws") if item["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "enginery"
     }
-    assert "helm upgrade" in policy["spec"]["validations"][0]["message"], label(policy)

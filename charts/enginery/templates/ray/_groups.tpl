@@ -23,9 +23,8 @@
 minReplicas: {{ .min }}
 maxReplicas: {{ .max }}
 replicas: {{ max (int .min) (int (get $live "replicas" | default 0)) }}
-{{- with get $live "scaleStrategy" }}
-scaleStrategy:
-{{- toYaml . | nindent 2 }}
+{{- if hasKey $live "scaleStrategy" }}
+scaleStrategy: {{ get $live "scaleStrategy" | toJson }}
 {{- end }}
 numOfHosts: 1
 priority: 0
