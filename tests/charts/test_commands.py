@@ -120,8 +120,9 @@ def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
-    from pipeline.deployments.pools import template
     from prefect.utilities.templating import apply_values
+
+    from pipeline.deployments.pools import template
 
     base = template("kubernetes")
     known = base["variables"]["properties"]
