@@ -1,13 +1,14 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
 # check  format, lint, types, import rules               bench  ratios against peers, measured in one run
 # docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
-# clean  removes what these made                         demo-cluster  Prefect and Ray on loopback: an event builds a model
+# chart  what is generated from the Helm chart           clean  removes what these made
+# demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := builders validation pipeline enginery tests benchmarks examples
+SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench docs hunt clean
+.PHONY: demo demo-cluster test check format bench docs chart hunt clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -45,6 +46,9 @@ hunt: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/spec.schema.json
 	env -u ENGINERY_REGISTRY $(BIN)/enginery deploy --print-yaml > prefect.yaml
+
+chart: $(VENV)/.installed
+	$(BIN)/python -m charts.regenerate
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info registry

@@ -97,6 +97,14 @@ def enginery() -> None:
     """
 
 
+# What brings a package; `build` all that are not named.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "onnxscript"), "export"),
+    **{name: name for name in ("prefect", "ray", "kubernetes")},
+    "model_signing": "signing",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
     signal.signal(signal.SIGTERM, _interrupt)
@@ -111,6 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         _leave(2)
+    except ModuleNotFoundError as error:
+        if (remedy := _remedy(error)) is None:
+            raise
+        click.echo(f"error: {remedy}", err=True)
+        _leave(3)
     except EngineryError as error:
         _say_last(chosen, "error", f"error: {error}" if "\n" not in str(error) else str(error))
         _leave(error.exit_code)
@@ -127,6 +140,15 @@ def _say_last(chosen: Mapping[str, str], event: str, text: str) -> None:
         JsonLines().tell(event, "error", message=text.removeprefix("error: "))
     else:
         click.echo(text, err=True)
+
+
+def _remedy(error: ModuleNotFoundError) -> str | None:
+    """What to install for a package that the client does without; None if it is one of our own, and so a bug."""
+    package = (error.name or "").split(".")[0]
+    if not package or package in ("builders", "validation", "pipeline", "enginery"):
+        return None
+    extra = _EXTRAS.get(package, "build")
+    return f"this needs {package}, which is not installed: pip install 'enginery[{extra}]'"
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:

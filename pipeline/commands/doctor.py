@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from builders.types import Backend, BuildRequest, Precision, Target
 
 LEAST_FREE_GIB = 2.0
+EXTRAS = {
+    "onnx": "build engines: pip install 'enginery[build]'",
+    "torch": "export from PyTorch: pip install 'enginery[export]'",
+    "prefect": "run as flows: pip install 'enginery[prefect]'",
+    "ray": "build on a cluster: pip install 'enginery[ray]'",
+}
 MARKS = {"ok": "[green]ok[/green]", "missing": "[yellow]missing[/yellow]", "broken": "[red]broken[/red]"}
 
 
@@ -169,9 +175,10 @@ def _compilers() -> Iterator[Finding]:
 def _services() -> Iterator[Finding]:
     from pipeline.workshop import versions
 
-    for name, version in versions("torch", "onnx", "prefect", "ray").items():
-        state = "broken" if version == "absent" else "ok"
-        yield Finding(name, state, version if state == "ok" else f"not installed; pip install {name}")
+    for name, version in versions(*EXTRAS).items():
+        state = "missing" if version == "absent" else "ok"
+        remedy = f"not installed; to {EXTRAS[name]}"
+        yield Finding(name, state, version if state == "ok" else remedy)
     api = os.environ.get("PREFECT_API_URL")
     yield Finding("prefect api", "ok", api or "not configured: steps run in-process; --runner prefect starts a server")
 

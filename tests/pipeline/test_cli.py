@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline import cli
 from pipeline.cli import COMMANDS, main
 from tests.pipeline.projects import Project
 
@@ -123,3 +125,34 @@ def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> Non
     done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
     assert "temporary space" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("torch.nn", "needs torch, which is not installed: pip install 'enginery[export]'"),
+        ("pydantic", "pip install 'enginery[build]'"),
+        ("ray", "pip install 'enginery[ray]'"),
+    ],
+)
+def test_a_package_that_the_client_does_without_is_named_with_its_extra(
+    missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "enginery", _raising(ModuleNotFoundError(f"No module named '{missing}'", name=missing)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 3
+    assert said in capsys.readouterr().err
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "enginery", _raising(ModuleNotFoundError("No module named 'x'", name="pipeline.gone")))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main([])
+
+
+def _raising(error: Exception) -> Any:
+    def command(*_: object, **__: object) -> None:
+        raise error
+
+    return command

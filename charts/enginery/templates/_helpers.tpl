@@ -1,0 +1,105 @@
+{{/* Names and labels. A release name is cut so that the longest name made from it stays within 53 characters, which is
+     what a RayCluster may have. */}}
+{{- define "enginery.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "enginery.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains (include "enginery.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "enginery.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects pods: never changes during a release's life. Argument: (list $ component). */}}
+{{- define "enginery.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "enginery.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* Labels of an object. Argument: (list $ component). No version of the chart in pod templates: see enginery.podLabels. */}}
+{{- define "enginery.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "enginery.selector" . }}
+app.kubernetes.io/part-of: enginery
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of pods: those that select them, and the user's. A chart's version in here would restart every pod, and change
+     Ray's worker groups, on each upgrade. Argument: (list $ component). */}}
+{{- define "enginery.podLabels" -}}
+{{ include "enginery.selector" . }}
+{{- with (index . 0).Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Name of a service account. Argument: (list $ "prefectWorker"). */}}
+{{- define "enginery.serviceAccount" -}}
+{{- $root := index . 0 -}}
+{{- $account := index $root.Values.serviceAccounts (index . 1) -}}
+{{- $account.name | default (printf "%s-%s" (include "enginery.fullname" $root) (index . 1 | kebabcase)) -}}
+{{- end -}}
+
+{{/* An image by digest. Argument: (list $ "control"). */}}
+{{- define "enginery.image" -}}
+{{- $image := index (index . 0).Values.images (index . 1) -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository $image.tag -}}
+{{- end -}}
+{{- end -}}
+
+{{/* URI of the registry, as ENGINERY_REGISTRY has it. */}}
+{{- define "enginery.registry" -}}
+{{- $registry := .Values.registry -}}
+{{- if $registry.existingClaim -}}
+file:///registry
+{{- else -}}
+{{- $options := list -}}
+{{- range $option, $value := dict "endpoint" $registry.endpoint "region" $registry.region "sse" $registry.sse "kms_key" $registry.kmsKey -}}
+{{- if $value }}{{ $options = append $options (printf "%s=%s" $option $value) }}{{ end -}}
+{{- end -}}
+{{- if not (kindIs "invalid" $registry.pathStyle) -}}
+{{- $options = append $options (printf "path_style=%s" (ternary "1" "0" $registry.pathStyle)) -}}
+{{- end -}}
+s3://{{ $registry.bucket }}/{{ $registry.prefix }}{{ if $options }}?{{ join "&" (sortAlpha $options) }}{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Prefect's API as pods reach it. */}}
+{{- define "enginery.prefectApi" -}}
+{{- if .Values.prefect.server.enabled -}}
+http://{{ include "enginery.fullname" . }}-prefect-server:4200/api
+{{- else -}}
+{{- .Values.prefect.externalApi.url -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of the RayCluster. */}}
+{{- define "enginery.rayCluster" -}}
+{{- printf "%s-ray" (include "enginery.fullname" .) -}}
+{{- end -}}
+
+{{/* Ray's address for clients outside of the cluster's own pods. */}}
+{{- define "enginery.rayAddress" -}}
+ray://{{ include "enginery.rayCluster" . }}-head-svc:10001
+{{- end -}}
+
+{{/* Name of the claim that Ray's workers share, or nothing. */}}
+{{- define "enginery.sharedCache" -}}
+{{- if .Values.ray.sharedCache.enabled -}}
+{{- .Values.ray.sharedCache.existingClaim | default (printf "%s-ray-cache" (include "enginery.fullname" .)) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,91 @@
+{{/* What a schema cannot say: rules between values. Each ends the command with what is wrong and the remedy. */}}
+{{- define "enginery.validate" -}}
+{{- $problems := list -}}
+{{- $full := include "enginery.fullname" . -}}
+
+{{- if gt (len $full) 40 -}}
+{{- $problems = append $problems (printf "fullnameOverride: %q has %d characters; names made from it fit up to 40: shorten it" $full (len $full)) -}}
+{{- end -}}
+
+{{- range $which := list "control" "worker" -}}
+{{- $image := index $.Values.images $which -}}
+{{- if or (ne $which "worker") $.Values.gpuGroups -}}
+{{- if not $image.repository -}}
+{{- $problems = append $problems (printf "images.%s.repository is empty; build images/%s.Dockerfile, push it, and name it here" $which $which) -}}
+{{- end -}}
+{{- if and (not $image.digest) (not $.Values.images.allowTags) -}}
+{{- $problems = append $problems (printf "images.%s.digest is empty; give the digest that `docker push` printed (sha256:...), or set images.allowTags=true to go by tag" $which) -}}
+{{- end -}}
+{{- if and (not $image.digest) $.Values.images.allowTags (not $image.tag) -}}
+{{- $problems = append $problems (printf "images.%s has neither digest nor tag; give one" $which) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and .Values.registry.bucket .Values.registry.existingClaim -}}
+{{- $problems = append $problems "registry: both bucket and existingClaim are given; a registry is in one place: remove one" -}}
+{{- else if not (or .Values.registry.bucket .Values.registry.existingClaim) -}}
+{{- $problems = append $problems "registry: neither bucket nor existingClaim is given; name the bucket, or a ReadWriteMany claim" -}}
+{{- end -}}
+
+{{- if and .Values.prefect.server.enabled .Values.prefect.externalApi.url -}}
+{{- $problems = append $problems "prefect.externalApi.url is given, and prefect.server.enabled too; set prefect.server.enabled=false to use the external API" -}}
+{{- else if not (or .Values.prefect.server.enabled .Values.prefect.externalApi.url) -}}
+{{- $problems = append $problems "prefect.server.enabled is false and there is no prefect.externalApi.url; give the URL of a Prefect API" -}}
+{{- end -}}
+
+{{- if and .Values.gpuGroups (not .Values.ray.enabled) -}}
+{{- $problems = append $problems "gpuGroups are workers of the RayCluster, but ray.enabled is false; set ray.enabled=true or remove them" -}}
+{{- end -}}
+{{- if and .Values.ray.enabled (semverCompare "<2.52.0" .Values.ray.version) -}}
+{{- $problems = append $problems (printf "ray.version: %s has no token authentication; use 2.52.0 or later (the images have the version in constraints.txt)" .Values.ray.version) -}}
+{{- end -}}
+
+{{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
+{{- $seen := dict "cpu" true -}}
+{{- range .Values.gpuGroups -}}
+{{- $group := include "enginery.ray.gpuGroup" (list $ .) | fromJson -}}
+{{- if hasKey $seen $group.name -}}
+{{- $problems = append $problems (printf "gpuGroups: the name %q is taken%s; rename one" $group.name (ternary " by cpuGroup" "" (eq $group.name "cpu"))) -}}
+{{- end -}}
+{{- $_ := set $seen $group.name true -}}
+{{- if gt (int $group.min) (int $group.max) -}}
+{{- $problems = append $problems (printf "gpuGroups.%s: min %d is more than max %d; raise max or lower min" $group.name (int $group.min) (int $group.max)) -}}
+{{- end -}}
+{{- if $group.product -}}
+{{- $products := (index $gpus $group.generation).products -}}
+{{- if not (hasKey $products $group.product) -}}
+{{- $problems = append $problems (printf "gpuGroups.%s.product: %q is no product of %s, which has %s" $group.name $group.product $group.generation (keys $products | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not $group.gpuLabels) (not $group.nodeSelector) -}}
+{{- $problems = append $problems (printf "gpuGroups.%s: gpuLabels is false and nodeSelector is empty, so it would run on any GPU; say with nodeSelector which nodes have a %s" $group.name $group.generation) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.cpuGroup.enabled (gt (int .Values.cpuGroup.min) (int .Values.cpuGroup.max)) -}}
+{{- $problems = append $problems (printf "cpuGroup: min %d is more than max %d; raise max or lower min" (int .Values.cpuGroup.min) (int .Values.cpuGroup.max)) -}}
+{{- end -}}
+{{- $groups := add (len .Values.gpuGroups) (ternary 1 0 .Values.cpuGroup.enabled) -}}
+{{- if and .Values.kueue.queueName (gt (int $groups) 17) -}}
+{{- $problems = append $problems (printf "%d worker groups: Kueue admits 17 at most; merge groups, or split the fleet into two releases" (int $groups)) -}}
+{{- end -}}
+{{- if and .Values.ray.enabled (eq (int $groups) 0) -}}
+{{- $problems = append $problems "ray.enabled is true and there is no worker group; enable cpuGroup or name gpuGroups" -}}
+{{- end -}}
+
+{{- if and .Values.canary.enabled (not .Values.canary.traffic) -}}
+{{- $problems = append $problems "canary.enabled is true and canary.traffic is empty: every canary would end with nothing to replay; name the place of recorded requests, or set canary.enabled=false" -}}
+{{- end -}}
+
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.registry.cidrs) (not .Values.networkPolicy.registry.namespaceSelector) -}}
+{{- $problems = append $problems "networkPolicy.registry has neither cidrs nor namespaceSelector, and an empty rule would allow everything; name where the bucket is" -}}
+{{- end -}}
+
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
+{{- $problems = append $problems "metrics.serviceMonitor.enabled is true and metrics.enabled is false: there is nothing to scrape; set metrics.enabled=true" -}}
+{{- end -}}
+
+{{- if $problems -}}
+{{- fail (printf "\n\n%s\n" (join "\n" $problems)) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,47 @@
+{{/* Where the Prefect server keeps its state: PostgreSQL, or SQLite below PREFECT_HOME. */}}
+{{- define "enginery.env.database" -}}
+{{- with .Values.prefect.server.postgresql }}
+{{- if .existingSecret }}
+- name: PREFECT_API_DATABASE_CONNECTION_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Waits until Prefect's API answers: what is started beside the server would fail before it is up. */}}
+{{- define "enginery.waitForPrefect" -}}
+- name: wait-for-prefect
+  image: {{ include "enginery.image" (list . "control") }}
+  imagePullPolicy: {{ .Values.images.control.pullPolicy }}
+  command:
+    - python
+    - -c
+    - |
+      import os, sys, time, urllib.error, urllib.request
+      url, end = os.environ["PREFECT_API_URL"] + "/health", time.monotonic() + 600
+      while time.monotonic() < end:
+          try:
+              urllib.request.urlopen(url, timeout=5).close()
+              sys.exit(0)
+          except urllib.error.HTTPError as error:
+              if error.code < 500:
+                  sys.exit(0)  # it answers; whether it knows us is seen next
+              reason = error
+          except OSError as error:
+              reason = error
+          print(f"{url}: {reason}; trying again", flush=True)
+          time.sleep(5)
+      sys.exit(f"{url} did not answer within 10 minutes; see the logs of the Prefect server")
+  securityContext:
+    {{- include "enginery.containerSecurity" . | nindent 4 }}
+  env:
+    {{- include "enginery.env.base" . | nindent 4 }}
+    - name: PREFECT_API_URL
+      value: {{ include "enginery.prefectApi" . | quote }}
+  resources:
+    requests: {cpu: 50m, memory: 64Mi}
+    limits: {memory: 128Mi}
+{{- end -}}

@@ -1,0 +1,106 @@
+{{/* What `enginery deploy` is told. Everything that differs between clusters goes through the variables of the work
+     pool's base job template (pipeline/deployments/kubernetes.json), never through a template of the chart's own. */}}
+
+{{/* Job variables of every flow run, as JSON. */}}
+{{- define "enginery.jobVariables" -}}
+{{- $runs := .Values.prefect.flowRuns -}}
+{{- $env := dict "HOME" "/tmp" "TMPDIR" "/tmp" "PREFECT_HOME" "/tmp/prefect" "DO_NOT_TRACK" "1" "ENGINERY_REGISTRY" (include "enginery.registry" .) -}}
+{{- $volumes := list (include "enginery.scratch" $runs.scratch | fromYamlArray | first) -}}
+{{- $mounts := list (dict "name" "tmp" "mountPath" "/tmp") -}}
+{{- range include "enginery.volumes.registry" . | fromYamlArray }}{{ $volumes = append $volumes . }}{{ end -}}
+{{- range include "enginery.mounts.registry" . | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end -}}
+{{- if .Values.registry.caBundle.configMap -}}
+{{- $_ := set $env "AWS_CA_BUNDLE" (printf "/etc/enginery/ca/%s" .Values.registry.caBundle.key) -}}
+{{- end -}}
+{{- if .Values.ray.enabled -}}
+{{- $_ := set $env "RAY_AUTH_MODE" "token" -}}
+{{- $_ := set $env "RAY_AUTH_TOKEN_PATH" "/etc/enginery/ray/auth_token" -}}
+{{- $volumes = append $volumes (dict "name" "ray-token" "secret" (dict "secretName" (include "enginery.rayCluster" .))) -}}
+{{- $mounts = append $mounts (dict "name" "ray-token" "mountPath" "/etc/enginery/ray" "readOnly" true) -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if hasKey . "value" }}{{ $_ := set $env .name (toString .value) }}{{ end -}}
+{{- end -}}
+{{- $variables := dict
+      "namespace" .Release.Namespace
+      "image" (include "enginery.image" (list . "control"))
+      "image_pull_policy" .Values.images.control.pullPolicy
+      "service_account_name" (include "enginery.serviceAccount" (list . "builds"))
+      "labels" (include "enginery.podLabels" (list . "flow-run") | fromYaml)
+      "env" $env
+      "volumes" $volumes
+      "volume_mounts" $mounts
+      "cpu_request" $runs.cpuRequest
+      "memory_request" $runs.memoryRequest
+      "memory_limit" $runs.memoryLimit
+      "finished_job_ttl" $runs.finishedJobTtlSeconds
+      "pod_watch_timeout_seconds" $runs.podStartTimeoutSeconds
+      "fs_group" .Values.podSecurity.fsGroup -}}
+{{- if .Values.registry.existingSecret -}}
+{{- $_ := set $variables "env_from" (list (dict "secretRef" (dict "name" .Values.registry.existingSecret))) -}}
+{{- end -}}
+{{- $pulls := list -}}
+{{- range .Values.imagePullSecrets }}{{ $pulls = append $pulls (dict "name" .) }}{{ end -}}
+{{- if $pulls }}{{ $_ := set $variables "image_pull_secrets" $pulls }}{{ end -}}
+{{- with $runs.nodeSelector }}{{ $_ := set $variables "node_selector" . }}{{ end -}}
+{{- with $runs.tolerations }}{{ $_ := set $variables "tolerations" . }}{{ end -}}
+{{- with $runs.affinity }}{{ $_ := set $variables "affinity" . }}{{ end -}}
+{{- with $runs.priorityClassName }}{{ $_ := set $variables "priority_class_name" . }}{{ end -}}
+{{- toJson $variables -}}
+{{- end -}}
+
+{{/* A command line, as JSON. Argument: {root, name, only: flows, variables}. */}}
+{{- define "enginery.deployCommand" -}}
+{{- $root := .root -}}
+{{- $command := list "enginery" "deploy" "--type" "kubernetes" "--pool" $root.Values.prefect.workPool "--name" .name
+      "--registry" (include "enginery.registry" $root) -}}
+{{- range .only }}{{ $command = append $command (printf "--only=%s" .) }}{{ end -}}
+{{- with $root.Values.canary }}
+{{- $command = concat $command (list "--channel" .channel) -}}
+{{- if .traffic }}{{ $command = concat $command (list "--traffic" .traffic) }}{{ end -}}
+{{- end -}}
+{{- $command = concat $command (list "--catalog" $root.Values.catalog.place) -}}
+{{- if $root.Values.garbage.delete }}{{ $command = append $command "--gc-delete" }}{{ end -}}
+{{- if $root.Values.ray.enabled -}}
+{{- $command = concat $command (list "--executor" "ray" "--ray-address" (include "enginery.rayAddress" $root)) -}}
+{{- $slots := dict -}}
+{{- range $root.Values.gpuGroups -}}
+{{- $group := include "enginery.ray.gpuGroup" (list $root .) | fromJson -}}
+{{- $_ := set $slots $group.generation (int (add (get $slots $group.generation | default 0) (mul $group.max $group.gpusPerWorker))) -}}
+{{- end -}}
+{{- range $generation, $count := $slots }}{{ if $count }}{{ $command = concat $command (list "--slots" (printf "%s=%d" $generation (int $count))) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- range $name, $value := .variables }}{{ $command = concat $command (list "--job-variable" (printf "%s=%s" $name (toJson $value))) }}{{ end -}}
+{{- toJson $command -}}
+{{- end -}}
+
+{{/* All command lines: the flows of the cluster, and for each GPU group the one that proves engines on its hardware. */}}
+{{- define "enginery.deployCommands" -}}
+{{- $root := . -}}
+{{- $variables := include "enginery.jobVariables" . | fromJson -}}
+{{- $flows := list "compile-model" "collect-garbage" -}}
+{{- if .Values.catalog.enabled }}{{ $flows = append $flows "compile-catalog" }}{{ end -}}
+{{- if .Values.canary.enabled }}{{ $flows = concat $flows (list "canary" "settle-canary") }}{{ end -}}
+{{- if not .Values.gpuGroups }}{{ $flows = append $flows "validate-pending" }}{{ end -}}
+{{- $commands := list (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" $flows "variables" $variables) | fromJsonArray) -}}
+{{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
+{{- range .Values.gpuGroups -}}
+{{- $group := include "enginery.ray.gpuGroup" (list $root .) | fromJson -}}
+{{- if and $group.prove (eq $group.gpuResource "nvidia.com/gpu") -}}
+{{- $generation := index $gpus $group.generation -}}
+{{- $here := deepCopy $variables -}}
+{{- $_ := set $here "image" (include "enginery.image" (list $root "worker")) -}}
+{{- $_ := set $here "image_pull_policy" $root.Values.images.worker.pullPolicy -}}
+{{- $_ := set $here "gpu_count" 1 -}}
+{{- $_ := set $here "node_selector" (merge (dict) $group.nodeSelector (ternary $generation.labels dict $group.gpuLabels)) -}}
+{{- $_ := set $here "affinity" (include "enginery.ray.affinity" (dict "products" $generation.products "group" $group) | fromJson) -}}
+{{- $_ := set $here "tolerations" $group.tolerations -}}
+{{- with $group.runtimeClassName }}{{ $_ := set $here "runtime_class_name" . }}{{ end -}}
+{{- with $group.priorityClassName }}{{ $_ := set $here "priority_class_name" . }}{{ end -}}
+{{- $_ := set $here "memory_limit" $group.memory -}}
+{{- $_ := set $here "memory_request" $group.memory -}}
+{{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" (list "validate-pending") "variables" $here) | fromJsonArray) -}}
+{{- end -}}
+{{- end -}}
+{{- toPrettyJson $commands -}}
+{{- end -}}

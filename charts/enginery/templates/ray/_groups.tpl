@@ -1,0 +1,135 @@
+{{/* The worker groups of the RayCluster.
+
+     `workerGroupSpecs` is one atomic list, and Ray's autoscaler writes `replicas` and `scaleStrategy` into it. So an
+     upgrade must send exactly what is there, or it fails with a conflict (or, forced, sets replicas back and kills
+     workers that are building). Hence the lookup, and every field that the API server would fill in by itself
+     (numOfHosts, priority, ports' protocol). */}}
+
+{{/* What runs now, by group: JSON of {group: {replicas, scaleStrategy}}. */}}
+{{- define "enginery.ray.live" -}}
+{{- $live := dict -}}
+{{- $cluster := lookup "ray.io/v1" "RayCluster" .Release.Namespace (include "enginery.rayCluster" .) -}}
+{{- if $cluster -}}
+{{- range $cluster.spec.workerGroupSpecs -}}
+{{- $_ := set $live .groupName (pick . "replicas" "scaleStrategy") -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $live -}}
+{{- end -}}
+
+{{/* How many workers to ask for. Argument: {live, group: name, min}. */}}
+{{- define "enginery.ray.scale" -}}
+{{- $live := get .live .group | default dict -}}
+minReplicas: {{ .min }}
+maxReplicas: {{ .max }}
+replicas: {{ max (int .min) (int (get $live "replicas" | default 0)) }}
+{{- if hasKey $live "scaleStrategy" }}
+scaleStrategy: {{ get $live "scaleStrategy" | toJson }}
+{{- end }}
+numOfHosts: 1
+priority: 0
+{{- end -}}
+
+{{/* One worker's pod. Argument: {root, component, group: the values, gpus: bool}. */}}
+{{- define "enginery.ray.worker" -}}
+{{- $root := .root -}}
+{{- $group := .group -}}
+metadata:
+  labels:
+    {{- include "enginery.podLabels" (list $root "ray-worker") | nindent 4 }}
+    enginery.io/group: {{ $group.name }}
+  annotations:
+    # A build that is moved is a build that starts again.
+    cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
+    karpenter.sh/do-not-disrupt: "true"
+    {{- with $group.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "enginery.serviceAccount" (list $root "builds") }}
+  automountServiceAccountToken: false
+  restartPolicy: Never
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 120
+  {{- include "enginery.pullSecrets" $root | nindent 2 }}
+  {{- with $group.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $group.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with merge (dict) $group.nodeSelector .nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $group.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "enginery.podSecurity" $root | nindent 4 }}
+  containers:
+    - name: ray-worker
+      image: {{ include "enginery.image" (list $root (ternary "worker" "control" .gpus)) }}
+      imagePullPolicy: {{ index $root.Values.images (ternary "worker" "control" .gpus) "pullPolicy" }}
+      securityContext:
+        {{- include "enginery.containerSecurity" $root | nindent 8 }}
+      env:
+        {{- include "enginery.env.base" $root | nindent 8 }}
+        {{- include "enginery.env.registry" $root | nindent 8 }}
+        - name: ENGINERY_CACHE
+          value: {{ ternary "/cache" "/tmp/cache" $root.Values.ray.sharedCache.enabled }}
+        {{- with $root.Values.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      resources:
+        requests:
+          cpu: {{ $group.cpu | quote }}
+          memory: {{ $group.memory | quote }}
+          {{- if .gpus }}
+          {{ $group.gpuResource }}: {{ $group.gpusPerWorker | quote }}
+          {{- end }}
+        limits:
+          cpu: {{ $group.cpu | quote }}
+          memory: {{ $group.memory | quote }}
+          {{- if .gpus }}
+          {{ $group.gpuResource }}: {{ $group.gpusPerWorker | quote }}
+          {{- end }}
+      volumeMounts:
+        - name: tmp
+          mountPath: /tmp
+        {{- if $root.Values.ray.sharedCache.enabled }}
+        - name: cache
+          mountPath: /cache
+        {{- end }}
+        {{- include "enginery.mounts.registry" $root | nindent 8 }}
+  volumes:
+    {{- include "enginery.scratch" $group.scratch | nindent 4 }}
+    {{- if $root.Values.ray.sharedCache.enabled }}
+    - name: cache
+      persistentVolumeClaim:
+        claimName: {{ include "enginery.sharedCache" $root }}
+    {{- end }}
+    {{- include "enginery.volumes.registry" $root | nindent 4 }}
+{{- end -}}
+
+{{/* A GPU group's values over the defaults of all. Argument: (list $ group). */}}
+{{- define "enginery.ray.gpuGroup" -}}
+{{- mergeOverwrite (deepCopy (index . 0).Values.gpuGroupDefaults) (index . 1) | toJson -}}
+{{- end -}}
+
+{{/* Affinity of a GPU group: nodes whose product label is one of the product's. Argument: {products, group}. */}}
+{{- define "enginery.ray.affinity" -}}
+{{- $affinity := deepCopy (.group.affinity | default dict) -}}
+{{- if and .group.gpuLabels .group.product -}}
+{{- $wanted := dict "key" "nvidia.com/gpu.product" "operator" "In" "values" (index .products .group.product) -}}
+{{- $term := dict "matchExpressions" (list $wanted) -}}
+{{- $node := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" (list $term)) -}}
+{{- $_ := set $affinity "nodeAffinity" (mergeOverwrite (get $affinity "nodeAffinity" | default dict) $node) -}}
+{{- end -}}
+{{- toJson $affinity -}}
+{{- end -}}

@@ -1,0 +1,71 @@
+"""Makes everything that follows from the chart and the code: `make chart`. With `--check` it says what is out of date.
+
+files/gpus.yaml         generations and products, from builders/targets.py
+files/dashboard.json    the Grafana dashboard, from manifests/grafana
+values.schema.json      from values.yaml and charts/values_schema.py
+README.md               the table of values, from the comments of values.yaml
+tests/charts/golden     the samples, rendered
+manifests/enginery      the chart as plain YAML
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from builders.targets import GENERATIONS
+from charts import readme, renders
+from charts.values_schema import values_schema
+
+ROOT = Path(__file__).parents[1]
+CHART = renders.CHART
+DASHBOARD = ROOT / "manifests/grafana/enginery.json"
+
+
+def inputs() -> Iterator[tuple[Path, str]]:
+    """What the templates read, and what describes the values."""
+    gpus = {
+        item.sm: {"labels": item.labels, "products": {name: list(labels) for name, labels in item.products.items()}}
+        for item in GENERATIONS
+    }
+    head = "# Made from builders/targets.py by `make chart`.\n"
+    yield CHART / "files/gpus.yaml", head + yaml.safe_dump(gpus, sort_keys=False)
+    if DASHBOARD.exists():
+        yield CHART / "files/dashboard.json", DASHBOARD.read_text()
+    values = (CHART / "values.yaml").read_text()
+    yield CHART / "values.schema.json", json.dumps(values_schema(yaml.safe_load(values)), indent=2) + "\n"
+    yield CHART / "README.md", readme.with_table((CHART / "README.md").read_text(), values)
+
+
+def outputs() -> Iterator[tuple[Path, str]]:
+    """What the chart renders to; the inputs must be up to date."""
+    for name in renders.SAMPLES:
+        yield ROOT / f"tests/charts/golden/{name}.yaml", renders.golden(name)
+    values = yaml.safe_load((ROOT / "manifests/values.yaml").read_text())
+    for name, text in renders.manifests(values).items():
+        yield ROOT / "manifests/enginery" / name, text
+
+
+def outdated() -> list[str]:
+    """Files that are not what they are made from."""
+    wanted = [*inputs(), *outputs()]
+    return [str(path.relative_to(ROOT)) for path, text in wanted if not path.exists() or path.read_text() != text]
+
+
+def main(check: bool) -> int:
+    """Write them, or with `check` name what is out of date."""
+    if check:
+        stale = outdated()
+        print("\n".join(f"{name}: out of date; run `make chart`" for name in stale) or "everything is up to date")
+        return 1 if stale else 0
+    for part in (inputs, outputs):
+        for path, text in part():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""The chart rendered: goldens of the sample values, and plain manifests for people without Helm."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import yaml
+
+CHART = Path(__file__).parent / "enginery"
+SAMPLES = ("minimal", "aws", "gke", "onprem")
+
+# The files of manifests/enginery, and the templates that each holds.
+MANIFESTS = {
+    "accounts": ("serviceaccounts",),
+    "network": ("network/",),
+    "prefect": ("prefect/",),
+    "ray": ("ray/",),
+    "metrics": ("metrics/",),
+    "disruption": ("pdb",),
+}
+
+
+def rendered(
+    values: dict[str, Any], name: str = "enginery", namespace: str = "enginery", **options: Any
+) -> dict[str, str]:
+    """Templates by path ('ray/cluster.yaml') as `helm template` prints them; those that print nothing are left out.
+
+    Raises helm.HelmError: HelmValuesError for what the schema refuses, HelmRenderError for what the templates do.
+    """
+    with helm.Chart.load(str(CHART)) as chart:
+        chart.validate_schema(values)
+        found = chart.render(values, name=name, namespace=namespace, **options)
+    texts = {path.split("/templates/", 1)[1]: _tidy(text) for path, text in found.items() if "/templates/" in path}
+    return {path: text for path, text in sorted(texts.items()) if text}
+
+
+def objects(texts: dict[str, str]) -> list[dict[str, Any]]:
+    """All Kubernetes objects in rendered templates."""
+    yamls = (text for path, text in texts.items() if path.endswith(".yaml"))
+    return [item for text in yamls for item in yaml.safe_load_all(text) if item]
+
+
+def sample(name: str) -> dict[str, Any]:
+    """The values of a sample file."""
+    found: dict[str, Any] = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
+    return found
+
+
+def golden(name: str) -> str:
+    """Everything that a sample renders to, with the notes."""
+    parts = (f"# {path}\n{text}" for path, text in rendered(sample(name)).items())
+    return "---\n".join(parts)
+
+
+def manifests(values: dict[str, Any]) -> dict[str, str]:
+    """The plain manifests, by file name: no hooks, no tests, no labels that speak of Helm."""
+    texts = rendered(values)
+    found = {}
+    for name, places in MANIFESTS.items():
+        parts = [_plain(text) for path, text in texts.items() if path.startswith(places)]
+        found[f"{name}.yaml"] = _HEAD + "---\n".join(parts)
+    return found
+
+
+_HEAD = "# Made from charts/enginery and manifests/values.yaml by `make chart`; changes belong there.\n"
+
+
+def _plain(text: str) -> str:
+    gone = re.compile(r"^ *(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n", re.MULTILINE)
+    return gone.sub("", text)
+
+
+def _tidy(text: str) -> str:
+    """Without what templates leave between objects: empty lines, and documents with nothing in them."""
+    lines = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+    parts = [part.strip("\n") for part in re.split(r"^---$", lines, flags=re.MULTILINE)]
+    kept = [part for part in parts if part and not all(line.startswith("#") for line in part.splitlines())]
+    return "".join(f"{part}\n" for part in ["\n---\n".join(kept)] if part)

@@ -1,0 +1,31 @@
+# syntax=docker/dockerfile:1
+# What a serving node needs: resolve, pull, watch. For init containers and sidecars; no torch, Ray or Prefect.
+#
+#   docker build --file images/client.Dockerfile --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:... .
+#
+# PYTHON_IMAGE has no default: what it is built on is chosen, by digest, by who builds it (docs/kubernetes.md).
+ARG PYTHON_IMAGE
+
+FROM ${PYTHON_IMAGE} AS build
+ARG PYTHON_IMAGE
+# hadolint ignore=SC2016
+RUN case "${PYTHON_IMAGE}" in *@sha256:*) ;; *) \
+      echo "PYTHON_IMAGE=${PYTHON_IMAGE} is not pinned: give NAME:TAG@sha256:DIGEST" >&2; exit 1;; esac
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv --without-pip /opt/enginery
+COPY . .
+RUN pip --python /opt/enginery/bin/python install --constraint constraints.txt .
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="enginery client" org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 enginery \
+ && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin enginery
+COPY --from=build /opt/enginery /opt/enginery
+ENV PATH=/opt/enginery/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /tmp
+USER 10001:10001
+RUN enginery doctor
+ENTRYPOINT ["enginery"]
+CMD ["--help"]

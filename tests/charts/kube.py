@@ -1,0 +1,71 @@
+"""Reading Kubernetes objects in tests: their pods, containers, strings."""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from charts import renders
+
+Object = dict[str, Any]
+MANIFESTS = renders.CHART.parents[1] / "manifests"
+EXAMPLES = sorted((MANIFESTS / "examples").glob("*.yaml"))
+
+
+@cache
+def sample_objects(name: str) -> tuple[Object, ...]:
+    """What a sample of the chart renders to."""
+    return tuple(renders.objects(renders.rendered(renders.sample(name))))
+
+
+@cache
+def objects_in(path: Path) -> tuple[Object, ...]:
+    """Objects in a file of manifests."""
+    return tuple(item for item in yaml.safe_load_all(path.read_text()) if item)
+
+
+def everything() -> Iterator[tuple[str, Object]]:
+    """Every object that the project ships, with a name for messages."""
+    for name in renders.SAMPLES:
+        yield from ((f"{name}: {label(item)}", item) for item in sample_objects(name))
+    for path in [*EXAMPLES, *sorted((MANIFESTS / "enginery").glob("*.yaml"))]:
+        yield from ((f"{path.name}: {label(item)}", item) for item in objects_in(path))
+
+
+def label(item: Object) -> str:
+    """'Deployment enginery-metrics'."""
+    return f"{item['kind']} {item['metadata']['name']}"
+
+
+def pod_specs(value: Any) -> Iterator[Object]:
+    """Every pod spec in an object, however deep: what has containers."""
+    if isinstance(value, dict):
+        if isinstance(value.get("containers"), list):
+            yield value
+        for inner in value.values():
+            yield from pod_specs(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from pod_specs(inner)
+
+
+def containers(spec: Object) -> list[Object]:
+    """Its containers, init containers first."""
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def deploy_commands(name: str) -> list[list[str]]:
+    """The command lines that register a sample's deployments."""
+    found = next(item for item in sample_objects(name) if label(item) == "ConfigMap enginery-deploy")
+    commands: list[list[str]] = json.loads(found["data"]["commands.json"])
+    return commands
+
+
+def job_variables(command: list[str]) -> Object:
+    """What a command line of `enginery deploy` sets in the pool's base job template."""
+    given = [word for flag, word in pairwise(command) if flag == "--job-variable"]
+    return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in given}

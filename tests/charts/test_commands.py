@@ -1,0 +1,160 @@
+"""Every command that the chart, the manifests and their documentation run is one of Enginery's, option by option."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+
+import click
+import pytest
+
+from charts import renders
+from pipeline.cli import COMMANDS, enginery
+from tests.charts.kube import (
+    EXAMPLES,
+    MANIFESTS,
+    containers,
+    deploy_commands,
+    everything,
+    job_variables,
+    objects_in,
+    pod_specs,
+    sample_objects,
+)
+from tests.charts.restricted import violations
+
+DOCS = (MANIFESTS.parent / "docs/kubernetes.md", MANIFESTS / "README.md", renders.CHART / "UPGRADING.md")
+
+
+def problems(words: list[str]) -> list[str]:
+    """What of a command line ('enginery', ...) does not exist."""
+    command: click.Command = enginery
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest:
+        name, *rest = rest
+        found = command.get_command(click.Context(command), name)
+        if found is None:
+            return [f"no command {name}"]
+        command = found
+    known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+    flags = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    return [f"{command.name} has no {flag}" for flag in flags if flag not in known | {"--help"}]
+
+
+def in_script(script: str) -> Iterator[list[str]]:
+    """Command lines of Enginery in a shell script."""
+    for line in script.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        if words[:1] == ["enginery"]:
+            yield words
+
+
+def in_container(container: dict[str, list[str]], image: str) -> Iterator[list[str]]:
+    command, arguments = container.get("command", []), container.get("args", [])
+    if command[:2] == ["sh", "-euc"]:
+        yield from in_script(command[2])
+    elif command[:1] == ["enginery"]:
+        yield [*command, *arguments]
+    elif not command and "/enginery/client@" in image:
+        yield ["enginery", *arguments]
+
+
+def in_objects() -> Iterator[tuple[str, list[str]]]:
+    for name, item in everything():
+        for spec in pod_specs(item):
+            for container in containers(spec):
+                yield from ((name, words) for words in in_container(container, container["image"]))
+        if item["kind"] == "RayJob":
+            yield from ((name, words) for words in in_script(item["spec"]["entrypoint"]))
+
+
+def in_docs() -> Iterator[tuple[str, list[str]]]:
+    for path in DOCS:
+        blocks = re.findall(r"^    +(?:[A-Z_]+=\S+ )*(enginery .*)$", path.read_text(), re.MULTILINE)
+        yield from ((path.name, words) for line in blocks for words in in_script(line.split(" |")[0]))
+    for name in renders.SAMPLES:
+        yield from ((f"{name} notes", words) for words in in_script_lines(renders.rendered(renders.sample(name))))
+
+
+def in_script_lines(texts: dict[str, str]) -> Iterator[list[str]]:
+    lines = [line for line in texts["NOTES.txt"].splitlines() if "enginery register" in line and "#" not in line]
+    yield from in_script("\n".join(lines))
+
+
+def test_every_command_that_pods_run_exists() -> None:
+    found = list(in_objects())
+    assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
+    assert {words[1] for _, words in found} >= {"build", "canary", "metrics", "pull", "validate", "verify"}
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_deployments_are_registered_with_options_that_exist(sample: str) -> None:
+    commands = deploy_commands(sample)
+    assert not [reason for words in commands for reason in problems(words)]
+    assert all("--only=compile-model" in words for words in commands[:1])
+
+
+def test_every_command_in_the_documentation_exists() -> None:
+    found = list(in_docs())
+    assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
+    assert {words[1] for _, words in found} >= {"register"}
+
+
+def test_what_does_not_exist_is_found() -> None:
+    assert problems(["enginery", "bild"]) == ["no command bild"]
+    assert problems(["enginery", "build", "x", "--quick"]) == ["build has no --quick"]
+    assert problems(["enginery", "canary", "judge", "--auto=1"]) == []
+    assert "build" in COMMANDS
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
+    from pipeline.deployments.pools import check_variables
+
+    for words in deploy_commands(sample):
+        check_variables("kubernetes", job_variables(words))
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
+    """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
+    from prefect.utilities.templating import apply_values
+
+    from pipeline.deployments.pools import template
+
+    base = template("kubernetes")
+    known = base["variables"]["properties"]
+    defaults = {name: item["default"] for name, item in known.items() if "default" in item}
+    (policy,) = [item for item in sample_objects(sample) if item["metadata"]["name"] == "enginery-default-deny"]
+    for words in deploy_commands(sample):
+        job = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **job_variables(words)})
+        pod = job["spec"]["template"]
+        assert not violations(pod["spec"])
+        assert "@sha256:" in pod["spec"]["containers"][0]["image"]
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "flow-run"
+        assert {"name": "tmp", "mountPath": "/tmp"} in pod["spec"]["containers"][0]["volumeMounts"]
+
+
+def test_each_gpu_group_gets_a_flow_that_proves_on_its_hardware() -> None:
+    _, *proofs = deploy_commands("aws")
+    assert [words[words.index("--name") + 1] for words in proofs] == ["t4", "a10g", "l4", "h100"]
+    variables = job_variables(proofs[2])
+    assert variables["gpu_count"] == 1
+    assert variables["node_selector"] == {"karpenter.k8s.aws/instance-gpu-name": "l4"}
+    assert "/worker@sha256:" in variables["image"]
+    assert all("--only=validate-pending" in words for words in proofs)
+
+
+def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:
+    words = deploy_commands("onprem")[0]
+    slots = [word for flag, word in pairwise(words) if flag == "--slots"]
+    assert slots == ["sm_100=1", "sm_80=4", "sm_89=2", "sm_90=2"]
+
+
+def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:
+    (job,) = objects_in(next(path for path in EXAMPLES if path.name == "prove-job.yaml"))
+    (spec,) = pod_specs(job)
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}

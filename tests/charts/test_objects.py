@@ -1,0 +1,168 @@
+"""Every object against its schema: Kubernetes' own of 1.30 to 1.36, and the operators' where their CRDs are at hand."""
+
+import copy
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate.utils
+import pytest
+import yaml
+from referencing import Registry, Resource
+
+from charts import renders
+from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
+
+VERSIONS = [f"1.{minor}" for minor in range(30, 37)]
+BUILT_IN = {
+    "v1", "apps/v1", "batch/v1", "networking.k8s.io/v1", "policy/v1", "rbac.authorization.k8s.io/v1",
+    "admissionregistration.k8s.io/v1",
+}  # fmt: skip
+CUSTOM = {"ray.io/v1", "monitoring.coreos.com/v1", "kueue.x-k8s.io/v1beta2", "argoproj.io/v1alpha1"}
+CRD_FILES = (
+    "ray.io_rayclusters.yaml", "ray.io_rayjobs.yaml", "servicemonitors.yaml", "prometheusrules.yaml",
+    "clusterqueues.yaml", "localqueues.yaml", "resourceflavors.yaml", "workloadpriorityclasses.yaml",
+)  # fmt: skip
+# What a version does not have yet.
+SINCE = {"serving-image-volume.yaml": "1.31"}
+
+
+def test_every_kind_is_checked_somewhere() -> None:
+    assert {item["apiVersion"] for _, item in everything()} <= BUILT_IN | CUSTOM
+
+
+@cache
+def built_in(version: str, api_version: str, kind: str) -> Any:
+    """The strict validator of a kind. As `kubernetes_validate.validate` makes it, but once and not for each object."""
+    folder = f"kubernetes-json-schema/v{version}.0-local-strict"
+    group, _, number = api_version.rpartition("/")
+    name = "-".join([kind.lower(), *filter(None, [group.split(".")[0]]), number])
+    schema = kubernetes_validate.utils.schema_contents(f"{folder}/{name}.json", version)
+    return jsonschema.Draft202012Validator(schema, registry=definitions(folder, version))
+
+
+@cache
+def definitions(folder: str, version: str) -> Any:
+    found = kubernetes_validate.utils.schema_contents(f"{folder}/_definitions.json", version)
+    return (Resource.from_contents(found) @ Registry()).crawl()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_are_valid_for_kubernetes(version: str) -> None:
+    seen: list[Object] = []
+    for name, item in everything():
+        new = version >= SINCE.get(name.split(":")[0], "1.30")
+        if item["apiVersion"] not in BUILT_IN or not new or item in seen:
+            continue
+        seen.append(item)
+        errors = built_in(version, item["apiVersion"], item["kind"]).iter_errors(item)
+        assert not [f"{list(error.path)}: {error.message[:200]}" for error in errors], name
+    assert len(seen) > 40
+
+
+def test_the_validator_finds_a_field_that_does_not_exist() -> None:
+    wrong = copy.deepcopy(next(item for item in sample_objects("minimal") if item["kind"] == "Service"))
+    wrong["spec"]["prots"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.34", strict=True)
+    assert not built_in("1.34", "v1", "Service").is_valid(wrong)
+
+
+@cache
+def crds() -> dict[tuple[str, str], Object]:
+    """Schemas by (apiVersion, kind), from the folder that ENGINERY_CRDS names."""
+    folder = os.environ.get("ENGINERY_CRDS")
+    if not folder:
+        pytest.skip("ENGINERY_CRDS names no folder with the CRDs of KubeRay, Kueue and the Prometheus operator")
+    found = {}
+    for path in (path for pattern in CRD_FILES for path in Path(folder).glob(pattern)):
+        for crd in yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            spec = crd["spec"]
+            for version in spec["versions"]:
+                key = (f"{spec['group']}/{version['name']}", spec["names"]["kind"])
+                found[key] = closed(version["schema"]["openAPIV3Schema"])
+    return found
+
+
+def closed(schema: Any) -> Any:
+    """A CRD's schema as JSON Schema that refuses unknown fields, and asks for nothing that has a default."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    found = {key: closed(value) for key, value in schema.items() if key not in ("default", "format")}
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and "type" in schema:
+        found["properties"] = {name: closed(value) for name, value in properties.items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
+            found["additionalProperties"] = False
+        defaulted = {name for name, value in properties.items() if "default" in value}
+        found["required"] = [name for name in schema.get("required", ()) if name not in defaulted]
+    return found
+
+
+def custom_objects() -> Iterator[tuple[str, Object]]:
+    seen: list[Object] = []
+    for name, item in everything():
+        if item["apiVersion"] in CUSTOM - {"argoproj.io/v1alpha1"} and item not in seen:
+            seen.append(item)
+            yield name, item
+
+
+def test_custom_resources_are_valid_for_their_operators() -> None:
+    schemas = crds()
+    for name, item in custom_objects():
+        schema = schemas[item["apiVersion"], item["kind"]]
+        # `metadata` is the API server's own.
+        found = jsonschema.Draft202012Validator(schema).iter_errors({**item, "metadata": {}})
+        assert not [f"{list(error.path)}: {error.message[:200]}" for error in found], name
+
+
+def test_a_field_that_a_custom_resource_does_not_have_is_found() -> None:
+    schema = crds()["ray.io/v1", "RayCluster"]
+    wrong = copy.deepcopy(next(item for item in sample_objects("aws") if item["kind"] == "RayCluster"))
+    wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = 0
+    found = jsonschema.Draft202012Validator(schema).iter_errors({**wrong, "metadata": {}})
+    assert any("minReplica" in error.message for error in found)
+
+
+def test_defaults_of_the_api_server_change_no_worker_group() -> None:
+    """`workerGroupSpecs` is one atomic list: what the server fills in is a conflict at the next upgrade."""
+    folder = os.environ.get("ENGINERY_CRDS")
+    crds()
+    crd = yaml.load(Path(f"{folder}/ray.io_rayclusters.yaml").read_text(), Loader=yaml.CSafeLoader)
+    (version,) = [item for item in crd["spec"]["versions"] if item["name"] == "v1"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["workerGroupSpecs"]
+    for name in renders.SAMPLES:
+        (cluster,) = [item for item in sample_objects(name) if item["kind"] == "RayCluster"]
+        groups = cluster["spec"]["workerGroupSpecs"]
+        assert defaulted(groups, spec) == groups, name
+
+
+def defaulted(value: Any, schema: Any) -> Any:
+    """What an API server stores: every default filled in that is missing."""
+    if isinstance(value, list):
+        return [defaulted(item, schema.get("items", {})) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties = schema.get("properties", {})
+    filled = {name: item["default"] for name, item in properties.items() if "default" in item and name not in value}
+    more = schema.get("additionalProperties") or {}
+    return {name: defaulted(inner, properties.get(name, more)) for name, inner in {**value, **filled}.items()}
+
+
+def test_the_analysis_template_is_what_argo_rollouts_reads() -> None:
+    """No CRD of it is at hand; the fields are those of its documentation (Analysis, Job metrics)."""
+    (template,) = objects_in(next(path for path in EXAMPLES if path.name == "canary-analysis.yaml"))
+    (metric,) = template["spec"]["metrics"]
+    assert metric.keys() == {"name", "count", "failureLimit", "provider"}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **metric["provider"]["job"]}
+    kubernetes_validate.validate(job, "1.34", strict=True)
+    names = {item["name"] for item in template["spec"]["args"]}
+    command = " ".join(job["spec"]["template"]["spec"]["containers"][0]["command"])
+    assert all(f"{{{{args.{name}}}}}" in command for name in names), label(template)

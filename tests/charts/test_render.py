@@ -1,0 +1,93 @@
+"""The chart renders: lint, goldens, everything that is made from it up to date, names within their limits."""
+
+import re
+from typing import Any
+
+import helm_python as helm
+import pytest
+
+from charts import readme, regenerate, renders
+from tests.charts.kube import label, pod_specs, sample_objects
+
+
+@pytest.mark.parametrize("name", renders.SAMPLES)
+def test_lint_finds_nothing(name: str) -> None:
+    found = helm.lint(str(renders.CHART), renders.sample(name), strict=True, kube_version="v1.33.0")
+    said = [item for item in found["messages"] if "icon is recommended" not in str(item)]
+    assert not said
+
+
+def test_what_is_made_from_the_chart_is_up_to_date() -> None:
+    assert not regenerate.outdated(), "run `make chart`"
+
+
+def test_every_value_is_documented() -> None:
+    with pytest.raises(ValueError, match=r"values.yaml:4: a\.c has no"):
+        readme.documented("a:\n  # -- Is said.\n  b: 1\n  c: 2\n")
+    documented = readme.documented((renders.CHART / "values.yaml").read_text())
+    assert len(documented) > 100
+
+
+@pytest.mark.parametrize("name", renders.SAMPLES)
+def test_no_object_is_there_twice(name: str) -> None:
+    names = [label(item) for item in sample_objects(name)]
+    assert len(names) == len(set(names))
+
+
+def test_a_long_release_name_is_cut_so_that_every_name_fits() -> None:
+    values = renders.sample("aws")
+    made = renders.objects(renders.rendered(values, name="r" * 53, namespace="n" * 40))
+    for item in made:
+        assert len(item["metadata"]["name"]) <= (253 if "Policy" in item["kind"] else 63), label(item)
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    assert len(cluster["metadata"]["name"]) <= 53
+    assert len(f"{cluster['metadata']['name']}-head-svc") <= 63
+
+
+def test_an_upgrade_of_the_chart_changes_no_pod_template() -> None:
+    """A version in a pod's labels would restart everything, and change Ray's worker groups, for nothing."""
+    for item in sample_objects("aws"):
+        for spec in _templates(item):
+            assert "helm.sh/chart" not in spec.get("metadata", {}).get("labels", {}), label(item)
+            assert "app.kubernetes.io/version" not in spec.get("metadata", {}).get("labels", {}), label(item)
+
+
+def _templates(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        own = [value["template"]] if isinstance(value.get("template"), dict) else []
+        return own + [found for inner in value.values() for found in _templates(inner)]
+    return [found for inner in value for found in _templates(inner)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("name", renders.SAMPLES)
+def test_every_container_has_requests_a_memory_limit_and_long_lived_ones_probes(name: str) -> None:
+    for item in sample_objects(name):
+        for spec in pod_specs(item):
+            for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+                resources = container["resources"]
+                assert {"cpu", "memory"} <= resources["requests"].keys(), (label(item), container["name"])
+                assert "memory" in resources["limits"], (label(item), container["name"])
+                if item["kind"] == "Deployment" and container in spec["containers"]:
+                    assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys(), label(item)
+
+
+def test_the_notes_name_the_next_three_commands() -> None:
+    for name in renders.SAMPLES:
+        notes = renders.rendered(renders.sample(name))["NOTES.txt"]
+        assert len(re.findall(r"^  # \d\. ", notes, re.MULTILINE)) == 3
+    assert "raycluster/enginery-ray" in notes
+    assert "PREFECT_API_URL=https://prefect.example/api enginery register spec.yaml" in notes
+
+
+def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:
+    for path in sorted((renders.CHART.parents[1] / "manifests/enginery").glob("*.yaml")):
+        text = path.read_text()
+        assert "helm.sh/hook" not in text, path.name
+        assert "managed-by: Helm" not in text, path.name
+
+
+def test_server_state_waits_for_its_volume_before_a_new_server_starts() -> None:
+    """Two servers on one SQLite file, or one ReadWriteOnce volume, would stand in each other's way."""
+    (server,) = [item for item in sample_objects("minimal") if label(item) == "Deployment enginery-prefect-server"]
+    assert server["spec"]["replicas"] == 1
+    assert server["spec"]["strategy"] == {"type": "Recreate"}

@@ -1,0 +1,214 @@
+"""Pod Security "restricted" object by object, least rights, pinned images, no secrets where anybody reads them."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from charts import renders
+from tests.charts.kube import (
+    EXAMPLES,
+    Object,
+    containers,
+    everything,
+    label,
+    pod_specs,
+    sample_objects,
+)
+from tests.charts.restricted import violations
+
+PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")
+# Those that talk to the Kubernetes API.
+WITH_TOKEN = {"Deployment enginery-prefect-worker", "RayCluster enginery-ray"}
+
+
+def test_every_pod_keeps_to_pod_security_restricted() -> None:
+    checked = 0
+    for name, item in everything():
+        for spec in pod_specs(item):
+            assert not violations(spec), name
+            checked += 1
+    assert checked > 40
+
+
+def test_every_own_container_has_a_read_only_root_file_system() -> None:
+    for name, item in everything():
+        for spec in pod_specs(item):
+            for container in containers(spec):
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True, (name, container["name"])
+
+
+def test_the_autoscaler_that_the_operator_adds_is_restricted_too() -> None:
+    (cluster,) = [item for item in sample_objects("aws") if item["kind"] == "RayCluster"]
+    options = cluster["spec"]["autoscalerOptions"]
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert not violations({**pod, "containers": [{"name": "autoscaler", **options}]})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hostNetwork": True}, "hostNetwork"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "hostPath"),
+        ({"securityContext": {}}, "seccomp"),
+        ({"containers": [{"name": "c", "securityContext": {"privileged": True}}]}, "privileged"),
+        ({"initContainers": [{"name": "i", "securityContext": {"runAsUser": 0}}]}, "i: runs as root"),
+    ],
+)
+def test_a_pod_that_is_not_restricted_is_found(changed: Object, said: str) -> None:
+    spec = next(spec for item in sample_objects("minimal") for spec in pod_specs(item))
+    stripped = [{**item, "securityContext": {"allowPrivilegeEscalation": False}} for item in spec["containers"]]
+    assert any(said in item for item in violations({**spec, "containers": stripped, **changed}))
+
+
+def test_every_image_is_named_by_its_digest() -> None:
+    for name, item in everything():
+        for spec in pod_specs(item):
+            for container in containers(spec):
+                assert PINNED.match(container["image"]), (name, container["image"])
+            for volume in spec.get("volumes", ()):
+                assert "image" not in volume or PINNED.match(volume["image"]["reference"]), name
+        options = item.get("spec", {}).get("autoscalerOptions", {}) if item["kind"] == "RayCluster" else {}
+        assert not options or PINNED.match(options["image"]), name
+
+
+def test_only_what_talks_to_kubernetes_has_a_token() -> None:
+    for name, item in everything():
+        if item["kind"] == "ServiceAccount":
+            assert item["automountServiceAccountToken"] is False, name
+        for index, spec in enumerate(pod_specs(item)):
+            wanted = label(item) in WITH_TOKEN and index == 0
+            assert spec.get("automountServiceAccountToken") is wanted, name
+
+
+def test_every_service_account_that_is_used_is_made() -> None:
+    for sample in renders.SAMPLES:
+        made = {item["metadata"]["name"] for item in sample_objects(sample) if item["kind"] == "ServiceAccount"}
+        for item in sample_objects(sample):
+            hook = item["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+            for spec in pod_specs(item):
+                if hook != "pre-upgrade":
+                    assert spec["serviceAccountName"] in made, label(item)
+
+
+# What prefect-kubernetes 0.8 calls (worker.py, observer.py), and what its observer, kopf, watches.
+PREFECT_WORKER = {
+    ("batch", "jobs"): {"create", "delete", "get", "list", "watch", "patch", "update"},
+    ("", "pods"): {"get", "list", "watch"},
+    ("", "pods/log"): {"get", "list", "watch"},
+    ("", "pods/status"): {"get", "list", "watch"},
+    ("", "events"): {"get", "list", "watch"},
+}
+
+
+def granted(role: Object) -> dict[tuple[str, str], set[str]]:
+    return {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str) -> None:
+    made = sample_objects(sample)
+    assert not [item for item in made if item["kind"] in ("ClusterRole", "ClusterRoleBinding")]
+    (role,) = [item for item in made if item["kind"] == "Role"]
+    (binding,) = [item for item in made if item["kind"] == "RoleBinding"]
+    assert granted(role) == PREFECT_WORKER
+    assert "secrets" not in json.dumps(role)
+    assert [item["name"] for item in binding["subjects"]] == ["enginery-prefect-worker"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_the_prefect_worker_looks_at_its_own_namespace_alone() -> None:
+    """Else it lists all pods of the cluster and reads the namespace kube-system, which it has no right to."""
+    (worker,) = [item for item in sample_objects("aws") if label(item) == "Deployment enginery-prefect-worker"]
+    env = {item["name"]: item.get("value") for item in next(pod_specs(worker))["containers"][0]["env"]}
+    assert env["PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES"] == "enginery"
+    assert env["PREFECT_INTEGRATIONS_KUBERNETES_CLUSTER_UID"]
+
+
+SECRET_WORDS = re.compile(r"secret_access_key|password|api_key|auth_string|token|connection_url", re.IGNORECASE)
+
+
+def environment(value: Any) -> Iterator[Object]:
+    if isinstance(value, dict):
+        yield from (item for item in value.get("env", ()) if isinstance(item, dict))
+        for inner in value.values():
+            yield from environment(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from environment(inner)
+
+
+def test_no_secret_is_in_plain_sight() -> None:
+    for name, item in everything():
+        assert item["kind"] != "Secret", f"{name}: secrets are the user's to make"
+        for variable in environment(item):
+            plain = "value" in variable and SECRET_WORDS.search(variable["name"])
+            assert not plain or variable["name"].endswith(("_NAME", "_KEY", "_PATH")), (name, variable["name"])
+
+
+def test_no_secret_is_in_a_config_map() -> None:
+    secret = "s3cr3t-" + "x" * 20
+    for sample in renders.SAMPLES:
+        for item in sample_objects(sample):
+            if item["kind"] == "ConfigMap" and item["metadata"]["name"].endswith("-deploy"):
+                text = json.dumps(item)
+                assert not re.search(r"AWS_SECRET_ACCESS_KEY|PREFECT_API_KEY|RAY_AUTH_TOKEN\b", text), sample
+                assert secret not in text
+
+
+def policies(sample: str) -> dict[str, Object]:
+    return {
+        item["metadata"]["name"].removeprefix("enginery-"): item["spec"]
+        for item in sample_objects(sample)
+        if item["kind"] == "NetworkPolicy"
+    }
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_what_is_not_named_is_denied(sample: str) -> None:
+    deny = policies(sample)["default-deny"]
+    assert deny["policyTypes"] == ["Ingress", "Egress"]
+    assert not {"ingress", "egress"} & deny.keys()
+    for item in sample_objects(sample):
+        template = item.get("spec", {}).get("template", {}) if item["kind"] in ("Deployment", "Job") else item
+        if item["kind"] in ("Deployment", "Job", "Pod"):
+            labels = template["metadata"]["labels"]
+            assert deny["podSelector"]["matchLabels"].items() <= labels.items(), label(item)
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_no_rule_is_empty_and_so_open_to_all(sample: str) -> None:
+    for name, spec in policies(sample).items():
+        for rule in [*spec.get("ingress", ()), *spec.get("egress", ())]:
+            peers = rule.get("from", rule.get("to"))
+            assert peers or name == "dns", name
+
+
+def test_ray_pods_are_denied_by_default_too() -> None:
+    (cluster,) = [item for item in sample_objects("aws") if item["kind"] == "RayCluster"]
+    deny = policies("aws")["default-deny"]["podSelector"]["matchLabels"]
+    for part in [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]:
+        assert deny.items() <= part["template"]["metadata"]["labels"].items()
+
+
+def test_ray_budgets_count_by_min_available() -> None:
+    """A RayCluster has no scale subresource: any maxUnavailable over its pods blocks every eviction."""
+    budgets = [item for item in sample_objects("aws") if item["kind"] == "PodDisruptionBudget"]
+    assert all(item["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" for item in budgets)
+    for item in budgets:
+        component = item["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        assert ("minAvailable" in item["spec"]) == component.startswith("ray-"), label(item)
+
+
+def test_examples_are_there() -> None:
+    assert {path.stem for path in EXAMPLES} == {
+        "canary-analysis", "kueue-queues", "prove-job", "rayjob-build", "serving-image-volume", "serving-init",
+        "serving-watch",
+    }  # fmt: skip
