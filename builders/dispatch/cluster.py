@@ -42,6 +42,13 @@ def connect(address: str | None, jobs: int | None) -> bool:
     return True
 
 
+def through_client() -> bool:
+    """Whether Ray is reached by its client ('ray://...'), from outside of the cluster."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
 def disconnect() -> None:
     """End the connection, and the Ray that `connect` started."""
     import ray

@@ -6,9 +6,9 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
-from builders.dispatch.cluster import answers, nodes
+from builders.dispatch.cluster import answers, nodes, through_client
 from builders.dispatch.placement import Node, ray_options
-from builders.dispatch.worker import Event, work, work_here
+from builders.dispatch.worker import Event, work, work_here, work_through
 from builders.errors import StepError, UnavailableError
 from builders.jobs import Job, Usage
 
@@ -33,9 +33,10 @@ class Task:
         self.unplaced_since: float | None = None
         self.lost_since: float | None = None
         self.queued = self.over = False
-        function = _remote(isolated)
+        streams = isolated and not through_client()
+        function = _remote(isolated, streams)
         self.ref = function.options(name=job.name, **ray_options(job.needs, nodes, avoid)).remote(job)
-        self._stream = isolated
+        self._stream = streams
 
     def take(self) -> bool:
         """Hand on what the task has ready; whether there is nothing more to come."""
@@ -106,10 +107,11 @@ class Task:
 
 
 @cache
-def _remote(isolated: bool) -> Any:
+def _remote(isolated: bool, streams: bool) -> Any:
     import ray
 
     # Never twice by Ray itself, which would not say so: what is tried again is up to `builders.retries`.
     if isolated:  # in a fresh worker each
-        return ray.remote(num_returns="streaming", max_calls=1, max_retries=0)(work)
+        returns, function = ("streaming", work) if streams else (1, work_through)
+        return ray.remote(num_returns=returns, max_calls=1, max_retries=0)(function)
     return ray.remote(max_retries=0)(work_here)

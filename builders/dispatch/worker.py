@@ -38,6 +38,11 @@ def work(job: Job) -> Iterator[list[Event]]:
     yield running.events()
 
 
+def work_through(job: Job) -> list[Event]:
+    """As `work`, all events at once: for Ray's client, which streams nothing."""
+    return [event for batch in work(job) for event in batch]
+
+
 def work_here(job: Job) -> list[Event]:
     """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
     with workdir() as folder:

@@ -202,3 +202,26 @@ def test_a_cluster_that_is_no_ray_is_out_of_reach_too(monkeypatch):
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(UnavailableError, match="cannot reach the Ray cluster at auto: version mismatch"):
         RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
+
+
+def test_through_rays_client_a_job_is_the_same_with_nothing_told_meanwhile(executor, monkeypatch):
+    """The client (ray://...) streams nothing, and needs grpc, which is not here: tried is what it would be handed."""
+    from builders.dispatch import task
+
+    made, asked = task._remote, []
+    monkeypatch.setattr(task, "through_client", lambda: True)
+    monkeypatch.setattr(task, "_remote", lambda isolated, streams: asked.append(streams) or made(isolated, streams))
+    seen: list[str] = []
+
+    class Seeing(Unwatched):
+        def started(self, where: str) -> None:
+            seen.append("started")
+
+        def ended(self, usage: Usage) -> None:
+            seen.append("ended")
+
+    assert executor.run(job("add", {"a": 2, "b": 3}), Seeing()) == 5
+    assert (seen, asked) == (["started", "ended"], [False])
+    with pytest.raises(StepError) as caught:
+        executor.run(job("hang", timeout_s=0.5))
+    assert caught.value.kind == "timeout"
