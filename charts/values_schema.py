@@ -98,6 +98,7 @@ RULES: dict[str, Schema] = {
     "uiApiUrl": {"type": "string", "pattern": "^https?://.+"},
     "unprovenEngines": COUNT,
     "upscalingMode": {"enum": ["Default", "Conservative", "Aggressive"]},
+    "waitForNodes": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
     "workPool": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"},
 }
 

@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, say
+from pipeline.commands.options import Duration, emit_json, json_option, say
 from pipeline.commands.tables import print_table
 from pipeline.deployments.wanted import FLEET, FLOWS, KINDS, NAME, POOL, Plan
 
@@ -51,6 +52,13 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 @click.option("--channel", default="stable", show_default=True, help="What canaries compare with, promote, roll back.")
 @click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster that builds use with --executor ray.")
+@click.option(
+    "--wait-for-nodes",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="How long a build waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
+)
 @click.option("--gc-delete", is_flag=True, help="Let the nightly collection delete; without it it only lists.")
 @click.option(
     "--fleet",
@@ -68,6 +76,7 @@ def deploy(
     only: tuple[str, ...],
     slots: tuple[tuple[str, Any], ...],
     variables: tuple[tuple[str, Any], ...],
+    wait_for_nodes: timedelta,
     gc_delete: bool,
     dry_run: bool,
     print_yaml: bool,
@@ -86,6 +95,7 @@ def deploy(
         slots=_counts(dict(slots)),
         variables=dict(variables),
         delete=gc_delete,
+        wait_for_nodes_s=wait_for_nodes.total_seconds(),
         **chosen,
     )
     if print_yaml:

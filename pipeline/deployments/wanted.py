@@ -72,7 +72,8 @@ class Plan:
 
     registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  catalog: place of specs,
     or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
-    collection deletes.  executor, ray_address: of builds.  only: flows; empty for all.  slots: builds at once of each
+    collection deletes.  executor, ray_address: of builds; wait_for_nodes_s: how long one waits for a Ray node to come.
+    only: flows; empty for all.  slots: builds at once of each
     generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
     fleet: whether the cluster's nodes are compared with the registry, and what they lack is told ('apply') or only
     said.  fleet_catalog: path on the workers of what must be served where.
@@ -88,6 +89,7 @@ class Plan:
     delete: bool = False
     executor: str = "local"
     ray_address: str | None = None
+    wait_for_nodes_s: float = 0.0
     only: tuple[str, ...] = ()
     slots: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Plan:
         """Those that are wanted."""
         builds = {"registry": self.registry, "executor": self.executor, "gpu_slots": True}
         builds |= {"ray_address": self.ray_address} if self.ray_address else {}
+        builds |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
         found = (
             Wanted(
                 "compile_model",

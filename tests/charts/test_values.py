@@ -47,6 +47,7 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("prefect.server.nodeSelector", {"a": 1}, "want string"),
         ("prefect.flowRuns.scratch.size", "fifty", "pattern"),
         ("ray.version", "2.60", "pattern"),
+        ("ray.waitForNodes", "soon", "pattern"),
         ("ray.autoscaler.upscalingMode", "Fast", "Aggressive"),
         ("gpuGroups", {"l4": {}}, "want array"),
         ("gpuGroups.0.generation", "sm89", "sm_89"),

@@ -106,7 +106,8 @@ def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path
 
 def test_options_become_parameters_and_job_variables() -> None:
     words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
-    code, said = run("--print-yaml", *words, "--job-variable", "gpu_count=1", "--job-variable", "image=x:1")
+    words += ["--job-variable", "gpu_count=1", "--job-variable", "image=x:1", "--wait-for-nodes", "15m"]
+    code, said = run("--print-yaml", *words)
     assert code == 0
     [entry] = yaml.safe_load(said)["deployments"]
     assert entry["parameters"] | {"registry": ""} == {
@@ -114,6 +115,7 @@ def test_options_become_parameters_and_job_variables() -> None:
         "executor": "ray",
         "gpu_slots": True,
         "ray_address": "ray://head:1",
+        "wait_for_nodes_s": 900.0,
     }
     assert entry["work_pool"]["job_variables"] == {"gpu_count": 1, "image": "x:1"}
     assert json.dumps(entry) and FLOWS[0] == "compile_model"

@@ -62,7 +62,8 @@
 {{- $command = concat $command (list "--catalog" $root.Values.catalog.place) -}}
 {{- if $root.Values.garbage.delete }}{{ $command = append $command "--gc-delete" }}{{ end -}}
 {{- if $root.Values.ray.enabled -}}
-{{- $command = concat $command (list "--executor" "ray" "--ray-address" (include "enginery.rayAddress" $root)) -}}
+{{- $command = concat $command (list "--executor" "ray" "--ray-address" (include "enginery.rayAddress" $root)
+      "--wait-for-nodes" $root.Values.ray.waitForNodes) -}}
 {{- $slots := dict -}}
 {{- range $root.Values.gpuGroups -}}
 {{- $group := include "enginery.ray.gpuGroup" (list $root .) | fromJson -}}
