@@ -30,6 +30,13 @@ def test_it_is_one_line_however_narrow_the_terminal(width: int, there: int | Non
         assert "━" in text and "…" not in text
 
 
+def test_a_terminal_that_is_made_narrower_meanwhile() -> None:
+    console = Console(width=24, force_terminal=True, file=io.StringIO())
+    bar = Progress(*_columns(80), console=console, auto_refresh=False)
+    bar.update(bar.add_task("", total=None), completed=999 << 20, total=1023 << 20)
+    assert len(console.render_lines(bar.get_renderable())) == 1
+
+
 def test_nobody_looks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with download_bar() as progress:
         assert progress is silent

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.digest import digest_of_bytes
-from builders.errors import EngineryError
+from builders.errors import EngineryError, InputError
 from pipeline.registry import channels, policies
 from pipeline.registry.download import download, journal_of
 from pipeline.registry.keys import CONDEMNED, LEASES, lease_key, pin_key, policy_key
@@ -176,6 +176,11 @@ def test_oci_layouts_that_are_there_already(scene: Scene) -> None:
     located = locate(store, DIGITS)
     export_oci(store, located, layout)
     valid = (layout / "index.json").read_bytes()
+
+    for hostile in ({"annotations": [1]}, [], None, {"annotations": float("nan")}):
+        (layout / "index.json").write_text(json.dumps({**json.loads(valid), "manifests": [hostile]}))
+        with pytest.raises(InputError, match="is damaged"):
+            export_oci(store, located, layout)
 
     @FEW
     @given(either(json.loads(valid)))

@@ -241,6 +241,8 @@ def test_what_is_not_read_is_refused_or_dropped(folder: Path) -> None:
     training = model.training_info.add().initialization.initializer.add(name="t", data_type=1, dims=[1])
     far(training, "../secret")
     taken(folder, model.SerializeToString())
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    assert not load_onnx(folder / "model.onnx", folder).training_info
 
 
 @pytest.mark.parametrize("kind", [0, 8, 99])
