@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.digest import digest_of, digest_of_bytes
+from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job, Unwatched
 from pipeline.progress import Progress, Silent
 from pipeline.registry.records import recall, remember
@@ -72,14 +73,14 @@ class _Shown(Unwatched):
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Installed versions, read afresh; 'absent' for what is not installed."""
+    """Versions as installed now; 'absent' for what is not installed."""
     return {name: _version(name) for name in distributions}
 
 
 def _version(name: str) -> str:
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return version(name)
+    except PackageNotFoundError:
         return "absent"
 
 
