@@ -45,13 +45,22 @@ class Workshop:
         remember(self.store, kind, digest_of(key), dict(value), blobs)
 
     def once(
-        self, kind: str, name: str, key: Mapping[str, Any], job: Callable[[], Job], blobs: Callable[[Any], list[str]]
+        self,
+        kind: str,
+        name: str,
+        key: Mapping[str, Any],
+        job: Callable[[], Job],
+        blobs: Callable[[Any], list[str]],
+        run: Callable[[Executor, str, Job], Any] | None = None,
     ) -> dict[str, Any]:
-        """Answer from the record, or run the job in a process of its own and put its value on record."""
+        """Answer from the record, or run the job in a process of its own and put its value on record.
+
+        run: instead of `shown` on this host, for a step that may be carried out elsewhere.
+        """
         if (known := self.recall(kind, key)) is not None:
             self.progress.finished(name, "cached")
             return known
-        value: dict[str, Any] = self.shown(self.local, name, job())
+        value: dict[str, Any] = (run or self.shown)(self.local, name, job())
         self.remember(kind, key, value, blobs(value))
         self.progress.finished(name, "done")  # only now: what is said to be done survives a kill
         return value
