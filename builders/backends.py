@@ -36,6 +36,7 @@ def load(name: str) -> type[Backend]:
         raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
 
 
+@cache
 def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
     """A backend's options: name -> (type, default)."""
     hints = typing.get_type_hints(cls)

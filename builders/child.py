@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,19 +73,19 @@ def _dismiss(guard: int | None) -> None:
             os.waitpid(guard, 0)
 
 
-def call(function: str, arguments: dict[str, Any], workdir: Path) -> Any:
-    """Call 'package.module:function', with `workdir` if it takes one."""
+def call(function: str, arguments: dict[str, Any], workdir: Callable[[], Path]) -> Any:
+    """Call 'package.module:function'; `workdir` is asked for a folder if it takes one."""
     module, _, name = function.partition(":")
     target = getattr(importlib.import_module(module), name)
     if "workdir" in inspect.signature(target).parameters:
-        arguments = {**arguments, "workdir": workdir}
+        arguments = {**arguments, "workdir": workdir()}
     return target(**arguments)
 
 
 def _outcome(task: dict[str, Any], workdir: Path) -> str:
     """Call the function; its value or its exception, as JSON."""
     try:
-        return json.dumps({"value": call(task["function"], task["arguments"], workdir)})
+        return json.dumps({"value": call(task["function"], task["arguments"], lambda: workdir)})
     except EngineryError as error:
         traceback.print_exc()
         return json.dumps(error_to_json(error))

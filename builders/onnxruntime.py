@@ -17,13 +17,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
+from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
 

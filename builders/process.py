@@ -26,6 +26,7 @@ from typing import Any
 from builders.errors import StepError, error_from_json
 from builders.jobs import UNWATCHED, Job, Usage, Watch
 from builders.oom import oom_kills
+from builders.resident import resident_mib
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
@@ -190,24 +191,6 @@ def _has_ended(pid: int) -> bool:
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process and all its descendants, in MiB; those that have just ended count nothing."""
-    import psutil
-
-    total = 0
-    try:
-        root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
-    for member in family:
-        try:
-            total += member.memory_info().rss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return total / 2**20
 
 
 def _result(job: Job, status: int, workdir: Path) -> Any:

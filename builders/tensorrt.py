@@ -16,13 +16,13 @@ import importlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
 from builders import cuda
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError, StepError
+from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.tensorrt_timing import keep_grown, merged, use_given
 from builders.tensorrt_words import builder_reason, clean, parser_reason, ran_out_of_memory, recorder

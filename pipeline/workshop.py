@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.digest import digest_of, digest_of_bytes
+from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job
 from pipeline.history import History
 from pipeline.progress.events import Progress, Silent, Told
@@ -50,13 +51,22 @@ class Workshop:
         remember(self.store, kind, digest_of(key), dict(value), blobs)
 
     def once(
-        self, kind: str, name: str, key: Mapping[str, Any], job: Callable[[], Job], blobs: Callable[[Any], list[str]]
+        self,
+        kind: str,
+        name: str,
+        key: Mapping[str, Any],
+        job: Callable[[], Job],
+        blobs: Callable[[Any], list[str]],
+        run: Callable[[Executor, str, Job], Any] | None = None,
     ) -> dict[str, Any]:
-        """Answer from the record, or run the job in a process of its own and put its value on record."""
+        """Answer from the record, or run the job in a process of its own and put its value on record.
+
+        run: instead of `shown` on this host, for a step that may be carried out elsewhere.
+        """
         if (known := self.recall(kind, key)) is not None:
             self.progress.finished(name, "cached")
             return known
-        value: dict[str, Any] = self.shown(self.local, name, job())
+        value: dict[str, Any] = (run or self.shown)(self.local, name, job())
         self.remember(kind, key, value, blobs(value))
         self.progress.finished(name, "done")  # only now: what is said to be done survives a kill
         return value
@@ -68,14 +78,14 @@ class Workshop:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Installed versions, read afresh; 'absent' for what is not installed."""
+    """Versions as installed now; 'absent' for what is not installed."""
     return {name: _version(name) for name in distributions}
 
 
 def _version(name: str) -> str:
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return version(name)
+    except PackageNotFoundError:
         return "absent"
 
 

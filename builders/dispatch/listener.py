@@ -15,6 +15,8 @@ from builders.errors import StepError, UnavailableError
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0
+_MANY = 16
+_GATHER_S = 0.01
 # Between a node that does not answer and one that is lost: a result may still be on its way.
 _LOST_S = 3.0
 _GRACE_S = 2.0
@@ -155,12 +157,15 @@ class Listener:
 
 
 def _ready(refs: list[Any]) -> list[Any]:
-    """Those that have something to say, after a short wait for the first."""
+    """Those that have something to say, after a short wait for the first. Asking costs time for each task there is, so
+    where there are many they are left to gather for a moment."""
     import ray
 
     first, _ = ray.wait(refs, num_returns=1, timeout=_WAIT_S, fetch_local=False)
     if not first or len(refs) == 1:
         return list(first)
+    if len(refs) > _MANY:
+        time.sleep(_GATHER_S)
     ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
     return list(ready)
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from builders.child import call
@@ -45,9 +46,13 @@ def work_through(job: Job) -> list[Event]:
 
 def work_here(job: Job) -> list[Event]:
     """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
-    with workdir() as folder:
-        answer = _answer(job, lambda: json.loads(json.dumps(call(job.function, dict(job.arguments), folder))))
-    return [("started", _node_id()), ("answer", answer)]
+    return [("started", _node_id()), ("answer", _answer(job, lambda: _called(job)))]
+
+
+def _called(job: Job) -> Any:
+    with ExitStack() as stack:
+        value = call(job.function, dict(job.arguments), lambda: stack.enter_context(workdir()))
+        return json.loads(json.dumps(value))
 
 
 class _Running(Unwatched):

@@ -54,6 +54,13 @@ def observe_part(
     return _observations_value(place, seen)
 
 
+def observe_part_there(store: str, onnx: str, part: list[int], samples: Json, workdir: Path) -> Json | None:
+    """`observe_part` on a node that may not see the samples; None where it does not."""
+    if not Path(samples["root"], samples["data"].partition(":")[0]).exists():
+        return None
+    return observe_part(store, onnx, part, samples, workdir)
+
+
 def _opened(samples: Json) -> "AbstractContextManager[SampleSource]":
     from pipeline.quantization.calibration.sources import open_source
 

@@ -40,7 +40,8 @@ def parse_json(data: bytes, limit: int) -> dict[str, Any]:
         _check_surrogates(data, value)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"is not JSON ({error})") from error
-    _check_depth(value)
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
+        _check_depth(value)
     return mapping(value, "document")
 
 

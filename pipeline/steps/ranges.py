@@ -1,12 +1,14 @@
 """The steps that read calibration samples: what the tensors hold, and what to quantize."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import DataError
-from builders.jobs import Job
+from builders.jobs import Executor, Job, Needs
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
+from pipeline.steps.engines import USUAL_MEMORY_MIB
 from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, STEP_LIMITS, shapes_of
 from pipeline.steps.race import engine_to_race
 from pipeline.values import Activation, Exported, Flavour, Json
@@ -28,7 +30,8 @@ def parts_of(spec: ModelSpec, exported: Exported) -> tuple[Part, ...]:
 def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Json:
     """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose.
 
-    A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen.
+    A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen. One
+    part of several is observed where engines are built, on any node that sees the same samples under the same path.
     """
     key: Json = {
         "onnx": exported.model.digest,
@@ -44,9 +47,26 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
         arguments = {"store": shop.store.uri, "onnx": key["onnx"], "part": key["part"], "samples": samples}
         return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, STEP_LIMITS)
 
+    def spread(local: Executor, name: str, job: Job) -> Json:
+        value: Json | None = None
+        if shop.executor is not local:
+            value = _elsewhere(name, job, shop)
+        return shop.shown(local, name, job) if value is None else value
+
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
-    return shop.once("calibrate", name, key, job, lambda value: [value["observations"]])
+    run = spread if count > 1 else None
+    return shop.once("calibrate", name, key, job, lambda value: [value["observations"]], run)
+
+
+def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
+    """What the job gives on a node of the cluster; None where the samples, or what they need, are not to be had."""
+    there = replace(job, function="pipeline.jobs.ranges:observe_part_there", needs=Needs(memory_mib=USUAL_MEMORY_MIB))
+    try:
+        value: Json | None = shop.shown(shop.executor, name, there)
+        return value
+    except DataError:
+        return None  # it is said again here, if it is true
 
 
 def merge(parts: Sequence[Json], shop: Workshop) -> Json:

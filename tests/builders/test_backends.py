@@ -78,3 +78,16 @@ def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
     planned = {**dict(backends.toolchain_of(backend)), "onnxruntime": "0.1"}
     with pytest.raises(EngineryError, match=r"onnxruntime .*, not 0\.1, which the plan was made for"):
         backends.check_toolchain(backend, planned.items())
+
+
+def test_a_requests_json_and_key_are_those_of_its_fields():
+    from dataclasses import asdict
+
+    from builders.digest import digest_of
+    from builders.types import BuildRequest
+    from tests.builders import graphs
+
+    request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),), scales="a" * 64)
+    assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))
+    assert request.to_json() == asdict(request), "and asking for the key has left nothing behind"
+    assert BuildRequest.from_json(request.to_json()) == request

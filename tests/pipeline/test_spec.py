@@ -200,3 +200,29 @@ def test_whatever_yaml_holds_the_answer_is_a_spec_or_lines(tmp_path_factory: pyt
     with pytest.raises(SpecError) as caught:
         load_spec(path)
     assert all(line.startswith(str(path)) for line in caught.value.lines)
+
+
+@pytest.mark.parametrize(
+    "spec", sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml")), ids=lambda p: p.name
+)
+def test_both_parsers_read_ordinary_specs_alike(spec):
+    import yaml
+
+    from pipeline.spec.file import _quickly_composed
+
+    def flat(node: yaml.Node) -> object:
+        if isinstance(node, yaml.MappingNode):
+            return [(flat(key), flat(value)) for key, value in node.value]
+        if isinstance(node, yaml.SequenceNode):
+            return [flat(item) for item in node.value]
+        return node.tag, node.value, node.start_mark.line
+
+    quick = _quickly_composed(spec.read_text())
+    assert quick is not None and flat(quick) == flat(yaml.compose(spec.read_text(), Loader=yaml.SafeLoader))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 1000, "a: [\n", "a: b: c"])
+def test_what_is_deep_or_wrong_is_left_to_the_careful_parser(text):
+    from pipeline.spec.file import _quickly_composed
+
+    assert _quickly_composed(text) is None

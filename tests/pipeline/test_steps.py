@@ -197,3 +197,30 @@ def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
         source_digests(spec, fresh)
     real = Workshop(fresh.store, LocalExecutor(), LocalExecutor())
     assert source_digests(spec, real) == source_digests(spec, shop)
+
+
+def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -> None:
+    """A node without the samples says so by None; one with other samples by a DataError."""
+    project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
+    spec = load_spec(project.spec)
+
+    class Blind:
+        def __init__(self, answer: object) -> None:
+            self.answer, self.asked = answer, 0
+
+        def run(self, job: Job, watch: Watch = UNWATCHED) -> object:
+            self.asked += 1
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        def cancel(self) -> None: ...
+
+    for index, answer in enumerate((None, DataError("calibration.npz changed while it was read"))):
+        store = open_store(project.folder.parent / f"registry {index}", create=True)
+        seen = {"observations": store.put_bytes(b"x"), "seen": "y", "samples": 3}
+        local, cluster = Blind(seen), Blind(answer)
+        assert steps.observe((0, 2), spec, EXPORTED, Workshop(store, local, cluster)) == seen
+        assert (cluster.asked, local.asked) == (1, 1)
+        assert steps.observe((0, 1), spec, EXPORTED, Workshop(store, local, cluster)) == seen
+        assert cluster.asked == 1, "a single part stays here"

@@ -1,0 +1,195 @@
+"""What Enginery adds to Ray: the time per unit of plan, dispatch and record on builds that compile nothing.
+
+On one local Ray, in one run, for each number of units:
+
+- `enginery`: plan the units, build them by `steps.build` on a `RayExecutor`, every engine stored and on record;
+- `dispatch`: jobs that do nothing, on the same executor: what is ours of the above, without plan, store and records;
+- `bare build`: the same builds (the same function on the worker, engines stored and on record) as bare Ray tasks;
+- `bare empty`: Ray tasks that do nothing at all.
+
+Isolation is the same on all sides: a fresh worker each (`fresh`; Enginery then also starts a process of its own in it,
+which the bare tasks do not), or workers that are reused (`reused`; see `RayExecutor.isolated`). Then the driver's
+memory with engines of 1 MiB and of 200 MiB.
+Usage: python -m benchmarks.bench_dispatch [--fresh 100] [--reused 100,1000,10000]
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import noop
+from builders.dispatch import RayExecutor
+from builders.jobs import UNWATCHED, Job, Watch
+from builders.types import TensorSpec
+from pipeline.compile import InProcess
+from pipeline.plan import Selection, plan_builds
+from pipeline.registry.store import Store, open_store
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.engines import build
+from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof, Unit
+from pipeline.workshop import Workshop
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = ("cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+TENSOR = (TensorSpec("x", "float32", (1, 8)),)
+
+
+def spec_of(size_mib: int) -> ModelSpec:
+    """Ten units."""
+    return ModelSpec.model_validate(
+        {
+            "model": "nothing",
+            "source": {"onnx": "nothing.onnx"},
+            "inputs": {"x": {"dtype": "float32", "shape": [1, 8]}},
+            "targets": TARGETS,
+            "backends": {"noop": {"size_mib": size_mib}},
+        }
+    )
+
+
+class Rerouted:
+    """An executor whose builds know the compiler that compiles nothing."""
+
+    def __init__(self, inner: RayExecutor) -> None:
+        self._inner = inner
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+        return self._inner.run(replace(job, function="benchmarks.noop:build"), watch)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+
+def planned(count: int, store: Store, shop: Workshop, size_mib: int = 0) -> list[Unit]:
+    """Units of as many models as it takes, each model with a graph of its own."""
+    spec, blob = spec_of(size_mib), store.put_bytes(b"nothing")
+    exported = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
+    units: list[Unit] = []
+    for index in range(-(-count // len(TARGETS))):
+        graph = Graph(Flavour("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
+        units += plan_builds(spec, exported, [graph], Selection(), shop).units
+    return units[:count]
+
+
+def ours(count: int, isolated: bool, folder: Path) -> float:
+    """Seconds of the whole path."""
+    store = open_store(str(folder / "registry"), create=True)
+    with RayExecutor(isolated=isolated) as executor:
+        shop = Workshop(store, executor, Rerouted(executor))
+        begun = time.perf_counter()
+        units = planned(count, store, shop)
+        built = InProcess().map(build, units, spec_of(0), shop)
+        seconds = time.perf_counter() - begun
+    if not all(item.digest for item in built):
+        raise SystemExit(f"a build failed: {next(item.failure for item in built if item.failure)}")
+    return seconds
+
+
+def dispatch(count: int, isolated: bool, _folder: Path) -> float:
+    """Seconds of jobs that do nothing."""
+    job = Job("nothing", "builders.oom:oom_kills", {})
+    with RayExecutor(isolated=isolated) as executor:
+        begun = time.perf_counter()
+        InProcess().map(lambda _: executor.run(job), range(count))
+        return time.perf_counter() - begun
+
+
+def bare_build(count: int, isolated: bool, folder: Path) -> float:
+    """Seconds of the same builds as bare Ray tasks; the units are planned beforehand."""
+    import ray
+
+    store = open_store(str(folder / "registry"), create=True)
+    requests = [unit.request.to_json() for unit in planned(count, store, Workshop(store, None, None))]
+
+    def one(request: dict[str, Any]) -> Any:
+        with tempfile.TemporaryDirectory() as workdir:
+            return noop.build(store.uri, request, Path(workdir))
+
+    return _timed(ray.remote(num_cpus=1, max_retries=0, max_calls=1 if isolated else 0)(one), requests)
+
+
+def bare_empty(count: int, isolated: bool, _folder: Path) -> float:
+    """Seconds of as many tasks that do nothing."""
+    import ray
+
+    task = ray.remote(num_cpus=1, max_retries=0, max_calls=1 if isolated else 0)(lambda _: None)
+    return _timed(task, range(count))
+
+
+def _timed(task: Any, items: Sequence[Any]) -> float:
+    import ray
+
+    begun = time.perf_counter()
+    ray.get([task.remote(item) for item in items])
+    return time.perf_counter() - begun
+
+
+SIDES: dict[str, Callable[[int, bool, Path], float]] = {
+    "enginery": ours,
+    "dispatch": dispatch,
+    "bare build": bare_build,
+    "bare empty": bare_empty,
+}
+
+
+def round_of(count: int, isolated: bool) -> dict[str, Any]:
+    """Each side once, in turn, in folders of their own: milliseconds per unit, CPU time of the driver, and ratios."""
+    per_unit, cpu = {}, {}
+    for name, side in SIDES.items():
+        begun = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            per_unit[name] = round(1e3 * side(count, isolated, Path(folder)) / count, 3)
+        cpu[name] = round(1e3 * (time.process_time() - begun) / count, 3)
+    ratios = {
+        "enginery over bare build": round(per_unit["enginery"] / per_unit["bare build"], 2),
+        "dispatch over bare empty": round(per_unit["dispatch"] / per_unit["bare empty"], 2),
+    }
+    workers = "fresh" if isolated else "reused"
+    return {"units": count, "workers": workers, "ms_per_unit": per_unit, "driver_cpu_ms": cpu, **ratios}
+
+
+def driver_mib(size_mib: int, count: int = 8) -> float:
+    """How much the driver grows over builds of engines of this size."""
+    with tempfile.TemporaryDirectory() as folder, RayExecutor() as executor:
+        store = open_store(str(Path(folder) / "registry"), create=True)
+        shop = Workshop(store, executor, Rerouted(executor))
+        InProcess().map(build, planned(2, store, shop), spec_of(0), shop)
+        before = psutil.Process().memory_info().rss
+        InProcess().map(build, planned(count, store, shop, size_mib), spec_of(size_mib), shop)
+        return round((psutil.Process().memory_info().rss - before) / 2**20, 1)
+
+
+def main() -> None:
+    """Run every size and print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fresh", default="100")
+    parser.add_argument("--reused", default="100,1000,10000")
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the workers
+    noop.install()
+    print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
+    with RayExecutor() as warm:  # one Ray for all sides
+        warm.run(Job("warm", "builders.oom:oom_kills", {}))
+        _timed(_warm(), range(64))
+        for counts, isolated in ((given.reused, False), (given.fresh, True)):
+            for count in map(int, filter(None, counts.split(","))):
+                print(json.dumps(round_of(count, isolated)), flush=True)
+        print(json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in (1, 200)}), flush=True)
+
+
+def _warm() -> Any:
+    import ray
+
+    return ray.remote(lambda _: None)
+
+
+if __name__ == "__main__":
+    main()

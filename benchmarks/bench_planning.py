@@ -1,0 +1,139 @@
+"""How long planning a catalog takes when nothing is to be done: 1,000 models x 6 targets x 3 precisions, all on record.
+
+Each model has a spec file, an ONNX file and a golden set of its own in a folder of its own; the registry is a folder
+with every record that a real run would have left (their contents are one real model's with other digests, and the
+compiler compiles nothing). What is timed is a fresh process that loads each spec and prepares its plan.
+Usage: python -m benchmarks.bench_planning [--models 1000]
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from benchmarks import noop
+from builders.jobs import UNWATCHED, Job, Watch
+from builders.local import LocalExecutor
+from pipeline.compile import InProcess, prepare
+from pipeline.plan import Selection
+from pipeline.registry.store import Store, open_store
+from pipeline.spec.file import load_spec
+from pipeline.workshop import Workshop
+
+TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
+PRECISIONS = ["fp32", "fp16", "bf16"]
+
+
+class Canned:
+    """An executor that gives every model what the first one's jobs gave, with blobs of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self._real, self._known = store, LocalExecutor(), dict[str, str]()
+        self.model = 0
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+        what = f"{job.name} {job.arguments.get('flavour') or job.arguments.get('precision')}"
+        if what not in self._known:
+            self._known[what] = json.dumps(self._real.run(job, watch))
+        known = self._known[what]
+        return json.loads(self._with_own_blobs(known) if self.model else known)  # the first model's are real
+
+    def cancel(self) -> None: ...
+
+    def _with_own_blobs(self, text: str) -> str:
+        words = set(text.split('"'))
+        for digest in sorted(word for word in words if len(word) == 64 and set(word) <= set("0123456789abcdef")):
+            if self.store.has(digest):
+                text = text.replace(digest, self.store.put_bytes(f"{self.model} {digest}".encode()))
+        return text
+
+
+def write_model(folder: Path, index: int) -> Path:
+    """A spec with files that no other model has."""
+    import onnx
+    from onnx import numpy_helper
+
+    folder.mkdir()
+    graph = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[batch, 8] x) => (float[batch, 4] y) { y = MatMul(x, w) }'
+    )
+    weights = np.random.default_rng(index).normal(size=(8, 4)).astype(np.float32)
+    graph.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(graph, folder / "model.onnx")
+    np.savez(folder / "golden.npz", x=np.random.default_rng(index).normal(size=(8, 8)).astype(np.float32))
+    spec = {
+        "model": f"model-{index}",
+        "source": {"onnx": "model.onnx"},
+        "inputs": {"x": {"dtype": "float32", "shape": ["batch", 8]}},
+        "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
+        "precisions": PRECISIONS,
+        "targets": TARGETS,
+        "golden": {"data": "golden.npz"},
+        "backends": {"noop": {}},
+    }
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def fill(folder: Path, models: int) -> None:
+    """Specs and records of so many models."""
+    store = open_store(str(folder / "registry"), create=True)
+    canned = Canned(store)
+    shop = Workshop(store, canned, canned)
+    for index in range(models):
+        canned.model = index
+        spec = load_spec(write_model(folder / f"model-{index}", index))
+        for unit in prepare(spec, Selection(), shop, InProcess()).plan.units:
+            engine = store.put_bytes(unit.request.key.encode())
+            value = {"digest": engine, "size_bytes": 64, "suffix": ".noop", "notes": [], "seconds": 1.0}
+            shop.remember("build", {"build": unit.request.key}, value, [engine])
+
+
+def plan_all(folder: Path) -> dict[str, Any]:
+    """Plan every spec; figures of this process."""
+    begun = time.perf_counter()
+    store = open_store(str(folder / "registry"))
+    shop = Workshop(store, LocalExecutor(), LocalExecutor())
+    actions: dict[str, int] = {}
+    for path in sorted(folder.glob("model-*/spec.yaml")):
+        for unit in prepare(load_spec(path), Selection(), shop, InProcess()).plan.units:
+            actions[unit.action] = actions.get(unit.action, 0) + 1
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": round(time.perf_counter() - begun, 2),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
+        "peak_mib": round(used.ru_maxrss / 1024),
+        "units": actions,
+    }
+
+
+def main() -> None:
+    """Fill a registry, plan in a fresh process, print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, help="filled already: only plan")
+    given = parser.parse_args()
+    noop.install()
+    if given.folder:
+        print(json.dumps(plan_all(given.folder)))
+        return
+    load = round(os.getloadavg()[0], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder), given.models)
+        command = [sys.executable, "-m", "benchmarks.bench_planning", "--folder", folder]
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    print(json.dumps({"models": given.models, "load_before": load, **json.loads(ended.stdout)}))
+
+
+if __name__ == "__main__":
+    main()

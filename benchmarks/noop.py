@@ -1,0 +1,63 @@
+"""A compiler that compiles nothing: its engines are so many MiB of nothing. For benchmarks of what is around it."""
+
+# ruff: noqa: ARG002 - the protocol asks for these arguments
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, ClassVar
+
+from builders import backends
+from builders.digest import digest_of_file
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+
+
+@dataclass(frozen=True)
+class Noop:
+    """size_mib: of its engines; 0 is a handful of bytes that no other unit's engine has."""
+
+    name: ClassVar[str] = "noop"
+    revision: ClassVar[int] = 1
+    tunes_on_target: ClassVar[bool] = False
+
+    size_mib: int = 0
+
+    def serves(self, target: Target) -> bool:
+        return True
+
+    def versions(self) -> dict[str, str]:
+        return {"noop": "1"}
+
+    def scheme(self) -> QuantizationScheme:
+        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        return None
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        path = workdir / "engine.noop"
+        with path.open("wb") as stream:
+            stream.write(request.key.encode())
+            stream.truncate(max(64, self.size_mib << 20))
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".noop")
+
+    def runs(self, target: Target) -> str | None:
+        return "it compiles nothing"
+
+    def open(self, engine: Engine) -> AbstractContextManager[Session]:
+        raise NotImplementedError
+
+
+def install() -> None:
+    """Have `builders.backends` find it, in this process."""
+    known = backends._entries()
+    known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", backends.GROUP)
+
+
+def build(store: str, request: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
+    """`build_engine`, with that compiler known."""
+    from pipeline.jobs.engines import build_engine
+
+    install()
+    return build_engine(store, dict(request), workdir)
