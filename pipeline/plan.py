@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from builders import backends
 from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
@@ -105,12 +106,17 @@ def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
         backend=item.backend.name,
         inputs=graph.inputs,
         outputs=graph.outputs,
-        # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
-        profiles=tuple(itertools.islice(profiles(graph.inputs, spec.named_dims()), MOST_PROFILES + 1)),
+        profiles=_profiles(graph.inputs, spec.named_dims()),
         options=backends.options_of(item.backend),
         toolchain=backends.toolchain_of(item.backend),
         scales=graph.scales,
     )
+
+
+@lru_cache(maxsize=64)
+def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[ShapeProfile, ...]:
+    # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
+    return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))
 
 
 def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:
