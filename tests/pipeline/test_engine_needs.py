@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from builders import backends
+from builders.errors import UnavailableError
 from builders.jobs import Needs
 from builders.targets import parse_targets
 from builders.types import BuildRequest
@@ -66,3 +67,25 @@ def test_an_engine_built_leaner_keeps_its_key_and_says_so(tmp_path):
     built = build_engine(store.uri, json.loads(json.dumps(wanted.to_json())), tmp_path, workspace_mib=64)
     note = "built with workspace_mib 64 instead of 0: a first build had run out of memory"
     assert note in built["notes"] and built["request"] == json.loads(json.dumps(wanted.to_json()))
+
+
+def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monkeypatch):
+    from builders import dispatch
+
+    made = []
+
+    class Recorded(dispatch.RayExecutor):
+        def __init__(self, *arguments: object) -> None:
+            made.append(arguments)
+            super().__init__(None, 1)
+
+        def run(self, *_: object) -> None:
+            raise UnavailableError("no cluster")
+
+    monkeypatch.setattr(dispatch, "RayExecutor", Recorded)
+    project.change_spec(targets=["cpu"], precisions=["fp32"])
+    words = ("--executor", "ray", "--ray-address", "head:6379", "--runner", "inprocess", "--quiet")
+    assert project.build(*words, "--wait-for-nodes", "15m").code == 3
+    assert made == [("head:6379", None, 900.0)]
+    refused = project.build(*words, "--wait-for-nodes", "a while")
+    assert refused.code == 2 and "'a while' is no duration" in refused.err
