@@ -15,7 +15,7 @@ from builders.errors import InputError, UnavailableError
 from builders.workdir import workdir
 from pipeline.intake.bundle import MOST_BYTES
 from pipeline.registry.landing import landing, make_folder, reachable
-from pipeline.spec.words import inside
+from pipeline.registry.names import inside
 
 MOST_OBJECTS = 100_000
 

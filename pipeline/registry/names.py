@@ -6,6 +6,7 @@ some file systems cannot tell apart), no separators, no control characters, noth
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from builders.errors import UnknownNameError
 
@@ -68,3 +69,11 @@ def _check(kind: str, name: str) -> str:
     if is_name(name):
         return name
     raise UnknownNameError(f"{kind} name {name!r}: use {_RULE}")
+
+
+def inside(text: str) -> str:
+    """The text, when it is a relative path that stays inside a folder. Raises ValueError."""
+    path = PurePosixPath(text)
+    if not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\x00" in text:
+        raise ValueError("must be a relative path inside the spec's folder, without '..'")
+    return text

@@ -16,10 +16,9 @@ from builders.digest import digest_of
 from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry import parsing
 from pipeline.registry.keys import MODELS, registered_key
-from pipeline.registry.names import is_name
+from pipeline.registry.names import inside, is_name
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.store import Store
-from pipeline.spec.words import inside
 
 KEPT = 3
 MAX_BYTES = 16 << 20

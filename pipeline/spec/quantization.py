@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.spec.words import Part, inside
+from pipeline.registry.names import inside
+from pipeline.spec.words import Part
 
 
 class Calibration(Part):

@@ -5,7 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from builders.types import Dim, Scalar
-from pipeline.spec.words import Axis, File, Part, Size, inside
+from pipeline.registry.names import inside
+from pipeline.spec.words import Axis, File, Part, Size
 
 
 class Source(Part):

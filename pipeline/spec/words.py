@@ -1,24 +1,15 @@
 """The words of a spec: names, sizes, files, each checked where it stands."""
 
 from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from builders import targets
 from builders.errors import EngineryError, UnknownNameError
-from pipeline.registry.names import check_channel, check_model, check_version
+from pipeline.registry.names import check_channel, check_model, check_version, inside
 
 LARGEST_SIZE = 1 << 31
-
-
-def inside(text: str) -> str:
-    """The text, when it is a relative path that stays inside a folder. Raises ValueError."""
-    path = PurePosixPath(text)
-    if not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\x00" in text:
-        raise ValueError("must be a relative path inside the spec's folder, without '..'")
-    return text
 
 
 def _python_name(text: str) -> str:

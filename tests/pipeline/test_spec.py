@@ -208,7 +208,7 @@ def test_whatever_yaml_holds_the_answer_is_a_spec_or_lines(tmp_path_factory: pyt
 def test_both_parsers_read_ordinary_specs_alike(spec):
     import yaml
 
-    from pipeline.spec.file import _quickly_composed
+    from pipeline.spec.document import _quickly_composed
 
     def flat(node: yaml.Node) -> object:
         if isinstance(node, yaml.MappingNode):
@@ -223,6 +223,6 @@ def test_both_parsers_read_ordinary_specs_alike(spec):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 1000, "a: [\n", "a: b: c"])
 def test_what_is_deep_or_wrong_is_left_to_the_careful_parser(text):
-    from pipeline.spec.file import _quickly_composed
+    from pipeline.spec.document import _quickly_composed
 
     assert _quickly_composed(text) is None

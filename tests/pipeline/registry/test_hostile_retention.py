@@ -2,11 +2,12 @@
 what lies on a client's own disk: stamps, journals of downloads, OCI layouts."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from builders.digest import digest_of_bytes
 from builders.errors import EngineryError, InputError
 from pipeline.registry import channels, policies
-from pipeline.registry.download import download, journal_of
+from pipeline.registry.download import Fill, download, journal_of
 from pipeline.registry.keys import CONDEMNED, LEASES, lease_key, pin_key, policy_key
 from pipeline.registry.loose import loose_documents
 from pipeline.registry.names import parse_reference
@@ -27,6 +28,7 @@ from pipeline.registry.retention import condemned, leases
 from pipeline.registry.retention.gc import collect
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.retention.pins import pin, pinned, read_pin
+from pipeline.registry.seals import Seal
 from pipeline.registry.stamps import Stamps
 from pipeline.registry.store import open_store
 from pipeline.registry.trust.policy import public_key
@@ -140,17 +142,23 @@ def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
 
 def test_stamps_and_journals(tmp_path: Path) -> None:
     blob = bytes(range(256)) * 20
-    digest, stamps = digest_of_bytes(blob), Stamps(tmp_path / "stamps")
+    seal, stamps = Seal(digest_of_bytes(blob)), Stamps(tmp_path / "stamps")
     (path := tmp_path / "blob").write_bytes(blob)
     (bad := tmp_path / "bad").write_bytes(b"x" + blob[1:])
-    stamps.add(digest, path)
-    stamp = json.loads((stamps.folder / digest).read_bytes())
+    stamps.add(seal, path)
+    stamp = json.loads((stamps.folder / seal.name).read_bytes())
 
-    def source(start: int, into: memoryview) -> None:
-        into[:] = blob[start : start + len(into)]
+    @contextmanager
+    def source(start: int, size: int) -> Iterator[Fill]:
+        stream = io.BytesIO(blob[start : start + size])
+
+        def fill(into: memoryview) -> None:
+            assert stream.readinto(into) == len(into)
+
+        yield fill
 
     part = 1000
-    assert download(tmp_path / "part", digest, len(blob), source, lambda _: None, part=part) == digest
+    assert download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part) == seal.digest
     journal = journal_of(tmp_path / "part").read_bytes()
     numbers = st.sampled_from([b"9" * 5000, b"-1", b"\xd9\xa1", b"7", b"1e3", b"", b"\x00", b" 1"])
     more = numbers.map(lambda number: journal + number + b"\n")
@@ -158,17 +166,17 @@ def test_stamps_and_journals(tmp_path: Path) -> None:
     @settings(max_examples=EXAMPLES)
     @given(st.one_of(damaged(json.dumps(stamp).encode()), either({"a": stamp})), st.one_of(damaged(journal), more))
     def attack(stamped: bytes, journalled: bytes) -> None:
-        (stamps.folder / digest).write_bytes(stamped)
-        assert not stamps.sound(digest, bad) and stamps.sound(digest, path)
+        (stamps.folder / seal.name).write_bytes(stamped)
+        assert not stamps.sound(seal, bad) and stamps.sound(seal, path)
         journal_of(tmp_path / "part").write_bytes(journalled)
-        assert download(tmp_path / "part", digest, len(blob), source, lambda _: None, part=part) == digest
+        assert download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part) == seal.digest
 
     attack()
-    (stamps.folder / digest).write_bytes(b"[" * 100_000)
-    assert stamps.sound(digest, path)
+    (stamps.folder / seal.name).write_bytes(b"[" * 100_000)
+    assert stamps.sound(seal, path)
     (tmp_path / "part").write_bytes(bytes(len(blob)))  # a journal that says that all is there
-    found = download(tmp_path / "part", digest, len(blob), source, lambda _: None, part=part)
-    assert found == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != digest
+    found = download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part)
+    assert found == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != seal.digest
 
 
 def test_oci_layouts_that_are_there_already(scene: Scene) -> None:
