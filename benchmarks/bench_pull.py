@@ -9,9 +9,9 @@ Without --endpoint it starts moto, which is slow (tens of MB/s), so that its fig
 in a folder and copied object by object, because such servers have no conditional writes and are refused for publishing.
 Every download is a process of its own; the sides take turns; seconds are of the download alone for the Python sides
 (imports and client come before), of the whole process for s5cmd. boto3 is tuned first, over connections and part sizes.
-`enginery` verifies by the manifest's BLAKE3; `sha256` is what it does where a manifest has none; `transport` is
-enginery with digests left out, which no setting does: what is left is the cost of verifying. The file system is that of
---folder: a fast disk, or /dev/shm, so that nobody waits for it (only enginery syncs what it wrote).
+`enginery` verifies by the manifest's BLAKE3; `sha256` is what it does where a manifest has none; `transport` is without
+digests, which no setting does: what is left is the cost of verifying. The file system is that of --folder: a fast disk,
+or /dev/shm, so that nobody waits for it (only enginery syncs what it wrote).
 """
 
 import argparse

@@ -124,8 +124,12 @@ def _follow(task: Task, watch: Watch, listener: Listener) -> Any:
 
 
 def _where(node: str, listener: Listener) -> str:
-    """A node's name; its id where it is too new to be known."""
-    return next((known.where for known in listener.nodes() if known.id == node), node)
+    """A node's name; its id where Ray does not know it any more."""
+    for fresh in (False, True):  # one that came just now is looked for again
+        for known in listener.nodes(fresh):
+            if known.id == node:
+                return known.where
+    return node
 
 
 def _value(answer: dict[str, Any]) -> Any:

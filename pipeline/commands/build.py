@@ -9,8 +9,8 @@ import click
 
 from pipeline.commands.metrics import metrics_options, served_metrics
 from pipeline.commands.options import (
-    Duration,
     emit_json,
+    executor_options,
     json_option,
     log_format,
     progress_options,
@@ -72,17 +72,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 
 @click.command()
 @_shared_options
-@click.option(
-    "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where units are built."
-)
-@click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run.")
-@click.option(
-    "--wait-for-nodes",
-    type=Duration(),
-    default="0s",
-    show_default=True,
-    help="How long a unit waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
-)
+@executor_options
 @click.option(
     "--runner",
     type=click.Choice(["auto", "inprocess", "prefect"]),

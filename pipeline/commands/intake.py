@@ -2,12 +2,21 @@
 
 import threading
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import (
+    emit_json,
+    executor_options,
+    json_option,
+    progress_options,
+    registry_option,
+    say,
+    shown_progress,
+)
 from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -83,29 +92,27 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 @click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'; a spec must have one of them.")
 @click.option("--precisions", help="Only these, e.g. 'fp16,int8'.")
 @click.option("--backends", help="Only these, e.g. 'onnxruntime'.")
-@click.option(
-    "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where units are built."
-)
-@click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run.")
+@executor_options
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@progress_options
 @registry_option
 @json_option
 @click.pass_context
-def catalog(ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, **chosen: Any) -> None:
+def catalog(
+    ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, wait_for_nodes: timedelta, **chosen: Any
+) -> None:
     """Build every spec in SPECS: a folder, a file:// or s3:// prefix, or 'registered', the newest of each model.
 
     One that fails stops no other. Exit code 1 if any failed, or an engine of it did.
     """
     from pipeline.compile import InProcess
     from pipeline.intake.catalog import compile_all, gathered, words
-    from pipeline.progress import progress_display
     from pipeline.run import RunOptions, started
 
-    options = RunOptions(**chosen)
+    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
     with (
         gathered(specs, options.registry) as addresses,
-        progress_display(quiet) as progress,
+        shown_progress(quiet) as progress,
         started(options) as executors,
     ):
         rows = compile_all(addresses, options, InProcess(), progress, executors)

@@ -66,6 +66,31 @@ def progress_options(command: Command) -> Command:
     return log_format_option(quiet(command))
 
 
+def executor_options(command: Command) -> Command:
+    """Where units are built: passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`."""
+    for option in (
+        click.option(
+            "--wait-for-nodes",
+            type=Duration(),
+            default="0s",
+            show_default=True,
+            help="How long a unit waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
+        ),
+        click.option(
+            "--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run."
+        ),
+        click.option(
+            "--executor",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Where units are built.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def log_format_option(command: Command) -> Command:
     """`--log-format`: what stderr looks like."""
     return click.option(
