@@ -48,6 +48,8 @@ class Prefect:
             "PREFECT_WORKER_QUERY_SECONDS": "0.5",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "PREFECT_SERVER_DATABASE_TIMEOUT": "120",
+            "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "120",
             "DO_NOT_TRACK": "1",
         }
         self._client = httpx.Client(base_url=self.url, timeout=20)
