@@ -35,7 +35,7 @@ MOST_STRETCH = 8.0
 @dataclass(frozen=True)
 class Past:
     """One build that ended. graph_bytes: size of its ONNX file.  seconds: wall clock of its process; peak_mib: the most
-    memory it held.  outcome: 'built', or the kind of a failure.  at: ISO 8601, UTC."""
+    memory it held.  outcome: 'built' or 'failed'.  at: ISO 8601, UTC."""
 
     model: str
     target: str

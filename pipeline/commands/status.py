@@ -87,7 +87,7 @@ def _print_runs(found: "list[Seen]") -> None:
         outcome = f"{row['model']}@{row['version']}" if row["version"] else ""
         why = "; ".join(part for part in (outcome, row["reason"]) if part)
         cells = [row["run"], row["state"], row["started_at"][:19], f"{row['seconds']:.0f} s", row["units"], why]
-        rows.append([printable(cell) for cell in cells])
+        rows.append(cells)
     print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
 
 
@@ -116,8 +116,7 @@ def _row(one: "Seen", item: "Item") -> list[str]:
     took = "" if elapsed is None else f"{elapsed:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
     log = f"{item.log_bytes / 1024:.1f} KiB" if item.log else ""
-    cells = [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
-    return [printable(cell) for cell in cells]
+    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
 
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:

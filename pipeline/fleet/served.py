@@ -8,6 +8,7 @@ from builders.errors import EngineryError, UnavailableError
 from builders.targets import parse_targets
 from builders.types import Target
 from pipeline.fleet.catalog import Demand
+from pipeline.registry.keys import registered_key
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.pull import look
 from pipeline.registry.resolve import Policy
@@ -22,7 +23,7 @@ class Served:
     """A demand and what it names. engines: with the status they have today.  proven_only: what the channel asks.
 
     targets, precisions: of the spec; None where it does not say.  problem: why there is nothing to serve, in words; ''
-    where there is.
+    where there is.  registered: whether the registry keeps the model's spec, so that it can be built again by an event.
     """
 
     demand: Demand
@@ -32,6 +33,7 @@ class Served:
     targets: tuple[Target, ...] | None = None
     precisions: tuple[str, ...] | None = None
     problem: str = ""
+    registered: bool = True
 
     @property
     def name(self) -> str:
@@ -61,7 +63,8 @@ def _look(store: Store, demand: Demand) -> Served:
         return Served(demand, problem=str(error))
     manifest = located.manifest
     facts = (_targets(manifest), _words(manifest, "precisions"))
-    return Served(demand, manifest.version, engines, located.proven_only, *facts)
+    kept = store.read(registered_key(manifest.model)) is not None
+    return Served(demand, manifest.version, engines, located.proven_only, *facts, registered=kept)
 
 
 def _targets(manifest: Manifest) -> tuple[Target, ...] | None:

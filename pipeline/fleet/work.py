@@ -180,7 +180,7 @@ def _first(standing: Standing, unit: Unit) -> str:
         if tried:
             fate = "failed" if tried[0].status == "failed" else "was refused"
             return f"it {fate} when the version was built; the same spec would give the same"
-    return ""
+    return "" if served.registered else "register its spec: `enginery register SPEC`"
 
 
 def _refusal(entry: EngineEntry, target: Target) -> str:

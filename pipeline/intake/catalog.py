@@ -16,7 +16,7 @@ from pipeline.intake.once import Compiled, compile_once
 from pipeline.intake.places import files_below, place_at
 from pipeline.progress import Progress
 from pipeline.publication import Outcome
-from pipeline.registry.registered import newest
+from pipeline.registry.registered import addresses
 from pipeline.registry.store import open_store
 from pipeline.run import DEFAULT_REGISTRY, Executors, RunOptions
 
@@ -54,9 +54,11 @@ def gathered(specs: str, registry: str | None) -> Iterator[list[str]]:
     """Addresses of the specs in a folder, a `file://` or `s3://` place (a copy, while inside), or, for 'registered',
     of the newest registration of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
-        found = [item.address for item in newest(open_store(registry or DEFAULT_REGISTRY))]
+        found = addresses(open_store(registry or DEFAULT_REGISTRY))
         if not found:
-            raise InputError(f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginery register SPEC`")
+            raise InputError(
+                f"no spec is registered in {registry or DEFAULT_REGISTRY}; `enginery register SPEC` registers one"
+            )
         yield found
         return
     with place_at(specs) as place:

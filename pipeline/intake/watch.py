@@ -21,6 +21,7 @@ from pipeline.intake.bundle import bundle_of, named_files
 from pipeline.intake.catalog import spec_files
 from pipeline.intake.places import place_at
 from pipeline.intake.register import register
+from pipeline.registry.registered import registrations
 from pipeline.registry.store import Store
 from pipeline.spec.file import load_spec
 
@@ -47,7 +48,7 @@ class Watch:
         self._digests: dict[Path, tuple[Stamp, str]] = {}
         self._before: dict[Path, list[Stamp]] = {}
         self._complaints: dict[str, str] = {}
-        self._done: set[str] = set()
+        self._taken: dict[Path, str] = {}
 
     def __enter__(self) -> Self:
         self._place = self._stack.enter_context(place_at(self._name))
@@ -91,14 +92,17 @@ class Watch:
         if settled and not still:
             return
         digest = bundle_of(spec, self._digest).digest
-        if digest in self._done:
+        if self._taken.get(path) == digest:
             return
-        if not events.told_before(self._store, REGISTERED, digest):
+        kept = registrations(self._store, spec.model)
+        # What was told once, and is the newest no more, has come back: somebody took a change back.
+        newest = bool(kept) and kept[-1].bundle.digest == digest
+        if not (newest and events.told_before(self._store, REGISTERED, digest)):
             item, _ = register(self._store, spec)
             told = events.registered(self._store, item)
             events.remember_told(self._store, told, item.bundle.digest)
             self._say(Seen(name, f"registered as {item.address}", True, item.bundle.digest))
-        self._done.add(digest)
+        self._taken[path] = digest
         self._complaints.pop(name, None)
 
     def _digest(self, path: Path) -> str:

@@ -78,11 +78,19 @@ def registrations(store: Store, model: str) -> list[Registration]:
     return parse(store.read(registered_key(model)), model)
 
 
-def newest(store: Store) -> list[Registration]:
-    """The newest registration of each model that has one, sorted by name."""
+def addresses(store: Store) -> list[str]:
+    """The address of the newest registration of each model that has one, sorted by name.
+
+    One that cannot be read has an address without a digest, so that it fails where it is used, and stops no other.
+    """
     names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    found = (registrations(store, name) for name in sorted(names) if is_name(name))
-    return [items[-1] for items in found if items]
+    found = []
+    for model in sorted(name for name in names if is_name(name)):
+        try:
+            found += [item.address for item in registrations(store, model)[-1:]]
+        except IntegrityError:
+            found.append(f"registered:{model}")
+    return found
 
 
 def find(store: Store, model: str, digest: str | None = None) -> Registration:

@@ -135,8 +135,8 @@ class Recorder:
         try:
             self._logs()
             self._state(last)
-            self._live(last)
             self._learn(last)
+            self._live(last)
             if last:
                 journal.prune(self._store)
         except EngineryError as error:
@@ -171,7 +171,8 @@ class Recorder:
     def _live(self, last: bool) -> None:
         printed = self._tracker.printed
         if last:
-            self._store.remove(run_live_key(self._run))
+            with suppress(EngineryError):  # whoever may not delete leaves it to `gc`
+                self._store.remove(run_live_key(self._run))
         elif printed != self._seen[1]:
             data, key = canonical_json(self._tracker.live()), run_live_key(self._run)
             with suppress(UndecidedError):

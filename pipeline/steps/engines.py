@@ -15,6 +15,8 @@ from pipeline.workshop import Workshop
 
 # What compilers of small and middling models take.
 USUAL_MEMORY_MIB = 1024
+# No compiler takes less.
+LEAST_MEMORY_MIB = 256
 # Of memory, over the most that such builds took.
 HEADROOM = 1.25
 # Instead of no limit.
@@ -75,11 +77,12 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
 def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
     """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
 
-    Without a history it is the limit where the spec sets one, else a modest guess.
+    Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else a modest
+    guess.
     """
     limit = spec.build.memory_mib
-    if expected is not None:
-        return min(limit, math.ceil(HEADROOM * expected.peak_mib))
+    if expected is not None and expected.seconds is not None:
+        return min(limit, max(LEAST_MEMORY_MIB, math.ceil(HEADROOM * expected.peak_mib)))
     return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
 
 

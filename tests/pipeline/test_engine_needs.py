@@ -14,7 +14,7 @@ from pipeline.history import Expectation
 from pipeline.jobs.engines import build_engine
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
-from pipeline.steps.engines import LEAN_WORKSPACE_MIB, USUAL_MEMORY_MIB, leaner, memory_request, needs
+from pipeline.steps.engines import LEAN_WORKSPACE_MIB, LEAST_MEMORY_MIB, USUAL_MEMORY_MIB, leaner, memory_request, needs
 from tests.builders import graphs
 
 
@@ -45,6 +45,8 @@ def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
     took = Expectation(seconds=3.0, peak_mib=1000.4, builds=2, basis="2 builds of this unit")
     assert memory_request(load_spec(project.spec), took) == 1251
     assert memory_request(load_spec(project.spec), replace(took, peak_mib=9000.0)) == 4096
+    assert memory_request(load_spec(project.spec), replace(took, peak_mib=0.0)) == LEAST_MEMORY_MIB
+    assert memory_request(load_spec(project.spec), replace(took, seconds=None, peak_mib=60.0)) == 4096
 
 
 @pytest.mark.parametrize(

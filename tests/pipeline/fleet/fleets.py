@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from builders.types import BuildRequest
+from pipeline.registry.keys import registered_key
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.publish import publish
 from pipeline.registry.store import Store
@@ -56,8 +57,11 @@ def published(
     targets: Sequence[str] = ("gpu", "l4"),
     channel: str = "candidate",
     others: Sequence[EngineEntry] = (),
+    registered: bool = True,
 ) -> None:
-    """Publish a version and point a channel at it."""
+    """Publish a version and point a channel at it. registered: whether its spec can be built again by an event."""
+    if registered:
+        store.replace(registered_key(model), b'{"registered": []}', store.read(registered_key(model)))
     entries = list(engines)
     spec = {"targets": list(targets), "precisions": sorted({entry.precision for entry in entries})}
     made = replace(draft(store, [model, [entry.digest for entry in entries]], model), spec=spec)

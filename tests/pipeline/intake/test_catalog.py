@@ -5,6 +5,8 @@ import shutil
 import yaml
 
 from pipeline.intake.catalog import gathered, spec_files
+from pipeline.registry.keys import registered_key
+from pipeline.registry.store import open_store
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
@@ -44,6 +46,10 @@ def test_a_catalog_of_what_is_registered(project: Project) -> None:
     project.run("register", project.spec, "--no-event")
     with gathered("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
+    store = open_store(project.registry)
+    store.replace(registered_key("another"), b"damaged", None)
+    with gathered("registered", str(project.registry)) as found:
+        assert [address.partition("@")[0] for address in found] == ["registered:another", "registered:tiny"]
 
 
 def test_only_yaml_that_names_a_model_means_to_be_a_spec(project: Project) -> None:

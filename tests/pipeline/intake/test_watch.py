@@ -63,6 +63,21 @@ def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(
     assert look(store, project.folder)[0].told and len(server.heard) == 2
 
 
+def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Store, server: Server) -> None:
+    first = (project.folder / "tiny.onnx").read_bytes()
+    said: list[Seen] = []
+    with Watch(store, str(project.folder), said.append) as watch:
+        watch.look(settled=False)
+        write_model(project.folder / "tiny.onnx", weights(seed=1))
+        watch.look(settled=False)
+        (project.folder / "tiny.onnx").write_bytes(first)
+        watch.look(settled=False)
+        watch.look(settled=False)
+    assert [digest for _, _, digest in server.heard] == [said[0].digest, said[1].digest, said[0].digest]
+    assert registrations(store, "tiny")[-1].bundle.digest == said[0].digest
+    assert look(store, project.folder) == [], "and a watcher that starts anew does not tell it once more"
+
+
 def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project, store: Store, server: Server) -> None:
     server.down = True
     with pytest.raises(UnavailableError):
