@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from builders import backends
 from builders.digest import digest_of_file
-from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Noop:
     name: ClassVar[str] = "noop"
     revision: ClassVar[int] = 1
     tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "bytes"
+    install: ClassVar[str] = "comes with the benchmarks"
 
     size_mib: int = 0
 

@@ -25,7 +25,7 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
-from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
+from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,8 @@ class OnnxRuntime:
     name: ClassVar[str] = "onnxruntime"
     revision: ClassVar[int] = 2
     tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "bytes"
+    install: ClassVar[str] = "pip install onnxruntime"
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
@@ -99,7 +101,7 @@ class OnnxRuntime:
         if request.precision == "fp8":
             return "CPUs have no FP8 arithmetic; use int8"
         if not self.versions():
-            return "onnxruntime is not installed; pip install onnxruntime"
+            return f"onnxruntime is not installed; {self.install}"
         return None
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:

@@ -26,7 +26,7 @@ from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.tensorrt_timing import keep_grown, merged, use_given
 from builders.tensorrt_words import builder_reason, clean, parser_reason, ran_out_of_memory, recorder
-from builders.types import BuildRequest, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
+from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, ShapeProfile, Target, Tensors
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 _RTX_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
@@ -49,6 +49,7 @@ class _TensorRT:
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "budget"
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]

@@ -23,6 +23,7 @@ QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
 CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 
 Scalar = str | int | float | bool
+Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
 Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
@@ -236,11 +237,16 @@ class Backend(Protocol):
     build key, where the backend's code as a whole does not.
     tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
     that GPU for itself.
+    determinism: what two builds of one request share: 'bytes' of the engine, or the 'outputs' bit by bit, or no more
+    than outputs within the budgets ('budget').
+    install: how to get it, for whoever lacks it.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int]
     tunes_on_target: ClassVar[bool]
+    determinism: ClassVar[Determinism]
+    install: ClassVar[str]
 
     def serves(self, target: Target) -> bool:
         """Whether this kind of target (CPU or GPU) is this backend's business at all."""
