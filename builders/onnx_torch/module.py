@@ -208,7 +208,9 @@ def _checked(node: Node, row: Operator) -> dict[str, Any]:
         raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
     most = None if row.variadic else len(row.kinds)
     if not row.needed <= len(node.inputs) or (most is not None and len(node.inputs) > most):
-        raise ModelError(f"{node}: it has {len(node.inputs)} inputs, of which the conversion knows {most or row.needed}")
+        raise ModelError(
+            f"{node}: it has {len(node.inputs)} inputs, of which the conversion knows {most or row.needed}"
+        )
     defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
     return {**defaults, **node.attributes}
 

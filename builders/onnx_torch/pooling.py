@@ -69,7 +69,9 @@ def max_pool(
     must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
     must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
     values, at = run(wide, kernel_shape, strides, before, dilations, return_indices=True)
-    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape([x.shape[0], x.shape[1], *[1] * (x.dim() - 2)])
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(
+        [x.shape[0], x.shape[1], *[1] * (x.dim() - 2)]
+    )
     return values.to(x.dtype), at + planes * math.prod(x.shape[2:])
 
 

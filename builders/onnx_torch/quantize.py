@@ -67,7 +67,9 @@ def laid_out(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     axis = axis % x.dim()
     if scale.dim() == 1 and not block:
         return scale.reshape([-1, *[1] * (x.dim() - 1 - axis)])
-    must(scale.dim() == x.dim(), f"its scale has {scale.dim()} axes, its input {x.dim()}; a scale per block has as many")
+    must(
+        scale.dim() == x.dim(), f"its scale has {scale.dim()} axes, its input {x.dim()}; a scale per block has as many"
+    )
     block = block or -(-x.shape[axis] // scale.shape[axis])
     return scale.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
 

@@ -32,7 +32,9 @@ def reshape(x: Tensor, shape: Numbers, *, allowzero: int = 0) -> Tensor:
     copied = [axis for axis, size in enumerate(shape) if isinstance(size, int) and size == 0]
     sizes = [x.shape[axis] if axis in copied else size for axis, size in enumerate(shape)]
     rest = [size for axis, size in enumerate(x.shape) if axis not in copied]
-    said = [size for axis, size in enumerate(shape) if axis not in copied and not (isinstance(size, int) and size == -1)]
+    said = [
+        size for axis, size in enumerate(shape) if axis not in copied and not (isinstance(size, int) and size == -1)
+    ]
     # Torch cannot tell what -1 is when a copied size is 0, as that of an empty batch.
     if copied and len(said) + len(copied) + 1 == len(sizes) and all(isinstance(size, int) for size in (*rest, *said)):
         remains = math.prod(rest) // math.prod(said) if math.prod(said) else 0
@@ -203,7 +205,9 @@ def trilu(x: Tensor, k: Numbers | None = None, *, upper: int = 1) -> Tensor:
     diagonal = k[0] if k else 0
     rows = torch.arange(x.shape[-2], device=x.device).unsqueeze(1)
     above = torch.arange(x.shape[-1], device=x.device) - rows
-    return torch.where(above >= diagonal if upper else above <= diagonal, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(
+        above >= diagonal if upper else above <= diagonal, x, torch.zeros((), dtype=x.dtype, device=x.device)
+    )
 
 
 @operator("DepthToSpace")

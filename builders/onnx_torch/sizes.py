@@ -48,7 +48,14 @@ def _greatest(a: Any, b: Any) -> Any:
     return torch.sym_max(a, b)
 
 
-_ARITHMETIC = {"Add": python.add, "Sub": python.sub, "Mul": python.mul, "Div": _quotient, "Min": _least, "Max": _greatest}
+_ARITHMETIC = {
+    "Add": python.add,
+    "Sub": python.sub,
+    "Mul": python.mul,
+    "Div": _quotient,
+    "Min": _least,
+    "Max": _greatest,
+}
 _COMPARISONS = {
     "Equal": python.eq,
     "Greater": python.gt,
@@ -162,7 +169,9 @@ def gather(data: Known, indices: Known, *, axis: int = 0) -> Known | None:
 
 
 @on_numbers("Slice")
-def slice_(data: Known, starts: Known, ends: Known, axes: Known | None = None, steps: Known | None = None) -> Known | None:
+def slice_(
+    data: Known, starts: Known, ends: Known, axes: Known | None = None, steps: Known | None = None
+) -> Known | None:
     """Python's slices."""
     given = [value for value in (starts, ends, axes, steps) if value is not None]
     if any(value.symbolic for value in given):

@@ -1,6 +1,6 @@
 """The ONNX project's own node tests (they are in the onnx package) through the conversion to torch.
 
-    python -m tests.builders.onnx_torch.node_cases [FILTER]      the table: passed, refused with the reason, failed
+python -m tests.builders.onnx_torch.node_cases [FILTER]      the table: passed, refused with the reason, failed
 """
 
 import sys
