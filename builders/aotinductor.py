@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from builders import cuda
 from builders.cpu import LEVELS, host_level, missing_flags
 from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError, ModelError
+from builders.errors import EngineryError, InputError
 from builders.installed import PackageNotFoundError, version
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 

@@ -19,7 +19,7 @@ def gather(data: Tensor, indices: Value, *, axis: int = 0) -> Tensor:
     size = data.shape[axis]
     if isinstance(indices, Known):
         if indices.numbers.ndim == 0:
-            return data.select(axis, indices.numbers.flat[0])
+            return data.select(axis, indices.first)
         at = torch.where((found := indices.on(data.device)) < 0, found + size, found)
     else:
         at = torch.where(indices < 0, indices + size, indices)

@@ -1,4 +1,4 @@
-"""Pooling. Where torch's own rules differ from ONNX's (pads on one side, dilated averages), by padding and convolving."""
+"""Pooling. Where torch's rules differ from ONNX's (pads on one side, dilated averages), by padding and convolving."""
 
 import math
 
@@ -64,8 +64,8 @@ def max_pool(
     if outputs == 1:
         low = before == after and all(2 * p <= k for p, k in zip(before, kernel_shape, strict=True))
         if low and not ceil_mode:
-            return run(wide, kernel_shape, strides, before, dilations).to(x.dtype)  # type: ignore[no-any-return]
-        return run(_cut(wide, before, after, -math.inf), kernel_shape, strides, 0, dilations).to(x.dtype)  # type: ignore[no-any-return]
+            return run(wide, kernel_shape, strides, before, dilations).to(x.dtype)
+        return run(_cut(wide, before, after, -math.inf), kernel_shape, strides, 0, dilations).to(x.dtype)
     must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
     must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
     values, at = run(wide, kernel_shape, strides, before, dilations, return_indices=True)
@@ -98,7 +98,7 @@ def average_pool(
     even = before == after and all(2 * p <= k for p, k in zip(before, kernel_shape, strict=True))
     if even and not ceil_mode and all(step == 1 for step in dilations):
         run = _AVERAGE[spatial_rank(x)]
-        return run(x, kernel_shape, strides, before, False, bool(count_include_pad))  # type: ignore[no-any-return]
+        return run(x, kernel_shape, strides, before, False, bool(count_include_pad))
     inside = torch.ones_like(x)
     if count_include_pad:
         inside = padded(inside, plain[0], plain[1], 1.0)
@@ -115,7 +115,7 @@ def _window_sums(x: Tensor, kernel: list[int], strides: list[int], dilations: li
     planes = x.reshape([x.shape[0] * x.shape[1], 1, *x.shape[2:]])
     ones = torch.ones([1, 1, *kernel], dtype=x.dtype, device=x.device)
     sums = _CONVOLUTIONS[len(kernel)](planes, ones, None, strides, 0, dilations)
-    return sums.reshape([x.shape[0], x.shape[1], *sums.shape[2:]])  # type: ignore[no-any-return]
+    return sums.reshape([x.shape[0], x.shape[1], *sums.shape[2:]])
 
 
 @operator("LpPool")

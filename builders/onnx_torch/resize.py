@@ -17,9 +17,9 @@ class _Axis(NamedTuple):
     """One axis to be resized. scale: output over input; start, end: of the region of interest, in 0..1."""
 
     axis: int
-    size: Any
-    made: Any
-    scale: Any
+    size: int
+    made: int
+    scale: float
     start: float
     end: float
 
