@@ -50,7 +50,8 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judged(store, located.manifest, require(store, located).counts)
     entry = resolve(entries, target, precision, proven_only=located.proven_only, what=what).chosen
-    if reason := backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware):
+    # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
+    if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return Chosen(located.manifest, entry)
 

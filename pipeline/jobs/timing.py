@@ -1,6 +1,6 @@
 """Timing caches in the registry: fetched before a build, merged into what is there after it; never a reason to fail.
 
-Kept per GPU product, driver and compiler version (`builders.tensorrt_timing`), as a blob that one small document names.
+Kept per GPU product, driver and compiler version (`builders.tensorrt.timing`), as a blob that one small document names.
 """
 
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError
-from builders.tensorrt_timing import GIVEN, GROWN, TimingCached
+from builders.tensorrt.timing import GIVEN, GROWN, TimingCached
 from builders.types import Backend
 from pipeline.registry import parsing
 from pipeline.registry.documents import change
