@@ -51,9 +51,8 @@ def compile_model(
     spec: a path that the worker sees, or 'registered:MODEL[@DIGEST]'. gpu_slots: see PrefectRunner.
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
-    logger = get_run_logger()
     with tags("enginery"), started(options, signals=False) as executors:
-        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(logger), executors, logger.info)
+        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
     tell(done)
     if done.outcome.version is None:

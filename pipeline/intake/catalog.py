@@ -14,7 +14,7 @@ from pipeline.compile import Runner
 from pipeline.intake.addresses import SCHEME
 from pipeline.intake.once import Compiled, compile_once
 from pipeline.intake.places import files_below, place_at
-from pipeline.progress import Progress
+from pipeline.progress import Progress, by_model
 from pipeline.publication import Outcome
 from pipeline.registry.registered import addresses
 from pipeline.registry.store import open_store
@@ -88,7 +88,7 @@ def compile_row(
     done: is given what was compiled.
     """
     try:
-        compiled = compile_once(address, options, runner, progress, executors, logging.getLogger(__name__).info)
+        compiled = compile_once(address, options, runner, progress, executors)
         done(compiled)
     except EngineryError as error:
         return Row(address, None, "failed", reason=str(error))
@@ -107,7 +107,7 @@ def compile_all(
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> list[Row]:
     """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
-    return runner.map(compile_row, addresses, options, runner, progress, executors, done)
+    return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
 
 
 def words(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 """One compilation of what an address names: of several runs on the same thing at once, one works."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from pipeline.intake.bundle import bundle_of
 from pipeline.progress import Progress
 from pipeline.publication import Outcome
 from pipeline.registry.store import Store
-from pipeline.registry.turns import turn
 from pipeline.run import Executors, Run, RunOptions, opened
+from pipeline.waiting import shown_turn
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,17 @@ def compile_once(
     runner: Runner,
     progress: Progress,
     executors: Executors | None = None,
-    say: Callable[[str], object] = lambda _: None,
 ) -> Compiled:
     """Export, quantize, build, prove and publish. Whoever waited for its turn finds the steps on record.
 
     Raises what `spec_at`, `opened` and `compile_model` raise.
     """
-    with _its_turn(address, options, progress, executors, say) as run:
+    with _its_turn(address, options, progress, executors) as run:
         return Compiled(compile_model(run.spec, run.selection, run.shop, runner), run.shop.store)
 
 
 @contextmanager
-def _its_turn(
-    address: str,
-    options: RunOptions,
-    progress: Progress,
-    executors: Executors | None,
-    say: Callable[[str], object],
-) -> Iterator[Run]:
+def _its_turn(address: str, options: RunOptions, progress: Progress, executors: Executors | None) -> Iterator[Run]:
     with spec_at(address, options.registry) as path, opened(path, options, progress, executors) as run:
         wanted = {
             "bundle": bundle_of(run.spec).digest,
@@ -54,5 +47,5 @@ def _its_turn(
             "precisions": options.precisions,
             "backends": options.backends,
         }
-        with turn(run.shop.store, digest_of(wanted), f"compiling {run.spec.model}", say):
+        with shown_turn(run.shop, digest_of(wanted), f"compiling {run.spec.model}"):
             yield run
