@@ -144,7 +144,7 @@ def _compile(
 ) -> "Outcome":
     from pipeline.compile import InProcess, compile_model
     from pipeline.progress import together
-    from pipeline.run import compile_from_records, opened
+    from pipeline.run import compile_from_records, opened, registry_of
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -158,6 +158,8 @@ def _compile(
         and (outcome := compile_from_records(spec, options))
     ):
         say("every step is on record: nothing was started")
+        if with_prefect:
+            _tell_if_untold(outcome, registry_of(spec, options))
         return outcome
     if with_prefect:
         from pipeline.flows.compile_model import run_flow
@@ -167,6 +169,21 @@ def _compile(
         progress = together(display, *([counting] if counting else []))
         with opened(spec, options, progress) as run:
             return compile_model(run.spec, run.selection, run.shop, InProcess())
+
+
+def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
+    """Tell a configured server of the version, if the run that published it did not come to that."""
+    from pipeline.deployments.payloads import PUBLISHED
+    from pipeline.registry.store import open_store
+    from pipeline.told import told_before
+
+    store = open_store(registry)
+    if outcome.manifest is None or told_before(store, PUBLISHED, outcome.manifest):
+        return
+    from pipeline.flows.compile_model import tell
+    from pipeline.intake.once import Compiled
+
+    tell(Compiled(outcome, store))
 
 
 def _plan_json(units: "BuildPlan") -> dict[str, Any]:

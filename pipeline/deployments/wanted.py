@@ -5,12 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.targets import GENERATIONS
-
-# The events that start them; `pipeline.events` tells them.
-REGISTERED = "enginery.model.registered"
-PUBLISHED = "enginery.engine.published"
-UNPROVEN = "enginery.engine.unproven"
-JUDGED = "enginery.canary.finished"
+from pipeline.deployments.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"
 POOL = "enginery"

@@ -15,7 +15,6 @@ from prefect.states import Failed
 from builders.errors import EngineryError
 from pipeline import events
 from pipeline.artifacts import show_document
-from pipeline.deployments.wanted import PUBLISHED
 from pipeline.flows.api import api_in_reach
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.intake.once import Compiled, compile_once
@@ -93,9 +92,7 @@ def tell(done: Compiled) -> None:
     outcome = done.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
         return
-    if not events.told_before(done.store, PUBLISHED, outcome.manifest):
-        told = events.published(done.store, outcome.model, outcome.version, outcome.manifest)
-        events.remember_told(done.store, told, outcome.manifest)
+    events.published_once(done.store, outcome.model, outcome.version, outcome.manifest)
 
 
 @contextmanager
