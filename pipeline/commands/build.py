@@ -40,7 +40,7 @@ STYLES = {
 
 def _shared_options(command: Any) -> Any:
     for option in (
-        click.argument("spec", type=click.Path(path_type=Path)),
+        click.argument("spec"),
         click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
         click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
         click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
@@ -54,8 +54,8 @@ def _shared_options(command: Any) -> Any:
 
 @click.command()
 @_shared_options
-def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why.
+def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
+    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
 
     Exports and quantizes first where that is not on record yet, so that every build key is complete.
     """
@@ -92,7 +92,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 def build(
     ctx: click.Context,
     /,
-    spec: Path,
+    spec: str,
     as_json: bool,
     quiet: bool,
     runner: str,
@@ -102,7 +102,10 @@ def build(
     wait_for_nodes: timedelta,
     **chosen: Any,
 ) -> None:
-    """Export, quantize, build, prove and publish the engines of SPEC."""
+    """Export, quantize, build, prove and publish the engines of SPEC.
+
+    SPEC: a file, registered:MODEL[@DIGEST] of the registry, or a file in a bucket (s3://bucket/specs/model.yaml).
+    """
     from pipeline.run import RunOptions, registry_of
 
     options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
@@ -140,7 +143,7 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 
 
 def _compile(
-    spec: Path, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
+    spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
     from pipeline.compile import InProcess, compile_model
     from pipeline.progress import together

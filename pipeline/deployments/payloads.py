@@ -37,7 +37,7 @@ class Payload:
 PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
-        "by `enginery register` and `watch-specs`, and by `enginery fleet --apply` for each model with something to build",
+        "by `register` and `watch-specs`; by `enginery fleet --apply` for each model with something to build",
         {"digest": "of the bundle", "units": "what the fleet lacks"},
     ),
     PUBLISHED: Payload(

@@ -47,7 +47,7 @@ def compile_model(
 ) -> Outcome | State[Outcome]:
     """Export, quantize, build, prove and publish the engines of one spec.
 
-    spec: a path that the worker sees, or 'registered:MODEL[@DIGEST]'. gpu_slots: see PrefectRunner.
+    spec: a path that the worker sees, 'registered:MODEL[@DIGEST]', or a file in a bucket. gpu_slots: see PrefectRunner.
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     with tags("enginery"), started(options, signals=False) as executors:
@@ -59,7 +59,7 @@ def compile_model(
     return done.outcome
 
 
-def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
+def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     """Run the flow here, on the configured Prefect API or on a server of its own.
 
     Raises UnavailableError when that API does not answer.
@@ -68,7 +68,7 @@ def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
             start_server()
-        state: State[Any] = chosen(str(spec), **asdict(options), return_state=True)
+        state: State[Any] = chosen(spec, **asdict(options), return_state=True)
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):
         raise found

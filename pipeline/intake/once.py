@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from builders.digest import digest_of
 from pipeline.compile import Runner, compile_model
-from pipeline.intake.addresses import spec_at
+from pipeline.intake.addresses import Found
 from pipeline.intake.bundle import bundle_of
 from pipeline.progress import Progress
 from pipeline.publication import Outcome
@@ -24,7 +24,7 @@ class Compiled:
 
 
 def compile_once(
-    address: str,
+    address: str | Found,
     options: RunOptions,
     runner: Runner,
     progress: Progress,
@@ -32,15 +32,17 @@ def compile_once(
 ) -> Compiled:
     """Export, quantize, build, prove and publish. Whoever waited for its turn finds the steps on record.
 
-    Raises what `spec_at`, `opened` and `compile_model` raise.
+    Raises what `opened` and `compile_model` raise.
     """
     with _its_turn(address, options, progress, executors) as run:
         return Compiled(compile_model(run.spec, run.selection, run.shop, runner), run.shop.store)
 
 
 @contextmanager
-def _its_turn(address: str, options: RunOptions, progress: Progress, executors: Executors | None) -> Iterator[Run]:
-    with spec_at(address, options.registry) as path, opened(path, options, progress, executors) as run:
+def _its_turn(
+    address: str | Found, options: RunOptions, progress: Progress, executors: Executors | None
+) -> Iterator[Run]:
+    with opened(address, options, progress, executors) as run:
         wanted = {
             "bundle": bundle_of(run.spec).digest,
             "targets": options.targets,
