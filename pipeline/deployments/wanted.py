@@ -113,7 +113,7 @@ class Plan:
                 "validate_pending",
                 "Proves unproven engines that can run on the workers of this pool.",
                 {"registry": self.registry},
-                Trigger(UNPROVEN, _from_event("registry")),
+                Trigger(UNPROVEN, _from_event("model", "version", "target", "registry")),
                 cron="15 * * * *",
             ),
             Wanted(
