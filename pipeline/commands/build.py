@@ -40,7 +40,7 @@ STYLES = {
 
 def _shared_options(command: Any) -> Any:
     for option in (
-        click.argument("spec", type=click.Path(path_type=Path)),
+        click.argument("spec"),
         click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
         click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
         click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
@@ -54,8 +54,8 @@ def _shared_options(command: Any) -> Any:
 
 @click.command()
 @_shared_options
-def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why.
+def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
+    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
 
     Exports and quantizes first where that is not on record yet, so that every build key is complete.
     """
@@ -92,7 +92,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 def build(
     ctx: click.Context,
     /,
-    spec: Path,
+    spec: str,
     as_json: bool,
     quiet: bool,
     runner: str,
@@ -102,7 +102,10 @@ def build(
     wait_for_nodes: timedelta,
     **chosen: Any,
 ) -> None:
-    """Export, quantize, build, prove and publish the engines of SPEC."""
+    """Export, quantize, build, prove and publish the engines of SPEC.
+
+    SPEC: a file, registered:MODEL[@DIGEST] of the registry, or a file in a bucket (s3://bucket/specs/model.yaml).
+    """
     from pipeline.run import RunOptions, registry_of
 
     options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
@@ -140,11 +143,11 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 
 
 def _compile(
-    spec: Path, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
+    spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
     from pipeline.compile import InProcess, compile_model
     from pipeline.progress import together
-    from pipeline.run import compile_from_records, opened
+    from pipeline.run import compile_from_records, opened, registry_of
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -158,6 +161,8 @@ def _compile(
         and (outcome := compile_from_records(spec, options))
     ):
         say("every step is on record: nothing was started")
+        if with_prefect:
+            _tell_if_untold(outcome, registry_of(spec, options))
         return outcome
     if with_prefect:
         from pipeline.flows.compile_model import run_flow
@@ -167,6 +172,21 @@ def _compile(
         progress = together(display, *([counting] if counting else []))
         with opened(spec, options, progress) as run:
             return compile_model(run.spec, run.selection, run.shop, InProcess())
+
+
+def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
+    """Tell a configured server of the version, if the run that published it did not come to that."""
+    from pipeline.deployments.payloads import PUBLISHED
+    from pipeline.registry.store import open_store
+    from pipeline.told import told_before
+
+    store = open_store(registry)
+    if outcome.manifest is None or told_before(store, PUBLISHED, outcome.manifest):
+        return
+    from pipeline.flows.compile_model import tell
+    from pipeline.intake.once import Compiled
+
+    tell(Compiled(outcome, store))
 
 
 def _plan_json(units: "BuildPlan") -> dict[str, Any]:

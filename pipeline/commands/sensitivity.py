@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec")
 @click.option(
     "--activation",
     type=click.Choice(["int8", "uint8"]),
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 @click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
 @progress_options
 @json_option
-def sensitivity(
-    spec: Path, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool
-) -> None:
+def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Rank the parts of SPEC's model by what int8 costs there, and show quality against compute in int8.
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first where that is not on record yet.

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from builders.jobs import Usage
+from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import VERDICT, Silent, state_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class JsonLines(Silent):
         self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
         self._lock = threading.Lock()
         self._about = about
+        self._clocks = Clocks()
 
     def tell(self, event: str, level: str = "info", **fields: Any) -> None:
         """Write one line. Fields that are None are left out."""
@@ -60,11 +62,13 @@ class JsonLines(Silent):
         self.tell("predicted", unit=name, **expectation.to_json())
 
     def waiting(self, name: str, why: str) -> None:
-        """What it waits for."""
-        self.tell("waiting", unit=name, why=why)
+        """What it waits for, when that is news."""
+        if self._clocks.waiting(name, why):
+            self.tell("waiting", unit=name, why=why)
 
     def started(self, name: str, where: str = "here") -> None:
         """Where it runs."""
+        self._clocks.gone(name)
         self.tell("started", unit=name, where=where)
 
     def phase(self, name: str, phase: str) -> None:

@@ -4,8 +4,6 @@ It writes what changed, at most every `pace_s`, less often where a write takes l
 at most. A store that is slow or down costs a warning, once, and the record.
 """
 
-import os
-import socket
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ from builders.digest import canonical_json, digest_of_bytes
 from builders.errors import EngineryError, UndecidedError
 from builders.scrub import scrubber
 from pipeline.history import Past, now, remember_builds
+from pipeline.presence import this_process
 from pipeline.registry.keys import run_key, run_live_key
 from pipeline.registry.store import Store
 from pipeline.runs import journal
@@ -41,9 +40,21 @@ _STORE_FAILS = "the record of this run is not kept"
 def new_run(model: str, spec: str, store: Store, by: str = "") -> RunState:
     """A run that begins now, in this process. by: what started it, such as a Prefect flow run."""
     beat = BEAT_S if store.near else FAR_BEAT_S
-    host, started = socket.gethostname(), now()
+    me, started = this_process(), now()
     return RunState(
-        journal.new_id(model), model, spec, "running", started, started, beat, host, os.getpid(), user(), by
+        journal.new_id(model),
+        model,
+        spec,
+        "running",
+        started,
+        started,
+        beat,
+        me.host,
+        me.pid,
+        user(),
+        by,
+        namespace=me.namespace,
+        began=me.began,
     )
 
 

@@ -15,6 +15,7 @@ from prefect.utilities.templating import apply_values, find_placeholders
 from builders.targets import GENERATIONS
 from pipeline.cli import enginery
 from pipeline.deployments.deploy import flow_of
+from pipeline.deployments.payloads import PAYLOADS
 from pipeline.deployments.pools import template
 from pipeline.deployments.prefect_yaml import REGISTRY, text
 from pipeline.deployments.wanted import FLOWS, KINDS, Plan, Wanted
@@ -46,6 +47,7 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
         assert item.trigger
         made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
         assert made.expect == {item.trigger.event} and made.threshold == 1
+        assert item.trigger.parameters.keys() <= PAYLOADS[item.trigger.event].fields.keys(), "always in the payload"
         assert all(value == f"{{{{ event.payload.{name} }}}}" for name, value in item.trigger.parameters.items())
 
 
