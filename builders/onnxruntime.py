@@ -14,7 +14,7 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from builders.cpu import cpu_flags as _cpu_flags
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
+from builders.fitting import check_fits, numbers
 from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
@@ -125,15 +126,22 @@ class OnnxRuntime:
         """A CPU is always at hand."""
         return None if target.is_cpu else f"onnxruntime runs on the CPU here, not on {target.name}"
 
-    @contextmanager
-    def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine. Raises EngineryError when its layout is another CPU's, ModelError when it cannot be read."""
-        made_on = dict(engine.request.toolchain).get("cpu")
-        if made_on is not None and made_on != vector_width():
-            raise EngineryError(
-                f"{engine.path.name} is laid out for a {made_on} CPU, this one is {vector_width()}; "
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read; a saved layout is one CPU's."""
+        was, now = built.get("onnxruntime", ""), here["onnxruntime"]
+        if numbers(was) > numbers(now):
+            return f"saved by onnxruntime {was}, here is {now}; install onnxruntime {was} or later, or build it here"
+        if "cpu" in built and built["cpu"] != vector_width():
+            return (
+                f"it is laid out for a {built['cpu']} CPU, this one is {vector_width()}; "
                 "build it here, or with graph_optimization='extended'"
             )
+        return None
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load the engine. Raises as `check_fits` does, and ModelError when it cannot be read."""
+        check_fits(self, engine)
         with self.session(engine.path) as session:
             yield session
 

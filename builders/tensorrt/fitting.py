@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from builders.compatibility import hardware_serves, runtime_of, version_serves
 from builders.cuda import Gpu
 from builders.tensorrt.plugins import KEY
-from builders.types import BuildRequest
+from builders.types import BuildRequest, Scalar
 
 
 def fitting_gpu(request: BuildRequest, gpus: Sequence[Gpu]) -> Gpu | None:
@@ -24,15 +24,16 @@ def fitting_gpu(request: BuildRequest, gpus: Sequence[Gpu]) -> Gpu | None:
     return min(fitting, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
 
 
-def version_misfit(request: BuildRequest, here: Mapping[str, str]) -> str | None:
+def version_misfit(
+    backend: str, options: Mapping[str, Scalar], toolchain: Mapping[str, str], here: Mapping[str, str]
+) -> str | None:
     """Why the installed release, or a plugin library, is not the engine's; None when it is or cannot be told."""
-    toolchain, options = dict(request.toolchain), dict(request.options)
-    built, found = runtime_of(request.backend, toolchain), runtime_of(request.backend, here)
-    if built and found and not version_serves(request.backend, options, built, found):
+    built, found = runtime_of(backend, toolchain), runtime_of(backend, here)
+    if built and found and not version_serves(backend, options, built, found):
         cure = "" if options.get("version_compatible") is None else ", or build it with version_compatible"
         return (
-            f"it was built with {request.backend} {built}, and {found} is installed; install {built}, or build it "
-            f"again{cure}"
+            f"built with {backend} {built}, and {found} is installed; install {backend} {built}, "
+            f"or build it again{cure}"
         )
     for name in toolchain:
         if name.startswith(KEY) and here.get(name) != toolchain[name]:

@@ -1,8 +1,9 @@
 """What both flavours of TensorRT share: options, refusals before any work, building, opening."""
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from builders import cuda
 from builders.compatibility import hardware_lacks
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, StepError
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.process import enter_phase, heed_stop
 from builders.profiles import RunProfile
@@ -119,20 +121,27 @@ class Flavour:
             f"no {target.sm} GPU on this machine, which has {here}" if here else f"no {target.sm} GPU on this machine"
         )
 
+    def runs_engine(self, request: BuildRequest) -> str | None:
+        """See `fitting.Portable`: an engine with hardware compatibility has other GPUs to run on."""
+        if fitting_gpu(request, cuda.gpus()):
+            return None
+        return self.runs(request.target) or f"no GPU here has {request.precision}"
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: the release that built it, whichever of its wheels are installed, and its plugins."""
+        return version_misfit(self.name, {field.name: getattr(self, field.name) for field in fields(self)}, built, here)
+
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine on the first GPU that fits.
 
-        Raises EngineryError before anything is loaded when none does, or when the engine was built by a release that
-        is not this one's. Never run on a GPU.
+        Raises as `check_fits` does, before anything is loaded. Never run on a GPU.
         """
         from builders.tensorrt.session import open_engine
 
+        check_fits(self, engine)
         gpu = fitting_gpu(engine.request, cuda.gpus())
         if gpu is None:
-            reason = self.runs(engine.request.target) or f"no GPU here has {engine.request.precision}"
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}; run this on a node that has one")
-        if reason := self._missing() or version_misfit(engine.request, self.versions()):
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
+            raise EngineryError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
         return open_engine(self._import(), recorder(self.module), engine, self._opening(Opening(gpu.index)))
 
     def load_runtime(self) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from builders.cuda import Device
-from builders.errors import DataError, EngineryError
+from builders.errors import EngineryError
 from builders.tensorrt.lanes import Lane, Lanes
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.refit import refit
 from builders.tensorrt.words import builder_reason
-from builders.tensors import check_inputs
-from builders.types import BuildRequest, Engine, Session, ShapeProfile, Tensors, TensorSpec
+from builders.tensors import check_inputs, fitting_profile
+from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 
 @contextmanager
@@ -155,17 +155,3 @@ class EngineSession:
     def _must(self, done: bool) -> None:
         if not done:
             raise EngineryError(builder_reason("the engine", self._request.backend, self._said.messages))
-
-
-def fitting_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
-    """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none."""
-    for index, shapes in enumerate(profiles):
-        if all(_within(inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs):
-            return index
-    given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
-    ranges = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
-    raise DataError(f"no optimization profile holds {given}; the engine was built for {ranges}; widen dims")
-
-
-def _within(shape: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
-    return all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
