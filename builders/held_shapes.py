@@ -1,7 +1,6 @@
 """Shapes of engines that answer for those of their profiles and no others."""
 
-from builders.tensors import check_inputs
-from builders.tensorrt_session import fitting_profile
+from builders.tensors import check_inputs, fitting_profile
 from builders.types import BuildRequest, Tensors
 
 # A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.
