@@ -94,8 +94,8 @@ def _llm_stack(name: str) -> str | None:
         return None
     return (
         f"backend {name!r}: {title} is not built here: it makes its engines from a checkpoint and serves them with a "
-        "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single steps of a "
-        f"decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
+        "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single "
+        f"steps of a decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
     )
 
 
