@@ -14,7 +14,7 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,13 +166,22 @@ class OrtSession:
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
+    opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 
-    def __init__(self, model: Path, *, optimized: bool = True, threads: int = 0, level: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        optimized: bool = True,
+        threads: int = 0,
+        level: str | None = None,
+        opens: Callable[[Path, Any], Any] | None = None,
+    ) -> None:
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._model = model
-        self._session = _open(model, _options(level, threads))
+        self._session = (opens or _open)(model, _options(level, threads))
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
 
@@ -192,8 +201,8 @@ class OrtSession:
         names = [spec.name for spec in self.outputs]
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
-        except _failures() as error:
-            raise ModelError(f"{self._model.name}: onnxruntime failed while running: {_words(error)}") from error
+        except failures() as error:
+            raise ModelError(f"{self._model.name}: onnxruntime failed while running: {words_of(error)}") from error
 
 
 def vector_width() -> str:
@@ -230,11 +239,12 @@ def _open(model: Path, options: Any) -> Any:
 
     try:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except _failures() as error:
-        raise ModelError(f"{model.name}: {_reason(_words(error))}") from error
+    except failures() as error:
+        raise ModelError(f"{model.name}: {_reason(words_of(error))}") from error
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def failures() -> tuple[type[Exception], ...]:
+    """The classes of ONNX Runtime's errors, which share no base class of their own."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return tuple(
@@ -244,7 +254,7 @@ def _failures() -> tuple[type[Exception], ...]:
     )
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """ONNX Runtime's message without its status prefix."""
     return _STATUS.sub("", str(error)).strip()
 
