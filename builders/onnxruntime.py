@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from builders.compatibility import numbers
 from builders.cpu import cpu_flags as _cpu_flags
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
-from builders.fitting import check_fits, numbers
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec

@@ -52,8 +52,7 @@ class GpuSession(OrtSession):
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray[Any, Any]]":
         """Run once. Raises DataError for arrays that do not fit or lie outside the profiles."""
-        from builders.tensorrt_session import fitting_profile
-        from builders.tensors import check_inputs
+        from builders.tensors import check_inputs, fitting_profile
 
         check_inputs(self.inputs, inputs)
         if self._profiles:
