@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from builders.digest import canonical_json, digest_of, digest_of_path
 from builders.errors import EngineryError
 from builders.types import BuildRequest
+from pipeline.moment import now
 from pipeline.plan import remember_requests
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
@@ -18,7 +19,7 @@ from pipeline.registry.quantization import RECIPE, RECORD
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
-from pipeline.verdict import Judged, host, now
+from pipeline.verdict import Judged, host
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
 
