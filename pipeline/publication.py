@@ -8,6 +8,7 @@ from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline import materials
+from pipeline.moment import now
 from pipeline.plan import remember_requests
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
@@ -17,7 +18,7 @@ from pipeline.registry.publish import Published, find_published, publish
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
-from pipeline.verdict import Judged, host, now
+from pipeline.verdict import Judged, host
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
 

@@ -18,6 +18,7 @@ from pipeline.intake.addresses import Found, spec_at
 from pipeline.plan import Selection
 from pipeline.progress import Progress, together
 from pipeline.publication import Outcome
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import open_store
@@ -25,8 +26,6 @@ from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.spec.model import ModelSpec
 from pipeline.tracing import spans
 from pipeline.workshop import Workshop
-
-DEFAULT_REGISTRY = "./registry"
 
 
 @dataclass(frozen=True)

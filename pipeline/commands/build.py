@@ -17,12 +17,11 @@ from pipeline.commands.options import (
     say,
     shown_progress,
 )
+from pipeline.commands.tables import print_table
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pipeline.progress import Progress
     from pipeline.publication import Outcome
     from pipeline.run import RunOptions
@@ -67,7 +66,7 @@ def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
     if as_json:
         emit_json(_plan_json(units))
     else:
-        _print(_plan_table(units))
+        _print_plan(units)
 
 
 @click.command()
@@ -208,22 +207,20 @@ def _plan_json(units: "BuildPlan") -> dict[str, Any]:
     }
 
 
-def _plan_table(units: "BuildPlan") -> "Table":
-    from rich.table import Table
-
+def _print_plan(units: "BuildPlan") -> None:
     counts = {action: sum(unit.action == action for unit in units.units) for action in ("build", "cached", "refused")}
-    title = f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items())
-    table = Table("target", "precision", "backend", "action", "why", title=title, title_justify="left")
-    for unit in units.units:
-        request = unit.request
-        action = f"[{STYLES[unit.action]}]{unit.action}[/]"
-        table.add_row(request.target.name, request.precision, request.backend, action, _escaped(unit.reason))
-    return table
+    named = [(unit.request.target.name, unit.request.precision, unit.request.backend) for unit in units.units]
+    print_table(
+        ("target", "precision", "backend", "action", "why"),
+        [[*name, unit.action, unit.reason] for name, unit in zip(named, units.units, strict=True)],
+        title=f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items()),
+        styles=STYLES,
+    )
 
 
 def show_outcome(outcome: "Outcome") -> None:
     """The table of engines, the task metric of each graph they are built from, and where everything lies."""
-    _print(_engine_table(outcome))
+    _print_engines(outcome)
     for engine in outcome.failed:
         say(f"failed: {engine['target']} {engine['precision']} {engine['backend']}: {engine['reason']}")
         if "failure" in engine:
@@ -260,41 +257,29 @@ def _show_place(outcome: "Outcome") -> None:
         click.echo(f"report: {outcome.page}")
 
 
-def _engine_table(outcome: "Outcome") -> "Table":
-    from rich.table import Table
-
+def _print_engines(outcome: "Outcome") -> None:
     metrics = sorted({name for engine in outcome.engines for name in engine["metrics"]})
-    table = Table("target", "precision", "backend", "status", "size", "checks", *metrics, "why", title_justify="left")
-    table.title = f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else "")
-    if metrics:
-        table.caption = f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from"
+    rows = []
     for engine in outcome.engines:
         checks = engine["checks"]
         total = checks["passed"] + checks["failed"]
-        table.add_row(
-            engine["target"],
-            engine["precision"],
-            engine["backend"],
-            f"[{STYLES[engine['status']]}]{engine['status']}[/]",
-            _size(engine["size"]),
-            f"{checks['passed']}/{total}" if total else "",
-            *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
-            _escaped(engine["reason"]),
+        rows.append(
+            [
+                *(engine[name] for name in ("target", "precision", "backend", "status")),
+                _size(engine["size"]),
+                f"{checks['passed']}/{total}" if total else "",
+                *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
+                engine["reason"],
+            ]
         )
-    return table
+    print_table(
+        ("target", "precision", "backend", "status", "size", "checks", *metrics, "why"),
+        rows,
+        title=f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""),
+        note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
+        styles=STYLES,
+    )
 
 
 def _size(size: int | None) -> str:
     return "" if size is None else f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def _print(table: "Table") -> None:
-    from rich.console import Console
-
-    Console(width=None if os.isatty(1) else 160).print(table)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, json_option, registry_option
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
     from builders.types import Backend, BuildRequest, Precision, Target
@@ -22,7 +23,7 @@ EXTRAS = {
     "prefect": "run as flows: pip install 'enginery[prefect]'",
     "ray": "build on a cluster: pip install 'enginery[ray]'",
 }
-MARKS = {"ok": "[green]ok[/green]", "missing": "[yellow]missing[/yellow]", "broken": "[red]broken[/red]"}
+MARKS = {"ok": "green", "missing": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,15 @@ def list_backends(as_json: bool) -> None:
     if as_json:
         emit_json({"backends": rows})
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("backend", "installed", "builds", "runs here", "options")
-    table.columns[-1].overflow = "fold"
+    cells: list[list[str]] = []
+    missing: dict[str, str] = {}
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         builds = "\n".join(f"{target}: {' '.join(kinds)}" for target, kinds in row["builds"].items())
         options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
-        installed = escape(versions) or f"[yellow]{escape(row['missing'])}[/yellow]"
-        table.add_row(row["name"], installed, escape(builds), row["runs"], escape(options))
-    Console(width=None if os.isatty(1) else 160).print(table)
+        missing |= {} if versions else {row["missing"]: "yellow"}
+        cells.append([row["name"], versions or row["missing"], builds, row["runs"], options])
+    print_table(("backend", "installed", "builds", "runs here", "options"), cells, styles=missing)
 
 
 def _backend_rows() -> Iterator[dict[str, Any]]:
@@ -124,14 +121,7 @@ def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
 
 
 def _show(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        table.add_row(MARKS[finding.state], finding.subject, escape(finding.detail))
-    Console(width=None if os.isatty(1) else 160).print(table)
+    print_table(("", "", ""), [[item.state, item.subject, item.detail] for item in findings], styles=MARKS)
 
 
 def _machine() -> Iterator[Finding]:

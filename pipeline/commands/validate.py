@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
     from pipeline.registry.manifest import Manifest
@@ -68,11 +69,8 @@ def _row(item: "Attested") -> dict[str, str | None]:
 
 
 def _show(manifest: "Manifest", results: "list[Attested]") -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("unit", "status", "why", title=f"{manifest.model}@{manifest.version}", title_justify="left")
-    for item in results:
-        table.add_row(item.entry.unit, item.verdict, escape(item.reason))
-    Console().print(table)
+    print_table(
+        ("unit", "status", "why"),
+        [[item.entry.unit, item.verdict, item.reason] for item in results],
+        title=f"{manifest.model}@{manifest.version}",
+    )

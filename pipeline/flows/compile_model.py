@@ -19,7 +19,6 @@ from pipeline.flows.api import api_in_reach
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.intake.once import Compiled, compile_once
 from pipeline.pages import published_document
-from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
 from pipeline.published_page import failed_document
 from pipeline.registry.versions import load
@@ -67,6 +66,9 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     chosen = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
+            # Here: it takes longer to import than all that a worker's flow run needs.
+            from pipeline.prefect_server import start_server
+
             start_server()
         state: State[Any] = chosen(spec, **asdict(options), return_state=True)
     found = state.result(raise_on_failure=False)

@@ -11,8 +11,9 @@ from builders.local import LocalExecutor
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.flows.tables import show_table
 from pipeline.pending import pending, pending_of, prove, why_nothing
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY, cancelling
+from pipeline.run import cancelling
 from pipeline.workshop import Workshop
 
 

@@ -16,9 +16,10 @@ from pipeline.intake.once import Compiled, compile_once
 from pipeline.intake.places import Bucket, Place, files_below, place_at
 from pipeline.progress import Progress, by_model
 from pipeline.publication import Outcome
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.registered import addresses
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY, Executors, RunOptions
+from pipeline.run import Executors, RunOptions
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)

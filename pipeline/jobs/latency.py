@@ -12,9 +12,9 @@ from builders.fitting import open_engine
 from builders.profiles import Profiling, RunProfile
 from builders.types import Backend, BuildRequest, Engine
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, tensors_from
+from pipeline.moment import now
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
-from pipeline.verdict import now
 
 if TYPE_CHECKING:
     from validation.latency.buckets import Bucket

@@ -9,10 +9,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from builders.jobs import Usage
+from pipeline.moment import precise_now
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import VERDICT, Silent, state_of
 
@@ -36,8 +36,9 @@ class JsonLines(Silent):
     def tell(self, event: str, level: str = "info", **fields: Any) -> None:
         """Write one line. Fields that are None are left out."""
         given = {name: value for name, value in fields.items() if value is not None}
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "level": level, "event": event, **self._about, **given}, ensure_ascii=False)
+        line = json.dumps(
+            {"time": precise_now(), "level": level, "event": event, **self._about, **given}, ensure_ascii=False
+        )
         self._write_alone(line)
 
     def of_run(self, model: str, run: str) -> "JsonLines":
