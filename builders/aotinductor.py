@@ -34,7 +34,7 @@ from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme
 if TYPE_CHECKING:
     import torch
 
-_VECTOR_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
+_INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
 # All that a package of ours holds; what lies in other folders torch would unpickle.
@@ -124,7 +124,7 @@ class AotInductor:
         if not request.target.is_cpu and (reason := self.runs(request.target)):
             raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
         path = workdir / "engine.pt2"
-        with _quiet(), _own_cache(workdir):
+        with _quiet(), _own_cache(workdir), _instructions(self._level()):
             program = _program(request, model)
             self._compile(program, path)
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
@@ -169,17 +169,14 @@ class AotInductor:
 
     def _configs(self) -> dict[str, Any]:
         """Inductor's settings; all that shape the code are here, so that its environment variables do not."""
-        level = self._level()
-        if level is None:
-            raise EngineryError("the code is built for x86-64 with AVX2 at least, which this machine is not")
         return {
             "aot_inductor.package_constants_in_so": True,
             "aot_inductor.precompile_headers": False,  # which pays from the second build in one cache on
             "compile_threads": 1,
             "cpp.cxx": (None, self.compiler),
             "cpp.dynamic_threads": self.threads == 0,
-            "cpp.march": level,
-            "cpp.simdlen": _VECTOR_BITS[level],
+            "cpp.march": self._level(),
+            "cpp.simdlen": None,
             "cpp.threads": self.threads or -1,
             "cpp.vec_isa_ok": True,  # it would compile and load a program to find out
             "freezing": self.freeze,
@@ -255,6 +252,22 @@ def _own_cache(workdir: Path) -> Iterator[None]:
 
     with fresh_cache(dir=str(workdir)):
         yield
+
+
+@contextmanager
+def _instructions(level: str | None) -> Iterator[None]:
+    """Have inductor write for a level of x86-64 and nothing beyond; left alone it takes VNNI, BF16 and AMX from the host."""
+    from torch._inductor import cpu_vec_isa
+
+    if level is None:
+        raise EngineryError("the code is built for x86-64 with AVX2 at least, which this machine is not; use onnxruntime")
+    chosen = getattr(cpu_vec_isa, _INSTRUCTIONS[level])()
+    usual = cpu_vec_isa.valid_vec_isa_list
+    cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = usual
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def conv_transpose(
     if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
         return _TRANSPOSED[rank](x, weight, bias, strides, before, extra, group, dilations)
     made = _TRANSPOSED[rank](x, weight, None, strides, 0, 0, group, dilations)
-    missing = [size - have for size, have in zip(full, made.shape[2:], strict=True)]
+    missing = [size - have - min(end, 0) for size, have, end in zip(full, made.shape[2:], after, strict=True)]
     made = padded(made, [0] * rank, missing)
     for axis, (start, end) in enumerate(zip(before, after, strict=True)):
         made = made.narrow(axis + 2, start, full[axis] - start - end)
@@ -121,8 +121,10 @@ def _cuts(
     wanted = shape[-rank:] if shape else [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
     before, after = [], []
     for have, want in zip(full, wanted, strict=True):
-        total = greatest(have - want, 0)
-        less, more = total // 2, total - total // 2
-        before.append(less if auto_pad == "SAME_UPPER" else more)
-        after.append(more if auto_pad == "SAME_UPPER" else less)
+        total = have - want
+        less = max(total, 0) // 2
+        more = total - less
+        first, last = (less, more) if auto_pad == "SAME_UPPER" or total < 0 else (more, less)
+        before.append(first)
+        after.append(last)
     return before, after

@@ -263,4 +263,6 @@ def converted(x: Tensor, dtype: torch.dtype, *, saturate: bool = True) -> Tensor
     wide = x.to(torch.float32)
     if saturate:
         return torch.where(wide.isnan(), wide, wide.clamp(-largest, largest)).to(dtype)
+    if dtype == torch.float8_e4m3fn:  # has no infinity; half a step beyond its largest value is rounded to that
+        wide = torch.where(wide.abs() > largest + 16, torch.full_like(wide, math.nan), wide)
     return wide.to(dtype)

@@ -93,7 +93,8 @@ def average_pool(
     strides: list[int] | None = None,
 ) -> Tensor:
     """Over what lies inside, or with `count_include_pad` over the pads too (not over what ceil_mode adds)."""
-    plain = window_pads(x, kernel_shape, strides or [1] * len(kernel_shape), dilations or [1] * 9, pads, auto_pad)
+    ones = [1] * len(kernel_shape)
+    plain = window_pads(x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
     strides, dilations, before, after = _geometry(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     even = before == after and all(2 * p <= k for p, k in zip(before, kernel_shape, strict=True))
     if even and not ceil_mode and all(step == 1 for step in dilations):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from onnx import TensorProto, numpy_helper
 
 from builders.errors import ModelError
 from builders.onnx_torch import operators
@@ -57,13 +58,17 @@ def _outcome(case) -> Outcome:
 
 
 def _tensor(value) -> torch.Tensor:
-    return to_tensor(np.asarray(value))
+    return to_tensor(_array(value))
+
+
+def _array(value) -> np.ndarray:
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
 def _compare(got, expected, rtol: float, atol: float) -> None:
     assert len(got) == len(expected), f"{len(got)} outputs for {len(expected)}"
     for tensor, array in zip(got, expected, strict=True):
-        made, array = to_array(tensor), np.asarray(array)
+        made, array = to_array(tensor), _array(array)
         assert made.dtype == array.dtype, f"{made.dtype} for {array.dtype}"
         assert made.shape == array.shape, f"shape {made.shape} for {array.shape}"
         rtol = max(rtol, 2**-6) if array.dtype.name == "bfloat16" else rtol  # as onnx's own runner has it
