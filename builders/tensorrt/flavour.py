@@ -131,8 +131,8 @@ class Flavour:
         if gpu is None:
             reason = self.runs(engine.request.target) or f"no GPU here has {engine.request.precision}"
             raise EngineryError(f"{engine.path.name} cannot run here: {reason}; run this on a node that has one")
-        if reason := self._missing() or version_misfit(engine.request, self.versions()):
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
+        if misfit := self._missing() or version_misfit(engine.request, self.versions()):
+            raise EngineryError(f"{engine.path.name} cannot run here: {misfit}")
         return open_engine(self._import(), recorder(self.module), engine, self._opening(Opening(gpu.index)))
 
     def load_runtime(self) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from builders import backends
 from builders.errors import InputError
-from builders.types import Engine, Session, Target
+from builders.types import Session, Target
+from pipeline.jobs.blobs import fetched_engine
 from pipeline.registry.attestations import judged
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
@@ -59,10 +60,8 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
 @contextmanager
 def opened(store: Store, chosen: Chosen, folder: Path) -> Iterator[Session]:
     """The engine, fetched into `folder` and verified, ready to run."""
-    entry, digest = chosen.entry, str(chosen.entry.digest)
-    path = folder / f"engine{entry.suffix}"
-    store.fetch(digest, path)
-    engine = Engine(request_of(entry), path, digest, path.stat().st_size, str(entry.suffix))
+    entry = chosen.entry
+    engine = fetched_engine(store, request_of(entry), str(entry.digest), str(entry.suffix), folder)
     with backends.configure(entry.backend, dict(entry.options)).open(engine) as session:
         yield session
 

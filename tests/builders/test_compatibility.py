@@ -1,4 +1,4 @@
-"""Which engine runs with which runtime and on which GPU: the rules, and that they are asked before anything is loaded."""
+"""Which engine runs with which runtime and on which GPU: the rules, which are asked before anything is loaded."""
 
 import dataclasses
 import re
