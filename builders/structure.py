@@ -83,7 +83,7 @@ def _content(tensor: "onnx.TensorProto") -> bytes:
     import onnx
 
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return tensor.SerializeToString(deterministic=True)
+        return bytes(tensor.SerializeToString(deterministic=True))
     return bytes(onnx.numpy_helper.to_array(tensor).tobytes())
 
 

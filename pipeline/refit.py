@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Executor, Job, Limits
+from builders.jobs import Executor, Job, Limits, Needs
 from builders.refitting import Refitting
 from builders.types import BuildRequest
 from pipeline.plan import explain_change
@@ -103,8 +103,8 @@ def _job(name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, s
         "origin": f"{base.model}@{base.version}",
     }
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
-    where = [needs(request, memory_request(spec))] if _needs_gpu(request) else []
-    return Job(name, "pipeline.jobs.refit:refit_engine", arguments, limits, *where)
+    where = needs(request, memory_request(spec)) if _needs_gpu(request) else Needs()
+    return Job(name, "pipeline.jobs.refit:refit_engine", arguments, limits, where)
 
 
 def refitted(results: Sequence[Refit]) -> list[Refit]:

@@ -1,5 +1,6 @@
 """`enginery refit`: new weights without a build, by a backend that can; and what is refused."""
 
+import json
 import os
 import re
 import shutil
@@ -16,15 +17,19 @@ import pytest
 from onnx import numpy_helper
 
 from builders import backends
+from builders.digest import digest_of_file
 from builders.errors import EngineryError, ModelError
 from builders.structure import differs
 from pipeline.jobs.refit import refit_engine
 from pipeline.refit import cannot
 from pipeline.registry.filestore import FileStore
 from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.names import parse_reference
+from pipeline.registry.pull import bring
 from pipeline.registry.requests import request_of
+from pipeline.registry.resolve import Resolution
 from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
+from pipeline.registry.versions import load, locate
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project
 
@@ -126,6 +131,20 @@ def test_a_stripped_engine_is_proven_with_the_weights_of_its_model(project: Proj
     zeroed = [numpy_helper.to_array(tensor) for tensor in stored.graph.initializer]
     assert all(not array.any() for array in zeroed if array.ndim)
     assert entry(project, "1", "stripped").status == "proven"
+
+
+def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project: Project, tmp_path: Path) -> None:
+    store = open_store(project.registry)
+    located = locate(store, parse_reference("tiny@1"))
+    for backend in ("whole", "stripped"):
+        engine = entry(project, "1", backend)
+        pulled = bring(store, located, Resolution(engine, "", (engine,), ()), tmp_path / backend)
+        told = json.loads(pulled.description.read_bytes())
+        if backend == "whole":
+            assert pulled.weights is None and "weights" not in told
+            continue
+        assert pulled.weights and pulled.weights.name == told["weights"] == "tiny-1-cpu-fp32.weights.onnx"
+        assert digest_of_file(pulled.weights) == engine.graph
 
 
 CHANGES = {
