@@ -260,7 +260,9 @@ def _instructions(level: str | None) -> Iterator[None]:
     from torch._inductor import cpu_vec_isa
 
     if level is None:
-        raise EngineryError("the code is built for x86-64 with AVX2 at least, which this machine is not; use onnxruntime")
+        raise EngineryError(
+            "the code is built for x86-64 with AVX2 at least, which this machine is not; use onnxruntime"
+        )
     chosen = getattr(cpu_vec_isa, _INSTRUCTIONS[level])()
     usual = cpu_vec_isa.valid_vec_isa_list
     cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]

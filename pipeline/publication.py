@@ -142,7 +142,7 @@ def _sorted_out(
         if proof is None:
             others.append(_failed_entry(item))
         else:
-            approved.append((_entry(item, proof.report.digest), proof))
+            approved.append((entry_of(item, proof.report.digest), proof))
     return approved, others
 
 
@@ -218,7 +218,8 @@ def _failed_entry(item: Judged) -> EngineEntry:
     )
 
 
-def _entry(item: Judged, report: str) -> EngineEntry:
+def entry_of(item: Judged, report: str) -> EngineEntry:
+    """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
         **_request_fields(built.unit.request),

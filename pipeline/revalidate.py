@@ -114,7 +114,7 @@ def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksh
     built = as_built(entry)
     golden = manifest.sources["golden"]
     proof = try_to_prove(built, spec, golden, shop, afresh=True)
-    return make_report(built, golden, [_published_proof(entry, shop), proof], None)
+    return make_report(built, golden, [published_proof(entry, shop), proof], None)
 
 
 def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> str | None:
@@ -136,7 +136,7 @@ def as_built(entry: EngineEntry) -> Built:
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
 
 
-def _published_proof(entry: EngineEntry, shop: Workshop) -> Proof:
+def published_proof(entry: EngineEntry, shop: Workshop) -> Proof:
     """The export and quantization joints as they were measured when the version was published."""
     if entry.report is None:
         return Proof()

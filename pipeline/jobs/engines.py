@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from builders import backends, fitting
 from builders.errors import EngineryError, InputError
 from builders.process import enter_phase
-from builders.types import Backend, BuildRequest, Engine, Session
-from pipeline.jobs.blobs import dims_from, fetch, golden_set, proof_of, runnable, tensors_from
+from builders.types import Backend, BuildRequest, Session
+from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
@@ -150,5 +150,4 @@ def engine_session(
     place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
 ) -> AbstractContextManager[Session]:
     """The engine of this digest, fetched and verified, opened by its backend."""
-    path = fetch(place, digest, workdir / f"engine{suffix}")
-    return fitting.open_engine(Engine(request, path, digest, path.stat().st_size, suffix))
+    return fitting.open_engine(fetched_engine(place, request, digest, suffix, workdir))

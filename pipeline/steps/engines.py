@@ -104,4 +104,10 @@ def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
 def _engine_fields(value: Json) -> Json:
     fields = {name: value[name] for name in ("digest", "size_bytes", "suffix", "seconds")}
     extras = tuple(sorted(value.get("extras", {}).items()))
-    return {**fields, "notes": tuple(value["notes"]), "blake3": value.get("blake3"), "extras": extras}
+    return {
+        **fields,
+        "notes": tuple(value["notes"]),
+        "blake3": value.get("blake3"),
+        "extras": extras,
+        "refitted_from": value.get("refitted_from"),
+    }
