@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,12 +31,24 @@ def record(suite: str, backend: str, target: str, found: Mapping[str, Outcome]) 
         "target": target,
         "versions": backend_of(backend).versions(),
         "counts": counts_of(found.values()),
-        "others": {
-            o.name: [o.kind, o.by, _short(o.reason)] for o in found.values() if o.kind not in ("passed", "built")
-        },
+        "others": grouped(o for o in found.values() if o.kind not in ("passed", "built")),
     }
     known[suite] = dict(sorted(known[suite].items()))
     FOUND.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def grouped(found: Iterable[Outcome]) -> list[list[str]]:
+    """[kind, by, reason, names] of those that have one reason but for names and numbers; that of the first."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in sorted(found, key=lambda outcome: outcome.name):
+        groups.setdefault((outcome.kind, outcome.by, _pattern(outcome.reason)), []).append(outcome)
+    largest = sorted(groups.items(), key=lambda group: (group[0][0] == "refused", -len(group[1]), group[0]))
+    return [[kind, by, _short(each[0].reason), " ".join(o.name for o in each)] for (kind, by, _), each in largest]
+
+
+def others(item: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each of a backend's items that neither passed nor were built, by name."""
+    return {name: kind for kind, _, _, names in item["others"] for name in names.split()}
 
 
 def stored() -> dict[str, Any]:
@@ -92,20 +104,17 @@ def _by_graph(found: Mapping[str, Any]) -> Iterator[str]:
     yield "| backend | graph | outcome | reason |"
     yield "|---|---|---|---|"
     for backend, item in found.items():
-        for graph, (kind, by, reason) in sorted(item["others"].items()):
-            yield f"| `{backend}` | {graph} | {kind} ({by}) | {_cell(reason)} |"
+        for kind, by, reason, names in item["others"]:
+            yield f"| `{backend}` | {', '.join(names.split())} | {kind} ({by}) | {_cell(reason)} |"
 
 
 def _by_reason(found: Mapping[str, Any]) -> Iterator[str]:
     yield "| backend | outcome | tests | reason, and a test it is from |"
     yield "|---|---|---|---|"
     for backend, item in found.items():
-        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for test, (kind, _, reason) in sorted(item["others"].items()):
-            groups.setdefault((kind, _pattern(reason)), []).append((test, reason))
-        for (kind, _), members in sorted(groups.items(), key=lambda group: (group[0][0] == "refused", -len(group[1]))):
-            test, reason = members[0]
-            yield f"| `{backend}` | {kind} | {len(members)} | {_cell(reason)} (`{test}`) |"
+        for kind, by, reason, names in item["others"]:
+            tests = names.split()
+            yield f"| `{backend}` | {kind} ({by}) | {len(tests)} | {_cell(reason)} (`{tests[0]}`) |"
 
 
 def _pattern(reason: str) -> str:
