@@ -47,7 +47,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 def check_fits(backend: Backend, engine: Engine) -> None:
     """Raise EngineryError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
 
-    In this order: another backend's, not installed, hardware that is not here, another version, a file of another size.
+    In this order: another backend's, not installed, another version, hardware that is not here, a file of another size.
     """
     if reason := misfit(backend, engine.request):
         raise EngineryError(f"{engine.path.name}: {reason}")
@@ -66,10 +66,12 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     here = backend.versions()
     if not here:
         return f"built by {backend.name}, which is not installed here: {backend.install}"
+    built = {name: version for name, version in request.toolchain if not name.startswith(_OWN)}
+    if reason := backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here):
+        return reason
     if reason := backend.runs_engine(request) if isinstance(backend, Portable) else backend.runs(request.target):
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
-    built = {name: version for name, version in request.toolchain if not name.startswith(_OWN)}
-    return backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here)
+    return None
 
 
 def other_versions(built: Mapping[str, str], here: Mapping[str, str]) -> str | None:

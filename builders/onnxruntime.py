@@ -43,13 +43,19 @@ _LEVELS = {
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
 _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
+_IO = {
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+}
 _UNKNOWN_OP = (
     re.compile(r"No Op registered for (?P<op>\w+)"),
     re.compile(r"(?<![\w.:])(?P<op>[\w.:]+)\(-?\d+\) is not a registered function"),
     re.compile(r"implementation for (?P<op>[\w.:]+)\(\d+\) node with name '(?P<node>[^']*)'"),
 )
 _LONGEST_REASON = 4000
-_WIDENED = "InsertedPrecisionFreeCast"  # how it names the fp32 values that stand in for fp16 ones without a kernel
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .+? failed:)?")
 
 
@@ -96,19 +102,23 @@ class OnnxRuntime:
         return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """GPU targets, bf16, fp8, and everything where ONNX Runtime is not installed."""
+        """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
         if not self.serves(request.target):
             return f"onnxruntime compiles for the CPU here, not for {request.target.name}; use tensorrt-rtx or tensorrt"
         if request.precision == "bf16":
             return "onnxruntime has no bfloat16 kernels for the CPU; use fp32, or int8 for speed"
         if request.precision == "fp8":
             return "CPUs have no FP8 arithmetic; use int8"
+        for spec in (*request.inputs, *request.outputs):
+            if spec.dtype not in _IO:
+                return f"{spec.name!r} is {spec.dtype}, of which onnxruntime takes no arrays; cast it inside the model"
         if not self.versions():
             return f"onnxruntime is not installed; {self.install}"
         return None
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
+        from builders.onnxruntime_file import settle
         from builders.onnxruntime_fusion import fuse_bias
         from builders.onnxruntime_split import split_convolutions
 
@@ -116,7 +126,7 @@ class OnnxRuntime:
         options = _options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
         options.optimized_model_filepath = str(path)
         _open(model, options)
-        notes = _settle(path, model.parent)
+        notes = settle(path, model.parent)
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
@@ -278,20 +288,3 @@ def _spec(model: Path, value: Any) -> TensorSpec:
         raise ModelError(f"{model.name}: {value.name!r} is a {value.type}; only tensors can be inputs and outputs")
     shape = tuple(f"{value.name}.{axis}" if dim is None else dim for axis, dim in enumerate(value.shape))
     return TensorSpec(value.name, _FLOATS.get(found[1], found[1]), shape)
-
-
-def _settle(path: Path, source: Path) -> tuple[str, ...]:
-    """Take external data from `source` into the engine, which must stand alone; notes on what the graph became."""
-    import onnx
-
-    engine = onnx.load(path, load_external_data=False)
-    if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in engine.graph.initializer):
-        onnx.load_external_data_for_model(engine, str(source))
-        onnx.save(engine, path)
-    widened = sum(any(_WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
-    if not widened:
-        return ()
-    share = f"{widened} of {len(engine.graph.node)} operators"
-    return (
-        f"{share} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
-    )

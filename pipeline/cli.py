@@ -53,7 +53,7 @@ COMMANDS = {
     "mirror": ("copies", "Copy versions to another registry."),
     "export-oci": ("copies", "Write engines as OCI images."),
     "fleet": ("fleet", "Compare a cluster's nodes with the registry, and plan changes of it."),
-    "backends": ("doctor", "List compilers: installed, targets, precisions."),
+    "backends": ("backends", "List compilers: installed, what each builds, whether it runs here."),
     "doctor": ("doctor", "Say what this machine can build and run."),
 }
 

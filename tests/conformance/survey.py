@@ -72,13 +72,13 @@ def _run_some(
 
 def examine(backend: str, target: str, suite: str, names: Sequence[str], out: str, workdir: Path) -> None:
     """The process's own side: tries each item and writes a line when it begins one and when it is done with it."""
-    from tests.conformance.items import SUITES
+    from tests.conformance.items import maker_of
     from tests.conformance.trial import attempt, backend_of
 
-    tool, (hardware,) = backend_of(backend), parse_targets(target)
+    tool, (hardware,), item_of = backend_of(backend), parse_targets(target), maker_of(suite)
     for name in names:
         _write(Path(out), {"began": name})
-        _write(Path(out), attempt(tool, hardware, SUITES[suite](name), workdir).to_json())
+        _write(Path(out), attempt(tool, hardware, item_of(name), workdir).to_json())
 
 
 def behave(backend: str, target: str, workdir: Path) -> list[str]:
