@@ -7,7 +7,8 @@ casts to fp32 around every fp16 operator that has no CPU kernel (seen in 1.31).
 `onnxruntime-tensorrt`: the engine is an ONNX file whose EPContext nodes hold TensorRT engines (ONNX Runtime's compile
 API), made on the GPU that it is for. What TensorRT leaves over runs on the CUDA provider; a note says how much.
 
-Tests check every name used here against the installed ONNX Runtime, whose Python API is that of the GPU wheel.
+What was tried with the GPU wheel on a host without a GPU: docs/backends-onnxruntime.md. Tests call what is used here on
+the CPU wheel, whose Python API is the same.
 """
 
 import importlib.util
@@ -226,7 +227,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             flags = ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED
             compiler = ort.ModelCompiler(options, str(model), embed_compiled_data_into_model=True, flags=flags)
             compiler.compile_to_file(str(path))
-        except failures() as error:
+        except (*failures(), RuntimeError) as error:  # a provider that does not load raises the plain class
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
             raise ModelError(f"{words}; `enginery plan --backends tensorrt-rtx` may name the operator") from error
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
@@ -236,9 +237,9 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         options = {
             "device_id": str(device),
             "trt_builder_optimization_level": str(self.optimization_level),
-            "trt_fp16_enable": str(int(request.precision in ("fp16", "int8"))),
-            "trt_bf16_enable": str(int(request.precision == "bf16")),
-            "trt_int8_enable": str(int(request.precision == "int8")),
+            "trt_fp16_enable": str(request.precision in ("fp16", "int8")),
+            "trt_bf16_enable": str(request.precision == "bf16"),
+            "trt_int8_enable": str(request.precision == "int8"),
             **profile_options(request.profiles),
         }
         limit = {"trt_max_workspace_size": str(self.workspace_mib << 20)} if self.workspace_mib else {}

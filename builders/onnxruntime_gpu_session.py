@@ -1,9 +1,9 @@
 """A session of ONNX Runtime on a GPU provider, which never runs on the CPU unseen. Never run on a GPU.
 
 ONNX Runtime gives a session on the CPU, with a warning at most, when a provider is missing in the wheel or its
-libraries do not load, whatever `enable_fallback` says (seen in 1.31 and in microsoft/onnxruntime#17801). So the
-providers are looked at before and after, and operators that were placed on the CPU provider are refused unless they
-only compute shapes, which CUDA leaves to the CPU on purpose.
+libraries do not load, whatever `enable_fallback` says (microsoft/onnxruntime#17801; seen with both wheels of 1.31 on a
+host without CUDA). So the providers are looked at before and after, and operators that were placed on the CPU provider
+are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def _opener(providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: boo
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         try:
             session = ort.InferenceSession(str(model), options, providers=list(providers), enable_fallback=0)
-        except failures() as error:
+        except (*failures(), RuntimeError) as error:  # a provider that does not load raises the plain class
             raise ModelError(
                 f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}; build it again"
             ) from error

@@ -104,7 +104,11 @@ def test_options_reach_the_provider(gpu_wheel):
     assert OnnxRuntimeCuda().providers(request(made), 0)[0][1]["use_tf32"] == "0"
     (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(made, precision="int8"), 1)
     assert (first, second) == (TENSORRT, CUDA)
-    assert (options["trt_int8_enable"], options["trt_fp16_enable"], options["trt_bf16_enable"]) == ("1", "1", "0")
+    assert (options["trt_int8_enable"], options["trt_fp16_enable"], options["trt_bf16_enable"]) == (
+        "True",
+        "True",
+        "False",
+    )
     assert options["trt_max_workspace_size"] == "1048576" and options["trt_profile_max_shapes"] == "image:16x8"
 
 
