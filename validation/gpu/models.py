@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builders.types import Dim, Precision, ShapeProfile, Tensors, TensorSpec
+from builders.types import Dim, Precision, ShapeProfile, TensorSpec
 from validation.npz import Array
 
 Size = Literal["real", "small"]

@@ -77,7 +77,9 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Ca
         if peer in _MODES:
             return torch.compile(module, mode=_MODES[peer])
     except (RuntimeError, AssertionError) as error:
-        raise EngineryError(f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}") from error
+        raise EngineryError(
+            f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}"
+        ) from error
     return module
 
 
