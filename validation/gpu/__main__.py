@@ -2,11 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from builders.errors import EngineryError
 from validation.gpu.kit import Asked, run_kit
-from validation.gpu.models import MODELS, SIZES
+from validation.gpu.models import MODELS, PRECISIONS, SIZES
 from validation.gpu.page import page
 from validation.gpu.peers import PEERS
 from validation.gpu.results import Results
@@ -34,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "--carry", type=Path, action="append", default=[], help="folder of published engines; repeat it"
     )
     parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help="mlp,conv,block; or none")
+    parser.add_argument("--precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help=",".join(PRECISIONS))
     parser.add_argument(
         "--backends", type=_words, default=[], help="names, by commas; default: all that are registered"
     )
@@ -45,16 +47,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(known: object) -> "type[list[str]]":
+def _names(known: Collection[str]) -> Callable[[str], list[str]]:
     """A list of known names, by commas; 'none' is none of them."""
 
     def parse(text: str) -> list[str]:
         found = [] if text == "none" else _words(text)
-        if unknown := [name for name in found if name not in known]:  # type: ignore[operator]  # a mapping
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")  # type: ignore[call-overload]
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
         return found
 
-    return parse  # type: ignore[return-value]  # what argparse wants is a callable
+    return parse
 
 
 def _words(text: str) -> list[str]:
@@ -65,6 +67,7 @@ def _check(given: argparse.Namespace) -> int:
     asked = Asked(
         device=given.device,
         models=given.models,
+        precisions=given.precisions,
         backends=given.backends,
         peers=given.peers,
         carry=given.carry,

@@ -63,10 +63,10 @@ class Carried:
             document: Any = json.loads((folder / "carry.json").read_bytes())
             if (document["kind"], document["format"]) != (KIND, FORMAT):
                 raise ValueError(f"kind {str(document['kind'])[:40]}, format {str(document['format'])[:40]}")
-            names = [document[name] for name in ("model", "version", "manifest", "golden")]
-            if not all(isinstance(name, str) for name in names):
+            names = {name: document[name] for name in ("model", "version", "manifest", "golden")}
+            if not all(isinstance(name, str) for name in names.values()):
                 raise TypeError("its names are no text")
-            return cls(*names, tuple(_engines(document, folder)), folder)
+            return cls(**names, engines=tuple(_engines(document, folder)), folder=folder)
         except _BROKEN as error:
             raise IntegrityError(
                 f"{folder} was not written by `enginery validate --carry` ({str(error)[:200]}); carry it anew"

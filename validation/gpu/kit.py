@@ -18,7 +18,7 @@ from validation.gpu import devices
 from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.devices import Device
-from validation.gpu.models import KitModel, Size, write
+from validation.gpu.models import PRECISIONS, KitModel, Size, write
 from validation.gpu.peaks import Peaks
 from validation.gpu.peers import PEERS, Peer
 from validation.gpu.probes import ANY_GENERATION, any_generation_task
@@ -26,7 +26,6 @@ from validation.gpu.results import Json, Results, now
 from validation.gpu.tasks import Skipped, Task, model_key, other_tasks, own_tasks
 from validation.latency.graph_costs import graph_costs
 
-_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
 # Names of the roofs by what a model computes in; TF32 is off in engines.
 _KINDS = {"fp32": "float32", "fp16": "float16"}
 _MEMORY_MIB = 1 << 20
@@ -41,6 +40,7 @@ class Asked:
 
     device: str
     models: Sequence[str]
+    precisions: Sequence[Precision] = PRECISIONS
     backends: Sequence[str] = ()
     peers: Sequence[Peer] = ("eager", "eager-graph", "compile", "compile-autotune")
     carry: Sequence[Path] = ()
@@ -113,10 +113,11 @@ def run_kit(asked: Asked, say: Callable[[str], None]) -> Results:
 def _models(bench: _Bench) -> Iterator[KitModel]:
     """Write the models, and of each one set of cases that both precisions share: float64's answers."""
     for name in bench.asked.models:
-        made = [write(name, precision, bench.asked.size, bench.folder) for precision in _PRECISIONS]
+        made = [write(name, precision, bench.asked.size, bench.folder) for precision in bench.asked.precisions]
         folder = bench.folder / f"cases-{name}"
         folder.mkdir()
-        exact, model = DoubleSession(made[0].path), made[0]
+        model = write(name, "fp32", bench.asked.size, folder)
+        exact = DoubleSession(model.path)
         golden = freeze([model.sample(model.batch.opt)], model.inputs, [model.batch], exact.run)
         save_cases(golden, golden_digest(model), folder)
         for item in made:

@@ -107,7 +107,8 @@ class _Replayed:
         import torch
 
         places = [item.clone() for item in given]
-        aside = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream  # without types
+        aside = stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries allocate and tune on their first calls, which a graph may not hold
             for _ in range(3):
