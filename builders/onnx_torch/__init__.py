@@ -4,7 +4,7 @@ The ONNX model stays what every backend compiles; this room turns it into a `tor
 dimensions of a build request, into a `torch.export.ExportedProgram`. Importing it imports torch. Why it is our own:
 docs/decisions/0007.
 
-table.py the operators and their values    reading.py the file    module.py the graph as a module    program.py the export
+table.py the operators and their values    reading.py, arrays.py the file   module.py the graph   program.py the export
 elementwise.py, reductions.py, shapes.py, sizes.py (shapes as numbers), matmul.py, convolution.py, pooling.py,
 normalization.py, indexing.py, quantize.py, resize.py, attention.py: a few lines per operator
 """
@@ -63,10 +63,10 @@ def to_module(model: Path) -> torch.nn.Module:
 
 
 def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgram:
-    """The model exported with the request's inputs, outputs and dynamic dims, in the request's order: one symbol for each named dim, from the least to the greatest
-    size that any of its profiles allows.
+    """The model exported with the request's inputs, outputs and dynamic dims, in the request's order.
 
-    Raises ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
+    There is one symbol for each named dim, from the least to the greatest size that any of the profiles allows. Raises
+    ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
     """
     return program_of(OnnxModule(ordered(read(model), request)).eval(), request)
 

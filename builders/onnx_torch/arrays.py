@@ -32,5 +32,5 @@ def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in _BACK:
         plain, dtype = _BACK[tensor.dtype]
-        return tensor.view(plain).numpy().view(dtype)  # type: ignore[no-any-return]
-    return tensor.numpy()  # type: ignore[no-any-return]
+        return tensor.view(plain).numpy().view(dtype)
+    return tensor.numpy()

@@ -121,7 +121,7 @@ def rotary_embedding(
     """[batch, heads, length, size], or [batch, length, heads * size] with `num_heads`."""
     flat = x.dim() == 3
     must(not flat or bool(num_heads), "its input has 3 axes and it does not say how many heads there are")
-    parts = x.reshape([x.shape[0], x.shape[1], num_heads, -1]) if flat else x.transpose(1, 2)
+    parts = x.reshape([x.shape[0], x.shape[1], num_heads or 1, -1]) if flat else x.transpose(1, 2)
     turned = rotary_embedding_dim or parts.shape[-1]
     head, rest = parts[..., :turned], parts[..., turned:]
     if positions is not None:

@@ -1,10 +1,9 @@
 """Convolutions, and the geometry that pooling shares with them."""
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from builders.onnx_torch.table import must, operator
+from builders.onnx_torch.table import greatest, must, operator
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -29,7 +28,7 @@ def window_pads(
     before, after = [], []
     for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
         covered = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
-        total = torch.sym_max(covered - size, 0)
+        total = greatest(covered - size, 0)
         less, more = total // 2, total - total // 2
         before.append(less if auto_pad == "SAME_UPPER" else more)
         after.append(more if auto_pad == "SAME_UPPER" else less)
@@ -71,8 +70,8 @@ def conv(
     before, after = window_pads(x, kernel, strides, dilations, pads, auto_pad)
     run = _CONVOLUTIONS[rank]
     if before == after and all(width >= 0 for width in before):
-        return run(x, weight, bias, strides, before, dilations, group)  # type: ignore[no-any-return]
-    return run(padded(x, before, after), weight, bias, strides, 0, dilations, group)  # type: ignore[no-any-return]
+        return run(x, weight, bias, strides, before, dilations, group)
+    return run(padded(x, before, after), weight, bias, strides, 0, dilations, group)
 
 
 @operator("ConvTranspose")
@@ -101,9 +100,9 @@ def conv_transpose(
     ]
     before, after = _cuts(full, x, strides, pads, auto_pad, output_shape)
     if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
-        return _TRANSPOSED[rank](x, weight, bias, strides, before, extra, group, dilations)  # type: ignore[no-any-return]
+        return _TRANSPOSED[rank](x, weight, bias, strides, before, extra, group, dilations)
     made = _TRANSPOSED[rank](x, weight, None, strides, 0, 0, group, dilations)
-    missing = [size - have for size, have in zip(full, made.shape[2:], strict=True)]
+    missing = [size - have - min(end, 0) for size, have, end in zip(full, made.shape[2:], after, strict=True)]
     made = padded(made, [0] * rank, missing)
     for axis, (start, end) in enumerate(zip(before, after, strict=True)):
         made = made.narrow(axis + 2, start, full[axis] - start - end)
@@ -122,8 +121,10 @@ def _cuts(
     wanted = shape[-rank:] if shape else [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
     before, after = [], []
     for have, want in zip(full, wanted, strict=True):
-        total = torch.sym_max(have - want, 0)
-        less, more = total // 2, total - total // 2
-        before.append(less if auto_pad == "SAME_UPPER" else more)
-        after.append(more if auto_pad == "SAME_UPPER" else less)
+        total = have - want
+        less = max(total, 0) // 2
+        more = total - less
+        first, last = (less, more) if auto_pad == "SAME_UPPER" or total < 0 else (more, less)
+        before.append(first)
+        after.append(last)
     return before, after

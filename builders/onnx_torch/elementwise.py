@@ -150,7 +150,7 @@ def dropout(
 ) -> Tensor | tuple[Tensor, ...]:
     """Of inference: everything stays."""
     del ratio, seed
-    off = training_mode is None or (isinstance(training_mode, Known) and not training_mode.numbers.flat[0])
+    off = training_mode is None or (isinstance(training_mode, Known) and not training_mode.first)
     must(off, "it drops values at random, as in training; export the model for inference")
     return (x, torch.ones_like(x, dtype=torch.bool))[:outputs]
 
@@ -159,9 +159,9 @@ def dropout(
 def clip(x: Tensor, low: Value | None = None, high: Value | None = None) -> Tensor:
     """With numbers where they are known, so that a compiler sees them."""
     if low is not None:
-        x = torch.clamp(x, min=low.numbers.flat[0]) if isinstance(low, Known) else torch.maximum(x, low)
+        x = torch.clamp(x, min=low.first) if isinstance(low, Known) else torch.maximum(x, low)
     if high is not None:
-        x = torch.clamp(x, max=high.numbers.flat[0]) if isinstance(high, Known) else torch.minimum(x, high)
+        x = torch.clamp(x, max=high.first) if isinstance(high, Known) else torch.minimum(x, high)
     return x
 
 
@@ -263,4 +263,6 @@ def converted(x: Tensor, dtype: torch.dtype, *, saturate: bool = True) -> Tensor
     wide = x.to(torch.float32)
     if saturate:
         return torch.where(wide.isnan(), wide, wide.clamp(-largest, largest)).to(dtype)
+    if dtype == torch.float8_e4m3fn:  # has no infinity; half a step beyond its largest value is rounded to that
+        wide = torch.where(wide.abs() > largest + 16, torch.full_like(wide, math.nan), wide)
     return wide.to(dtype)

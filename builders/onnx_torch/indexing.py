@@ -19,7 +19,7 @@ def gather(data: Tensor, indices: Value, *, axis: int = 0) -> Tensor:
     size = data.shape[axis]
     if isinstance(indices, Known):
         if indices.numbers.ndim == 0:
-            return data.select(axis, indices.numbers.flat[0])
+            return data.select(axis, indices.first)
         at = torch.where((found := indices.on(data.device)) < 0, found + size, found)
     else:
         at = torch.where(indices < 0, indices + size, indices)
@@ -128,7 +128,13 @@ def grid_sample(
     x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Tensor:
     """Torch's, for images and volumes."""
-    kinds = {"linear": "bilinear", "bilinear": "bilinear", "nearest": "nearest", "cubic": "bicubic", "bicubic": "bicubic"}
+    kinds = {
+        "linear": "bilinear",
+        "bilinear": "bilinear",
+        "nearest": "nearest",
+        "cubic": "bicubic",
+        "bicubic": "bicubic",
+    }
     must(mode in kinds, f"mode {mode!r} is none of ONNX's; use linear, nearest or cubic")
     return F.grid_sample(x, grid, mode=kinds[mode], padding_mode=padding_mode, align_corners=bool(align_corners))
 

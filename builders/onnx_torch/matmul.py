@@ -60,7 +60,7 @@ def shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
 
 def integer_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of differences of 8-bit integers, in int32: by floating-point sums that hold every integer that can come."""
+    """a @ b of differences of 8-bit integers, in int32: by floating-point sums that hold every such integer."""
     terms = a.shape[-1]
     wide = torch.float32 if isinstance(terms, int) and terms <= _EXACT_TERMS else torch.float64
     return torch.matmul(a.to(wide), b.to(wide)).to(torch.int32)

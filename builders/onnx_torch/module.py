@@ -19,8 +19,8 @@ Values = dict[str, Value]
 class OnnxModule(torch.nn.Module):
     """The graph as a module: `forward` takes its inputs' tensors in their order and gives a tuple of its outputs'.
 
-    Floating-point constants are parameters (without gradients), others buffers. Raises ModelError on construction for an
-    operator or attribute that is not in the table, and while running for what torch refuses; each names the node.
+    Floating-point constants are parameters (without gradients), others buffers. Raises ModelError on construction for
+    an operator or attribute that is not in the table, and while running for what torch refuses; each names the node.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -127,9 +127,10 @@ class Branch:
 
     def run(self, values: Values, device: torch.device) -> None:
         """See `Step.run`."""
+        results: Sequence[Value]
         condition = values[self.node.inputs[0]]
         if isinstance(condition, Known):
-            results = self._run(not bool(condition.numbers.flat[0]), values, device)
+            results = self._run(not bool(condition.first), values, device)
         elif torch.compiler.is_exporting():
             results = self._both(condition, values, device)
         else:
@@ -159,7 +160,7 @@ class Branch:
             made: tuple[Tensor, ...] = torch.cond(condition.reshape(()), branch(0), branch(1), operands)
         except _FAILURES as error:
             raise ModelError(
-                f"{self.node}: torch.cond takes no branches like these: {error}; give them results of one shape and type"
+                f"{self.node}: torch.cond cannot take its branches: {error}; give them results of one shape and type"
             ) from error
         return made
 
@@ -208,7 +209,9 @@ def _checked(node: Node, row: Operator) -> dict[str, Any]:
         raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
     most = None if row.variadic else len(row.kinds)
     if not row.needed <= len(node.inputs) or (most is not None and len(node.inputs) > most):
-        raise ModelError(f"{node}: it has {len(node.inputs)} inputs, of which the conversion knows {most or row.needed}")
+        raise ModelError(
+            f"{node}: it has {len(node.inputs)} inputs, of which the conversion knows {most or row.needed}"
+        )
     defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
     return {**defaults, **node.attributes}
 

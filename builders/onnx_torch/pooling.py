@@ -1,4 +1,4 @@
-"""Pooling. Where torch's own rules differ from ONNX's (pads on one side, dilated averages), by padding and convolving."""
+"""Pooling. Where torch's rules differ from ONNX's (pads on one side, dilated averages), by padding and convolving."""
 
 import math
 
@@ -64,12 +64,14 @@ def max_pool(
     if outputs == 1:
         low = before == after and all(2 * p <= k for p, k in zip(before, kernel_shape, strict=True))
         if low and not ceil_mode:
-            return run(wide, kernel_shape, strides, before, dilations).to(x.dtype)  # type: ignore[no-any-return]
-        return run(_cut(wide, before, after, -math.inf), kernel_shape, strides, 0, dilations).to(x.dtype)  # type: ignore[no-any-return]
+            return run(wide, kernel_shape, strides, before, dilations).to(x.dtype)
+        return run(_cut(wide, before, after, -math.inf), kernel_shape, strides, 0, dilations).to(x.dtype)
     must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
     must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
     values, at = run(wide, kernel_shape, strides, before, dilations, return_indices=True)
-    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape([x.shape[0], x.shape[1], *[1] * (x.dim() - 2)])
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(
+        [x.shape[0], x.shape[1], *[1] * (x.dim() - 2)]
+    )
     return values.to(x.dtype), at + planes * math.prod(x.shape[2:])
 
 
@@ -91,12 +93,13 @@ def average_pool(
     strides: list[int] | None = None,
 ) -> Tensor:
     """Over what lies inside, or with `count_include_pad` over the pads too (not over what ceil_mode adds)."""
-    plain = window_pads(x, kernel_shape, strides or [1] * len(kernel_shape), dilations or [1] * 9, pads, auto_pad)
+    ones = [1] * len(kernel_shape)
+    plain = window_pads(x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
     strides, dilations, before, after = _geometry(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     even = before == after and all(2 * p <= k for p, k in zip(before, kernel_shape, strict=True))
     if even and not ceil_mode and all(step == 1 for step in dilations):
         run = _AVERAGE[spatial_rank(x)]
-        return run(x, kernel_shape, strides, before, False, bool(count_include_pad))  # type: ignore[no-any-return]
+        return run(x, kernel_shape, strides, before, False, bool(count_include_pad))
     inside = torch.ones_like(x)
     if count_include_pad:
         inside = padded(inside, plain[0], plain[1], 1.0)
@@ -113,7 +116,7 @@ def _window_sums(x: Tensor, kernel: list[int], strides: list[int], dilations: li
     planes = x.reshape([x.shape[0] * x.shape[1], 1, *x.shape[2:]])
     ones = torch.ones([1, 1, *kernel], dtype=x.dtype, device=x.device)
     sums = _CONVOLUTIONS[len(kernel)](planes, ones, None, strides, 0, dilations)
-    return sums.reshape([x.shape[0], x.shape[1], *sums.shape[2:]])  # type: ignore[no-any-return]
+    return sums.reshape([x.shape[0], x.shape[1], *sums.shape[2:]])
 
 
 @operator("LpPool")

@@ -10,7 +10,7 @@ from builders.errors import ModelError
 from builders.onnx_torch.reading import Graph
 from builders.types import BuildRequest, TensorSpec
 
-_DTYPES = {
+_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
 }

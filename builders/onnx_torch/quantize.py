@@ -15,7 +15,7 @@ from builders.onnx_torch.matmul import integer_product, shifted
 from builders.onnx_torch.reading import DTYPES, NARROW, dtype_of
 from builders.onnx_torch.table import must, operator
 
-_ENDS = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15)}
+_ENDS: dict[int, tuple[int, int]] = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15)}
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
@@ -31,7 +31,7 @@ def quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
-    """saturate(round(x / scale) + zero), halves to even; into FP8 by Cast's rule. The zero point's type is the result's."""
+    """saturate(round(x / scale) + zero), halves to even; into FP8 by Cast's rule. The zero point's type is kept."""
     dtype = NARROW.get(output_dtype) or dtype_of(output_dtype, "the result of a QuantizeLinear")
     if zero is not None and output_dtype not in NARROW:
         dtype = zero.dtype
@@ -61,13 +61,15 @@ def dequantize_linear(
 
 
 def laid_out(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
-    """A scale or zero point in a shape that broadcasts to x: one for all, one per index of an axis, or one per block."""
+    """A scale or zero point in a shape that broadcasts to x: one for all, per index of an axis, or per block."""
     if scale.numel() == 1 and scale.dim() <= 1:
         return scale.reshape(())
     axis = axis % x.dim()
     if scale.dim() == 1 and not block:
         return scale.reshape([-1, *[1] * (x.dim() - 1 - axis)])
-    must(scale.dim() == x.dim(), f"its scale has {scale.dim()} axes, its input {x.dim()}; a scale per block has as many")
+    must(
+        scale.dim() == x.dim(), f"its scale has {scale.dim()} axes, its input {x.dim()}; a scale per block has as many"
+    )
     block = block or -(-x.shape[axis] // scale.shape[axis])
     return scale.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
 
@@ -102,7 +104,7 @@ def qlinear_matmul(
     """The product of integers, scaled and rounded back to integers."""
     sums = integer_product(shifted(a, a_zero, -2), shifted(b, b_zero, -1)).to(torch.float32)
     rows = a_scale.unsqueeze(-1) if a_scale.dim() == 1 and a_scale.shape[0] != 1 else a_scale
-    return quantize_linear(sums * (rows * b_scale).to(torch.float32), y_scale.to(torch.float32), y_zero, axis=-1)  # type: ignore[return-value]
+    return quantize_linear(sums * (rows * b_scale).to(torch.float32), y_scale.to(torch.float32), y_zero, axis=-1)
 
 
 @operator("ConvInteger")
@@ -123,7 +125,7 @@ def conv_integer(
     zero = weight_zero
     if zero is not None and zero.dim() == 1 and zero.shape[0] != 1:
         zero = zero.reshape([-1, *[1] * (weight.dim() - 1)])
-    return conv(  # type: ignore[return-value, union-attr]
+    return conv(
         shifted(x, x_zero, 0).to(torch.float64),
         shifted(weight, zero, 0).to(torch.float64),
         auto_pad=auto_pad,
@@ -168,6 +170,6 @@ def qlinear_conv(
         strides=strides,
     )
     channels = [-1, *[1] * (x.dim() - 2)]
-    sums = sums if bias is None else sums + bias.reshape(channels)  # type: ignore[operator]
+    sums = sums if bias is None else sums + bias.reshape(channels)
     scale = (x_scale * weight_scale).reshape(channels)
-    return quantize_linear(sums.to(torch.float32) * scale, y_scale, y_zero)  # type: ignore[return-value, union-attr]
+    return quantize_linear(sums.to(torch.float32) * scale, y_scale, y_zero)

@@ -16,7 +16,7 @@ from builders.errors import ModelError
 from builders.onnx_torch.arrays import to_tensor
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
-DTYPES = {
+DTYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.DOUBLE: torch.float64,
     TensorProto.FLOAT16: torch.float16,
@@ -33,7 +33,7 @@ DTYPES = {
     TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
 }
 # Constants only: torch has no such tensors, and a byte for each does the same.
-NARROW = {
+NARROW: dict[int, torch.dtype] = {
     TensorProto.INT4: torch.int8,
     TensorProto.UINT4: torch.uint8,
 }

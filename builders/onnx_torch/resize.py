@@ -17,9 +17,9 @@ class _Axis(NamedTuple):
     """One axis to be resized. scale: output over input; start, end: of the region of interest, in 0..1."""
 
     axis: int
-    size: Any
-    made: Any
-    scale: Any
+    size: int
+    made: int
+    scale: float
     start: float
     end: float
 
@@ -157,7 +157,8 @@ def _weighted(x: Tensor, each: _Axis, at: Tensor, mode: str, cubic: float, exclu
     shape = [-1, *[1] * (x.dim() - 1 - each.axis)]
     wide = x if x.is_floating_point() else x.to(torch.float32)
     parts = [
-        wide.index_select(each.axis, place.clamp(0, each.size - 1).to(torch.int64)) * weight.reshape(shape).to(wide.dtype)
+        wide.index_select(each.axis, place.clamp(0, each.size - 1).to(torch.int64))
+        * weight.reshape(shape).to(wide.dtype)
         for place, weight in zip(places, weights, strict=True)
     ]
     made = sum(parts[1:], parts[0])

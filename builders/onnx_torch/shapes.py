@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from builders.onnx_torch.reading import dtype_of
-from builders.onnx_torch.table import Known, Numbers, Value, known, must, operator
+from builders.onnx_torch.table import Known, Numbers, Value, greatest, known, must, operator
 
 
 @operator("Shape")
@@ -32,7 +32,9 @@ def reshape(x: Tensor, shape: Numbers, *, allowzero: int = 0) -> Tensor:
     copied = [axis for axis, size in enumerate(shape) if isinstance(size, int) and size == 0]
     sizes = [x.shape[axis] if axis in copied else size for axis, size in enumerate(shape)]
     rest = [size for axis, size in enumerate(x.shape) if axis not in copied]
-    said = [size for axis, size in enumerate(shape) if axis not in copied and not (isinstance(size, int) and size == -1)]
+    said = [
+        size for axis, size in enumerate(shape) if axis not in copied and not (isinstance(size, int) and size == -1)
+    ]
     # Torch cannot tell what -1 is when a copied size is 0, as that of an empty batch.
     if copied and len(said) + len(copied) + 1 == len(sizes) and all(isinstance(size, int) for size in (*rest, *said)):
         remains = math.prod(rest) // math.prod(said) if math.prod(said) else 0
@@ -117,22 +119,20 @@ def slice_(
     along = [axis % x.dim() for axis in axes] if axes is not None else list(range(len(starts)))
     strides = steps if steps is not None else [1] * len(along)
     for axis, start, end, step in zip(along, starts, ends, strides, strict=True):
-        if step > 0:
-            x = torch.ops.aten.slice(x, axis, start, end, step)
-        else:
-            x = _backwards(x, axis, start, end, -step)
+        x = torch.ops.aten.slice(x, axis, start, end, step) if step > 0 else _backwards(x, axis, start, end, -step)
     return x
 
 
 def _backwards(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Tensor:
     """The slice start, start - step, ... down to above `end`: a slice of the mirrored tensor."""
     size = x.shape[axis]
-    first = size - 1 - (start if start >= 0 else torch.sym_max(start + size, -1))
+    first = size - 1 - (start if start >= 0 else greatest(start + size, -1))
     if not isinstance(end, int) or end >= -(1 << 31):
-        last = size - 1 - (end if end >= 0 else torch.sym_max(end + size, -1))
+        last = size - 1 - (end if end >= 0 else greatest(end + size, -1))
     else:
         last = size
-    return torch.ops.aten.slice(torch.flip(x, [axis]), axis, torch.sym_max(first, 0), torch.sym_max(last, 0), step)
+    cut: Tensor = torch.ops.aten.slice(torch.flip(x, [axis]), axis, greatest(first, 0), greatest(last, 0), step)
+    return cut
 
 
 @operator("Pad")
@@ -153,7 +153,7 @@ def _padded(x: Tensor, axis: int, before: Any, after: Any, mode: str, value: Val
     if mode == "constant":
         widths = [0, 0] * (x.dim() - 1 - axis) + [before, after]
         if value is None or isinstance(value, Known):
-            fill = 0 if value is None else value.numbers.flat[0]
+            fill = 0 if value is None else value.first
             if x.dtype == torch.bool:
                 return F.pad(x.to(torch.uint8), widths, value=int(fill)).to(torch.bool)
             return F.pad(x, widths, value=fill)
@@ -167,7 +167,7 @@ def _padded(x: Tensor, axis: int, before: Any, after: Any, mode: str, value: Val
         at = at.remainder(size)
     else:
         must(mode == "reflect", f"mode {mode!r} is none of ONNX's; use constant, edge, reflect or wrap")
-        turned = at.remainder(torch.sym_max(2 * (size - 1), 1))
+        turned = at.remainder(greatest(2 * (size - 1), 1))
         at = torch.minimum(turned, 2 * (size - 1) - turned)
     return x.index_select(axis, at)
 
@@ -183,9 +183,7 @@ def constant_of_shape(shape: Numbers, *, value: Tensor | None = None, device: to
 @operator("Range")
 def range_(start: Value, limit: Value, delta: Value, *, device: torch.device) -> Tensor:
     """From start to before limit."""
-    first, last, step = (
-        value.numbers.flat[0] if isinstance(value, Known) else value.item() for value in (start, limit, delta)
-    )
+    first, last, step = (value.first if isinstance(value, Known) else value.item() for value in (start, limit, delta))
     return torch.arange(first, last, step, dtype=start.dtype, device=device)
 
 
@@ -203,7 +201,9 @@ def trilu(x: Tensor, k: Numbers | None = None, *, upper: int = 1) -> Tensor:
     diagonal = k[0] if k else 0
     rows = torch.arange(x.shape[-2], device=x.device).unsqueeze(1)
     above = torch.arange(x.shape[-1], device=x.device) - rows
-    return torch.where(above >= diagonal if upper else above <= diagonal, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(
+        above >= diagonal if upper else above <= diagonal, x, torch.zeros((), dtype=x.dtype, device=x.device)
+    )
 
 
 @operator("DepthToSpace")

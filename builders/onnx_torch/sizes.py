@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from builders.onnx_torch.reading import DTYPES
-from builders.onnx_torch.table import Known, ObjectArray, on_numbers
+from builders.onnx_torch.table import Known, ObjectArray, greatest, least, on_numbers
 
 _INTEGERS = {torch.int64, torch.int32, torch.int8, torch.uint8, torch.int16}
 _LARGEST_EXACT = 1 << 53
@@ -40,15 +40,14 @@ def _quotient(a: Any, b: Any) -> Any:
     return a // b
 
 
-def _least(a: Any, b: Any) -> Any:
-    return torch.sym_min(a, b)
-
-
-def _greatest(a: Any, b: Any) -> Any:
-    return torch.sym_max(a, b)
-
-
-_ARITHMETIC = {"Add": python.add, "Sub": python.sub, "Mul": python.mul, "Div": _quotient, "Min": _least, "Max": _greatest}
+_ARITHMETIC = {
+    "Add": python.add,
+    "Sub": python.sub,
+    "Mul": python.mul,
+    "Div": _quotient,
+    "Min": least,
+    "Max": greatest,
+}
 _COMPARISONS = {
     "Equal": python.eq,
     "Greater": python.gt,
@@ -101,7 +100,7 @@ def cast(x: Known, *, to: int, **_: Any) -> Known | None:
 
 def _whole(number: Any) -> Any:
     if isinstance(number, (torch.SymInt, torch.SymFloat)):
-        return torch.sym_int(number)
+        return torch.sym_int(number)  # type: ignore[no-untyped-call]
     return int(number)
 
 
@@ -162,15 +161,17 @@ def gather(data: Known, indices: Known, *, axis: int = 0) -> Known | None:
 
 
 @on_numbers("Slice")
-def slice_(data: Known, starts: Known, ends: Known, axes: Known | None = None, steps: Known | None = None) -> Known | None:
+def slice_(
+    data: Known, starts: Known, ends: Known, axes: Known | None = None, steps: Known | None = None
+) -> Known | None:
     """Python's slices."""
     given = [value for value in (starts, ends, axes, steps) if value is not None]
     if any(value.symbolic for value in given):
         return None
-    where_ = list(axes.numbers.flat) if axes is not None else list(range(starts.numbers.size))
-    strides = list(steps.numbers.flat) if steps is not None else [1] * len(where_)
+    where_ = axes.each if axes is not None else list(range(starts.numbers.size))
+    strides = steps.each if steps is not None else [1] * len(where_)
     cut: list[slice] = [slice(None)] * data.numbers.ndim
-    for axis, start, end, step in zip(where_, starts.numbers.flat, ends.numbers.flat, strides, strict=True):
+    for axis, start, end, step in zip(where_, starts.each, ends.each, strides, strict=True):
         size = data.numbers.shape[axis]
         cut[axis] = slice(start, None if step < 0 and end < -size else end, step)
     return _of(data.numbers[tuple(cut)], data.dtype)
@@ -185,13 +186,13 @@ def concat(*xs: Known, axis: int) -> Known:
 @on_numbers("Unsqueeze")
 def unsqueeze(x: Known, axes: Known) -> Known:
     """Numpy's expand_dims."""
-    return _of(np.expand_dims(x.numbers, tuple(axes.numbers.flat)), x.dtype)
+    return _of(np.expand_dims(x.numbers, tuple(axes.each)), x.dtype)
 
 
 @on_numbers("Squeeze")
 def squeeze(x: Known, axes: Known | None = None, /, **_: Any) -> Known:
     """Numpy's."""
-    return _of(np.squeeze(x.numbers, None if axes is None else tuple(axes.numbers.flat)), x.dtype)
+    return _of(np.squeeze(x.numbers, None if axes is None else tuple(axes.each)), x.dtype)
 
 
 @on_numbers("Reshape")
@@ -199,9 +200,7 @@ def reshape(x: Known, shape: Known, *, allowzero: int = 0) -> Known | None:
     """Numpy's, with ONNX's 0."""
     if shape.symbolic:
         return None
-    sizes = [
-        x.numbers.shape[axis] if size == 0 and not allowzero else size for axis, size in enumerate(shape.numbers.flat)
-    ]
+    sizes = [x.numbers.shape[axis] if size == 0 and not allowzero else size for axis, size in enumerate(shape.each)]
     return _of(x.numbers.reshape(sizes), x.dtype)
 
 
@@ -216,22 +215,22 @@ def expand(x: Known, shape: Known) -> Known | None:
     """Numpy's broadcast_to, both ways."""
     if shape.symbolic:
         return None
-    target = np.broadcast_shapes(x.numbers.shape, tuple(shape.numbers.flat))
+    target = np.broadcast_shapes(x.numbers.shape, tuple(shape.each))
     return _of(np.broadcast_to(x.numbers, target), x.dtype)
 
 
 @on_numbers("Tile")
 def tile(x: Known, repeats: Known) -> Known | None:
     """Numpy's."""
-    return None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.numbers.flat)), x.dtype)
+    return None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype)
 
 
 @on_numbers("ConstantOfShape")
 def constant_of_shape(shape: Known, *, value: torch.Tensor | None = None) -> Known | None:
     """Of integers, when its own shape is known."""
-    if shape.symbolic or value is None or value.dtype not in _INTEGERS or math.prod(shape.numbers.flat) > 64:
+    if shape.symbolic or value is None or value.dtype not in _INTEGERS or math.prod(shape.each) > 64:
         return None
-    filled: ObjectArray = np.full(tuple(shape.numbers.flat), value.item(), dtype=object)
+    filled: ObjectArray = np.full(tuple(shape.each), value.item(), dtype=object)
     return _of(filled, value.dtype)
 
 
@@ -244,6 +243,6 @@ def reduce_prod(x: Known, axes: Known | None = None, /, *, keepdims: int = 1, **
     if not _countable(x):
         return None
     total: Any = 1
-    for number in x.numbers.flat:
+    for number in x.each:
         total = total * number
     return _of(np.array([total], dtype=object) if keepdims and x.numbers.ndim else total, x.dtype)

@@ -10,8 +10,8 @@ its annotation: `Tensor`; `Numbers`, a flat list of Python numbers (sizes, axes,
 traces; or `Value`, whichever there is. Keyword-only parameters are ONNX attributes, and `opset`, `device` and `outputs`
 (how many results are asked for). An attribute that a node has and the signature has not is refused.
 
-Sizes stay numbers for as long as possible (`Known`): `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))` through tensors would
-freeze the sizes of the example that is traced.
+Sizes stay numbers for as long as possible (`Known`): `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))` through tensors
+would freeze the sizes of the example that is traced.
 """
 
 import inspect
@@ -46,19 +46,29 @@ class Known:
     tensor: Tensor | None = field(default=None, compare=False)
 
     @property
+    def each(self) -> Numbers:
+        """The numbers in a flat list."""
+        return list(self.numbers.flat)
+
+    @property
+    def first(self) -> Any:
+        """The first number: the only one, where the tensor stands for one."""
+        return self.numbers.flat[0]
+
+    @property
     def symbolic(self) -> bool:
         """Whether any number depends on a dynamic size."""
-        return any(isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) for number in self.numbers.flat)
+        return any(isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) for number in self.each)
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor. A single number becomes a literal, which compilers put into their code."""
         if self.numbers.size == 1:
-            return torch.full(self.numbers.shape, self.numbers.flat[0], dtype=self.dtype, device=device)
+            return torch.full(self.numbers.shape, self.first, dtype=self.dtype, device=device)
         if self.tensor is not None:
             return self.tensor
         if not self.symbolic:
             return torch.tensor(self.numbers.tolist(), dtype=self.dtype, device=device).reshape(self.numbers.shape)
-        each = [torch.full((), number, dtype=self.dtype, device=device) for number in self.numbers.flat]
+        each = [torch.full((), number, dtype=self.dtype, device=device) for number in self.each]
         return torch.stack(each).reshape(self.numbers.shape)
 
 
@@ -88,7 +98,7 @@ _NO_NUMBERS = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, to
 def numbers_of(value: Value) -> Numbers:
     """A value's numbers in a flat list; read back from a tensor if need be, which makes them depend on data."""
     if isinstance(value, Known):
-        return list(value.numbers.flat)
+        return value.each
     return list(value.reshape(-1).tolist())
 
 
@@ -114,14 +124,27 @@ class Operator:
         return [_as(kind, value, device) for kind, value in zip(kinds, values, strict=False)]
 
 
+def least(a: Any, b: Any) -> Any:
+    """The smaller of two numbers, which may be symbolic."""
+    return torch.sym_min(a, b)  # type: ignore[no-untyped-call]
+
+
+def greatest(a: Any, b: Any) -> Any:
+    """The larger of two numbers, which may be symbolic."""
+    return torch.sym_max(a, b)  # type: ignore[no-untyped-call]
+
+
 OPERATORS: dict[str, Operator] = {}
 ON_NUMBERS: dict[str, Callable[..., Known | None]] = {}
 
 
-def operator(*names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
+
+
+def operator(*names: str) -> Callable[[Function], Function]:
     """Register a function under these ONNX names. See the module's docstring for what its signature says."""
 
-    def register(run: Callable[..., Result]) -> Callable[..., Result]:
+    def register(run: Function) -> Function:
         for name in names:
             OPERATORS[name] = _declared(name, run)
         return run
@@ -129,11 +152,11 @@ def operator(*names: str) -> Callable[[Callable[..., Result]], Callable[..., Res
     return register
 
 
-def on_numbers(*names: str) -> Callable[[Callable[..., Known | None]], Callable[..., Known | None]]:
+def on_numbers(*names: str) -> Callable[[Function], Function]:
     """Register what an operator does when all its inputs are `Known`: a function of these and of the attributes by
     name, that gives None where it has to be done on tensors after all."""
 
-    def register(run: Callable[..., Known | None]) -> Callable[..., Known | None]:
+    def register(run: Function) -> Function:
         ON_NUMBERS.update(dict.fromkeys(names, run))
         return run
 

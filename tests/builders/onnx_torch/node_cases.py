@@ -1,6 +1,6 @@
 """The ONNX project's own node tests (they are in the onnx package) through the conversion to torch.
 
-    python -m tests.builders.onnx_torch.node_cases [FILTER]      the table: passed, refused with the reason, failed
+python -m tests.builders.onnx_torch.node_cases [FILTER]      the table: passed, refused with the reason, failed
 """
 
 import sys
@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from onnx import TensorProto, numpy_helper
 
 from builders.errors import ModelError
+from builders.onnx_torch import operators
 from builders.onnx_torch.arrays import to_array, to_tensor
 from builders.onnx_torch.module import OnnxModule
 from builders.onnx_torch.reading import read_model
-from builders.onnx_torch import operators
 
 TORCH_REFUSED = "torch cannot run it"  # as the module says it: no refusal of ours
 
@@ -57,13 +58,17 @@ def _outcome(case) -> Outcome:
 
 
 def _tensor(value) -> torch.Tensor:
-    return to_tensor(np.asarray(value))
+    return to_tensor(_array(value))
+
+
+def _array(value) -> np.ndarray:
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
 def _compare(got, expected, rtol: float, atol: float) -> None:
     assert len(got) == len(expected), f"{len(got)} outputs for {len(expected)}"
     for tensor, array in zip(got, expected, strict=True):
-        made, array = to_array(tensor), np.asarray(array)
+        made, array = to_array(tensor), _array(array)
         assert made.dtype == array.dtype, f"{made.dtype} for {array.dtype}"
         assert made.shape == array.shape, f"shape {made.shape} for {array.shape}"
         rtol = max(rtol, 2**-6) if array.dtype.name == "bfloat16" else rtol  # as onnx's own runner has it
