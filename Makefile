@@ -2,13 +2,14 @@
 # check  format, lint, types, import rules               bench  ratios against peers, measured in one run
 # docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
 # chart  what is generated from the Helm chart           clean  removes what these made
+# gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench docs chart hunt clean
+.PHONY: demo demo-cluster test check format bench docs chart hunt gpu-check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -49,6 +50,9 @@ docs: $(VENV)/.installed
 
 chart: $(VENV)/.installed
 	$(BIN)/python -m charts.regenerate
+
+gpu-check:
+	$(PYTHON) -m validation.gpu --out gpu-results.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info registry

@@ -115,10 +115,9 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
 
 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
-    from pipeline.elsewhere.returned import imported_any
-    from validation.gpu.results import Results
+    from pipeline.elsewhere.returned import import_file
 
-    found = imported_any(store, Results.load(path))
+    found = import_file(store, path)
     if as_json:
         emit_json([vars(item) for item in found])
     else:

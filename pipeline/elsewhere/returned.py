@@ -23,6 +23,7 @@ from builders.targets import product_of
 from pipeline.registry.attestations import attest
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
+from pipeline.registry.parsing import parse_json
 from pipeline.registry.requests import request_of
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
@@ -33,7 +34,7 @@ from pipeline.steps.keys import contract_of, metric_of
 from pipeline.steps.proofs import CRASHED
 from pipeline.values import Json, Proof
 from pipeline.verdict import make_report
-from validation.gpu.results import Results
+from validation.gpu.results import MAX_BYTES, Results
 from validation.report import Report
 
 # Clocks differ; more than this in the future is no clock's fault.
@@ -194,11 +195,14 @@ def _said(report: Report) -> Report:
     return replace(report, reason=f"{report.reason}; answers recorded on {report.host['device_name']}, judged here")
 
 
-def imported_any(store: Store, results: Results) -> list[Imported]:
-    """All of them. Raises IntegrityError where there is nothing to judge."""
+def import_file(store: Store, path: Path) -> list[Imported]:
+    """Judge what a file holds. Raises IntegrityError for what is no result of the kit, or holds nothing to judge."""
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    results = Results.from_json(parse_json(data, MAX_BYTES))
     if not results.carried:
         raise IntegrityError(
-            "these results hold no carried engines; run the kit with --carry FOLDER, which `enginery validate REF "
-            "--carry FOLDER` writes"
+            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginery validate REF --carry "
+            "FOLDER` writes"
         )
     return list(import_results(store, results))

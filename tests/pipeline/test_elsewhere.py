@@ -63,7 +63,7 @@ def changed(path: Path, unit: str, change: Change) -> Results:
     (item,) = [item for item in document["carried"] if item["unit"] == unit]
     document["carried"] = [item]
     change(document)
-    return Results.from_bytes(json.dumps(document).encode())
+    return Results.from_json(document)
 
 
 def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, returned_once: tuple[Path, Path]) -> None:
@@ -220,7 +220,7 @@ def of_a_gpu(
     results = Results(
         now(), gpu, {"name": "box"}, {}, None, [], [], [], [{**item, "answers": recorder.answers}], 1, "real"
     )
-    (found,) = import_results(store, Results.from_bytes(results.to_bytes()))
+    (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
     return found
 
 
@@ -241,8 +241,10 @@ def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Proj
     path = tmp_path / "r.json"
     empty = Results(now(), {"name": "x"}, {}, {}, None, [], [], [], [], 1.0, "real")
     texts = {
-        empty.to_bytes(): "hold no carried engines",
-        b"[": "no results of the GPU kit",
+        empty.to_bytes(): "holds no carried engines",
+        b"[": "is not JSON",
+        empty.to_bytes().replace(b'"seconds":1.0', b'"seconds":NaN'): "is not JSON",
+        empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
         b"{}": "no results of the GPU kit",
         empty.to_bytes().replace(b'"format":1', b'"format":9'): "results of format 9",
         empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "lacks what it is",

@@ -51,16 +51,10 @@ class Results:
         return canonical_json(asdict(self))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Results":
-        """Read what `to_bytes` wrote. Raises IntegrityError for anything else."""
-        try:
-            document: Any = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise IntegrityError(f"these are no results of the GPU kit: {str(error)[:120]}") from error
+    def from_json(cls, document: Any) -> "Results":
+        """Read what `to_bytes` wrote, parsed. Raises IntegrityError for anything else."""
         if not isinstance(document, dict) or document.get("kind") != KIND:
-            raise IntegrityError(
-                "these are no results of the GPU kit; `python -m validation.gpu --out FILE` writes them"
-            )
+            raise IntegrityError("no results of the GPU kit; `python -m validation.gpu --out FILE` writes them")
         if document.get("format") != FORMAT:
             raise IntegrityError(f"results of format {str(document.get('format'))[:40]}; this version reads {FORMAT}")
         if document.keys() != set(cls.__dataclass_fields__) or not _is_whole(document):
@@ -69,10 +63,11 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> "Results":
-        """Read a file. Raises IntegrityError for what is none, or larger than MAX_BYTES."""
-        if path.stat().st_size > MAX_BYTES:
-            raise IntegrityError(f"{path} is larger than results of the GPU kit can be ({MAX_BYTES >> 20} MiB)")
-        return cls.from_bytes(path.read_bytes())
+        """Read a file of this machine's own. Raises IntegrityError for what is none."""
+        try:
+            return cls.from_json(json.loads(path.read_bytes()))
+        except (ValueError, RecursionError) as error:
+            raise IntegrityError(f"{path}: no results of the GPU kit: {str(error)[:120]}") from error
 
 
 def now() -> str:

@@ -156,7 +156,7 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     assert "torch.compile: no difference shown; torch.compile, max-autotune: not run, out of memory" in row
     assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
     assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | passed |" in text
-    again = Results.from_bytes(found.to_bytes())
+    again = Results.from_json(json.loads(found.to_bytes()))
     assert page([again]) == text and json.loads(found.to_bytes())["kind"] == "enginery-gpu-results"
 
 
