@@ -4,13 +4,14 @@
 # chart  what is generated from the Helm chart           clean  removes what these made
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
+# gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench docs chart hunt conformance node-tests clean
+.PHONY: demo demo-cluster test check format bench docs chart hunt conformance node-tests gpu-check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -59,6 +60,9 @@ docs: $(VENV)/.installed
 
 chart: $(VENV)/.installed
 	$(BIN)/python -m charts.regenerate
+
+gpu-check:
+	$(PYTHON) -m validation.gpu --out gpu-results.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info registry

@@ -11,8 +11,7 @@ import jax.export
 import numpy as np
 
 from builders.errors import EngineryError, IntegrityError
-from builders.tensorrt_session import fitting_profile
-from builders.tensors import check_inputs
+from builders.tensors import check_inputs, fitting_profile
 from builders.types import Engine, Shape, Target, Tensors, TensorSpec
 from builders.xla_file import read_engine
 

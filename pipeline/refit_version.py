@@ -12,6 +12,7 @@ from builders import backends
 from builders.digest import canonical_json, digest_of
 from builders.types import QUANTIZED, BuildRequest
 from pipeline import materials
+from pipeline.moment import now
 from pipeline.provenance import SBOM, STATEMENT, with_provenance
 from pipeline.publication import entry_of
 from pipeline.refit import Refit
@@ -25,7 +26,7 @@ from pipeline.steps.engines import recall_engine
 from pipeline.steps.proofs import try_to_prove
 from pipeline.user import user
 from pipeline.values import Built, Flavour, Graph, Unit
-from pipeline.verdict import Judged, make_report, now
+from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop
 from validation.report import Approved, Report, approve
 
@@ -104,7 +105,7 @@ def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     built = Built(Unit(request, graph, "cached", "refitted"), **(recall_engine(request, shop) or {}))
     golden = other.sources["golden"]
     cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
-    proofs = [published_proof(wanted.donor, shop)]
+    proofs = [published_proof(wanted.donor, shop.store)]
     proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, shop)]
     return Judged(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
 

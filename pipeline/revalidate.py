@@ -19,6 +19,7 @@ from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import parse_json
 from pipeline.registry.requests import request_of
+from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.latency import time_engine
 from pipeline.steps.proofs import try_to_prove
@@ -114,7 +115,7 @@ def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksh
     built = as_built(entry)
     golden = manifest.sources["golden"]
     proof = try_to_prove(built, spec, golden, shop, afresh=True)
-    return make_report(built, golden, [published_proof(entry, shop), proof], None)
+    return make_report(built, golden, [published_proof(entry, shop.store), proof], None)
 
 
 def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> str | None:
@@ -136,11 +137,11 @@ def as_built(entry: EngineEntry) -> Built:
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
 
 
-def published_proof(entry: EngineEntry, shop: Workshop) -> Proof:
+def published_proof(entry: EngineEntry, store: Store) -> Proof:
     """The export and quantization joints as they were measured when the version was published."""
     if entry.report is None:
         return Proof()
-    report = Report.from_json(parse_json(shop.store.read_blob(entry.report), MAX_BYTES))
+    report = Report.from_json(parse_json(store.read_blob(entry.report), MAX_BYTES))
     before = ("export", "quantization")
     spreads = tuple(spread.to_json() for spread in report.spreads if spread.joint in before)
     return Proof(tuple(check.to_json() for check in report.checks if check.joint in before), spreads=spreads)

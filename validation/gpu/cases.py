@@ -1,7 +1,7 @@
 """Golden sets as two files that numpy alone reads: a bare GPU machine has no safetensors.
 
-    cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file
-    cases.npz      arrays by '00003/in/x' and '00003/out/y'; no pickles
+cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file
+cases.npz      arrays by '00003/in/x' and '00003/out/y'; no pickles
 """
 
 import json

@@ -45,12 +45,14 @@ class Device:
 
 
 def find_device(kind: str) -> Device:
-    """The CPU, or the first GPU of this machine. Raises UnavailableError without one, or without a torch that sees it."""
+    """The CPU, or this machine's first GPU. Raises UnavailableError without one, or without a torch that sees it."""
     if kind == "cpu":
         return Device("cpu", CPU, platform.processor() or platform.machine(), memory_bytes=_host_memory())
     found = cuda.gpus()
     if not found:
-        raise UnavailableError("no NVIDIA GPU on this machine, or no driver; run the kit with --device cpu to try it out")
+        raise UnavailableError(
+            "no NVIDIA GPU on this machine, or no driver; run the kit with --device cpu to try it out"
+        )
     import torch
 
     if not torch.cuda.is_available():

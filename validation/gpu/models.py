@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builders.types import Dim, Precision, ShapeProfile, Tensors, TensorSpec
+from builders.types import Dim, Precision, ShapeProfile, TensorSpec
 from validation.npz import Array
 
 Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")
 _DTYPES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16"}
+PRECISIONS: tuple[Precision, ...] = tuple(_DTYPES)
 _OPSET, _IR = 17, 8
 _SEED = 20
 
@@ -37,8 +38,8 @@ class KitModel:
     @property
     def profile(self) -> ShapeProfile:
         """The batch from its least to its greatest, tuned for opt."""
-        sizes = (self.batch.min, self.batch.opt, self.batch.max)
-        return ShapeProfile(tuple((spec.name, *(spec.at({"batch": size}) for size in sizes)) for spec in self.inputs))  # type: ignore[arg-type]  # three shapes
+        low, best, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
+        return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(best), spec.at(high)) for spec in self.inputs))
 
     def sample(self, batch: int, seed: int = 0) -> dict[str, Array]:
         """Inputs in float32, whatever the model takes: numbers that fp16 holds."""

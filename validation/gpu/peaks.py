@@ -1,8 +1,8 @@
 """What the device can do at most, measured by torch: the roofs of a roofline (Williams, Waterman & Patterson, 2009).
 
 Bytes a second: one large array copied to another (one is read, one is written). Operations a second: a product of
-square matrices in each type, of random numbers, as a GPU multiplies ones at a higher clock. The cost of a launch: an addition to one number. The best of several tries is taken: a
-roof is what nothing here gets past.
+square matrices in each type, of random numbers, as a GPU multiplies ones at a higher clock. The cost of a launch: an
+addition to one number. The best of several tries is taken: a roof is what nothing here gets past.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class Peaks:
         return asdict(self)
 
     def least_s(self, operations: float, moved_bytes: float, kind: str) -> float | None:
-        """What no engine gets below: the slower of computing in that type and of moving bytes. None: unmeasured type."""
+        """What no engine gets below: the slower of computing in that type and of moving bytes. None: no such roof."""
         rate = self.operations_per_s.get(kind)
         return None if rate is None else max(operations / rate, moved_bytes / self.bytes_per_s)
 
@@ -40,13 +40,9 @@ def measure_peaks(device: str) -> Peaks:
     """Measure them; takes some seconds on a GPU."""
     import torch
 
-    source = torch.ones(_COPIED[device], dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    copied = _best(lambda: target.copy_(source), device)
-    bandwidth = 2.0 * source.numel() * source.element_size() / copied
+    bandwidth = _bandwidth(device)
     one = torch.ones(1, device=device)
     launch = _best(lambda: one.add_(1.0), device)
-    del source, target
     rates, missing = {}, {}
     for kind, made in _products(device).items():
         try:
@@ -54,6 +50,19 @@ def measure_peaks(device: str) -> Peaks:
         except (RuntimeError, AttributeError, TypeError, ValueError) as error:
             missing[kind] = " ".join(str(error).split())[:160]
     return Peaks(bandwidth, rates, launch, missing)
+
+
+def _bandwidth(device: str) -> float:
+    import torch
+
+    source = torch.ones(_COPIED[device], dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * source.numel() * source.element_size() / _best(lambda: target.copy_(source), device)
+
+
+def measured(device: str) -> dict[str, Any]:
+    """`measure_peaks` as a job."""
+    return {"outcome": "done", "peaks": measure_peaks(device).to_json()}
 
 
 def _products(device: str) -> dict[str, Callable[[], Callable[[], Any]]]:

@@ -77,7 +77,9 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Ca
         if peer in _MODES:
             return torch.compile(module, mode=_MODES[peer])
     except (RuntimeError, AssertionError) as error:
-        raise EngineryError(f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}") from error
+        raise EngineryError(
+            f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}"
+        ) from error
     return module
 
 
@@ -105,7 +107,8 @@ class _Replayed:
         import torch
 
         places = [item.clone() for item in given]
-        aside = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream  # without types
+        aside = stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries allocate and tune on their first calls, which a graph may not hold
             for _ in range(3):

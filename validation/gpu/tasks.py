@@ -5,8 +5,7 @@ its reason; what is left is tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from builders import backends
@@ -27,7 +26,7 @@ class Task:
     """
 
     name: str
-    model: str
+    model: KitModel
     request: BuildRequest
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -108,11 +107,6 @@ def request_for(backend: Backend, model: KitModel, target: Target) -> BuildReque
     )
 
 
-def presented(request: BuildRequest, device: Device) -> BuildRequest:
-    """The request as if it had been for this device, so that the backend opens an engine that was built for another."""
-    return replace(request, target=device.target)
-
-
 def model_key(model: KitModel) -> str:
     """'mlp fp16'."""
     return f"{model.name} {model.precision}"
@@ -124,7 +118,7 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
     name = " ".join(filter(None, (backend.name, model_key(model), target.name, words)))
     if reason := backend.refuses(request):
         return Skipped(name, model_key(model), backend.name, model.precision, target.name, reason, refused=True)
-    return Task(name, model_key(model), request, options)
+    return Task(name, model, request, options)
 
 
 def _variants(backend: Backend, device: Device) -> list[dict[str, Scalar]]:
@@ -133,10 +127,3 @@ def _variants(backend: Backend, device: Device) -> list[dict[str, Scalar]]:
     if device.is_cpu or GRAPHS not in known:
         return [{}]
     return [{}, {GRAPHS: not known[GRAPHS][1]}]
-
-
-def engine_file(folder: Path) -> Path:
-    """Where a build works."""
-    made = folder / "build"
-    made.mkdir(exist_ok=True)
-    return made
