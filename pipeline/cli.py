@@ -20,7 +20,7 @@ COMMANDS = {
     "golden": ("golden", "Make, show, compare and freeze golden sets."),
     "plan": ("build", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
-    "status": ("status", "Show runs and their units, running or over, with phases and logs."),
+    "status": ("status", "Show builds and their units, running or over, with phases and logs."),
     "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
     "catalog": ("intake", "Build every spec of a place; one that fails stops no other."),
     "register": ("intake", "Keep a spec in the registry, and tell Prefect, whose workers build it."),
