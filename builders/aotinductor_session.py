@@ -32,7 +32,7 @@ class PackageSession:
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
-        from builders.onnx_torch.arrays import to_array
+        from builders.torch_arrays import to_array
 
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
@@ -68,7 +68,7 @@ def _lent(array: np.ndarray[Any, Any]) -> Any:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 
-    from builders.onnx_torch.arrays import to_tensor
+    from builders.torch_arrays import to_tensor
 
     if array.dtype.kind in "biuf" and array.flags.c_contiguous:
         with warnings.catch_warnings():
