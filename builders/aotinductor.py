@@ -90,8 +90,8 @@ class AotInductor:
         return found | ({"c++": compiler} if compiler else {}) | ({"cpu": level} if level else {})
 
     def scheme(self) -> QuantizationScheme:
-        """Asymmetric uint8 activations, which x86's VNNI kernels take; biases stay in floating point."""
-        return QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
+        """That of onnxruntime, so that both compile one graph."""
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """FP8 on CPUs, GPUs where torch has no CUDA, I/O types that torch lacks, machines that are not x86-64, and
