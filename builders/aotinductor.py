@@ -267,13 +267,14 @@ def _instructions(level: str | None) -> Iterator[None]:
         raise EngineryError(
             "this machine is no x86-64 with AVX2 at least, which the code is built for; use onnxruntime"
         )
-    chosen = getattr(cpu_vec_isa, _INSTRUCTIONS[level])()
-    usual = cpu_vec_isa.valid_vec_isa_list
-    cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]
+    inductor: Any = cpu_vec_isa
+    chosen = getattr(inductor, _INSTRUCTIONS[level])()
+    usual = inductor.valid_vec_isa_list
+    inductor.valid_vec_isa_list = lambda: [chosen]
     try:
         yield
     finally:
-        cpu_vec_isa.valid_vec_isa_list = usual
+        inductor.valid_vec_isa_list = usual
 
 
 @contextmanager
