@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from builders.errors import DataError, EngineryError
-from builders.tensorrt_session import fitting_profile
-from builders.tensors import check_inputs
+from builders.tensors import check_inputs, fitting_profile
 from builders.types import Engine, Tensors, TensorSpec
 
 
