@@ -17,13 +17,13 @@ import pytest
 from builders import aotinductor as module
 from builders import backends
 from builders.aotinductor import AotInductor
-from builders.cpu import LEVELS, host_level, missing_flags
+from builders.cpu_levels import host_level
 from builders.errors import DataError, EngineryError, InputError
 from builders.onnxruntime import OrtSession
 from builders.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
-pytestmark = pytest.mark.skipif(host_level() is None, reason="needs an x86-64 CPU with AVX2")
+pytestmark = pytest.mark.skipif(host_level() not in ("x86-64-v3", "x86-64-v4"), reason="needs an x86-64 CPU with AVX2")
 
 # ids [n, m] -> rows of a table, their mean over m, and a product; both sizes also reach the output as numbers.
 LOOKUP = """
@@ -96,6 +96,10 @@ def engine(built):
 def session(engine):
     with AotInductor().open(engine) as opened:
         yield opened
+
+
+def _at(engine, path: Path):
+    return replace(engine, path=path, size_bytes=path.stat().st_size)
 
 
 def _names(folder: Path) -> list[str]:
@@ -200,9 +204,17 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
     wrong = replace(engine, request=replace(engine.request, toolchain=other))
     with pytest.raises(EngineryError, match=r"built with torch 9.9, here is"), AotInductor().open(wrong):
         pass
-    monkeypatch.setattr("builders.cpu.cpu_flags", lambda: set(LEVELS["x86-64-v3"]) - {"fma"})
-    with pytest.raises(EngineryError, match=r"for x86-64-v\d CPUs, this one lacks .*fma"), AotInductor().open(engine):
-        pass
+    monkeypatch.setattr("builders.cpu_levels._flags", frozenset)
+    with pytest.raises(EngineryError, match=r"for x86-64-v\d CPUs, and this one has no .*fma"):
+        AotInductor().open(engine).__enter__()
+
+
+def test_what_an_engine_needs_where_it_is_opened_is_no_compiler(engine):
+    built, here = dict(engine.request.toolchain), AotInductor().versions()
+    assert AotInductor().unfit(built, {name: here[name] for name in ("torch", "cpu")}) is None
+    assert AotInductor().unfit(built, here | {"c++": "1.0"}) is None
+    assert "needs torch" in AotInductor().unfit(built, {})
+    assert "has no riscv" in AotInductor().unfit(built | {"cpu": "riscv"}, here)
 
 
 def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(engine, tmp_path):
@@ -213,7 +225,7 @@ def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(e
     with zipfile.ZipFile(more, "a") as archive:
         archive.writestr("engine/data/weights/weight_0", b"a pickle")
     for path, words in ((cut, "no AOTInductor package"), (more, "holds 'engine/data/weights/weight_0'")):
-        with pytest.raises(EngineryError, match=words), AotInductor().open(replace(engine, path=path)):
+        with pytest.raises(EngineryError, match=words), AotInductor().open(_at(engine, path)):
             pass
 
 
@@ -262,8 +274,8 @@ def test_refusals_come_before_work_and_name_the_remedy(monkeypatch):
     wide = (TensorSpec("x", "uint64", (1,)),)
     assert "'x' is uint64" in ask(request(inputs=wide, profiles=()))
     assert "apt-get install g++" in AotInductor(compiler="no-such-compiler").refuses(request())
-    monkeypatch.setattr(module, "host_level", lambda: None)
-    assert "x86-64" in ask(request())
+    monkeypatch.setattr(module, "host_level", lambda: "aarch64")
+    assert "this machine is aarch64" in ask(request())
 
     def absent(name):
         raise module.PackageNotFoundError(name)
@@ -276,12 +288,3 @@ def test_refusals_come_before_work_and_name_the_remedy(monkeypatch):
 def test_engines_run_on_cpus_and_on_a_gpu_that_is_there():
     assert AotInductor().runs(request().target) is None
     assert AotInductor().runs(graphs.request("sm_89").target) is not None
-
-
-def test_levels_are_nested_and_told_by_flags(monkeypatch):
-    assert LEVELS["x86-64-v3"] < LEVELS["x86-64-v4"]
-    monkeypatch.setattr("builders.cpu.cpu_flags", lambda: set(LEVELS["x86-64-v3"]))
-    assert host_level() == "x86-64-v3"
-    assert missing_flags("x86-64-v4") == ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
-    monkeypatch.setattr("builders.cpu.cpu_flags", set)
-    assert host_level() is None
