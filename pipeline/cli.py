@@ -40,6 +40,7 @@ COMMANDS = {
     "fuzz": ("fuzz", "Try an engine on seeded shapes and values, against its graph."),
     "profile": ("profile", "Time an engine here: latency, memory, nodes, what bounds it; or two side by side."),
     "refit": ("refit", "Give engines other weights without a build, prove them, and publish a version."),
+    "compare": ("compare", "Build with every backend that can, side by side, and say which to take."),
     "rebuild": ("rebuild", "Build an engine again, several times: same bytes, same outputs?"),
     "record": ("record", "Record requests for a canary."),
     "canary": ("canary", "Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT."),
