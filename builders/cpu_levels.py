@@ -15,9 +15,9 @@ from builders.types import BuildRequest, Engine
 # Level -> the flags it adds to the one before, as /proc/cpuinfo spells them (pni is SSE3, abm is LZCNT).
 _ADDED: dict[str, frozenset[str]] = {
     "x86-64": frozenset(),
-    "x86-64-v2": frozenset("cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3".split()),
-    "x86-64-v3": frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split()),
-    "x86-64-v4": frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split()),
+    "x86-64-v2": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]),
+    "x86-64-v3": frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"]),
+    "x86-64-v4": frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
 }
 LEVELS: tuple[str, ...] = tuple(_ADDED)
 HOST = "host"

@@ -111,16 +111,16 @@ class Iree:
         check_fits(self, engine)
         if engine.request.target.is_cpu:
             check_cpu(engine)
-        with open_engine(engine, self._driver(engine.request.target)) as session:
+        with open_engine(engine, self._device(engine.request.target)) as session:
             yield session
 
     def load_runtime(self) -> None:
         """Import IREE's runtime."""
         import iree.runtime  # noqa: F401
 
-    def _driver(self, target: Target) -> str:
+    def _device(self, target: Target) -> str:
         if not target.is_cpu:
-            return "cuda"
+            return f"cuda://{cuda.index_of(target.compute_capability)}"
         return "local-task" if self.multithreaded else "local-sync"
 
     def _flags(self, request: BuildRequest) -> list[str]:
@@ -142,4 +142,11 @@ def _target_refusal(target: Target) -> str | None:
 
 
 def _precision_refusal(request: BuildRequest) -> str | None:
+    """What IREE 3.13 compiles of no model, or of small ones only; found by compiling."""
+    if request.precision == "bf16" and request.target.is_cpu:
+        return "IREE compiles bfloat16 for CPUs only in part (it calls conversions that it lacks); use fp32"
+    if request.precision == "fp8":
+        return "IREE compiles no conversion from FP8; use int8"
+    if request.precision == "int4":
+        return "IREE compiles no DequantizeLinear in blocks, which int4 weights come in; use int8"
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from builders.errors import ModelError, StepError
 from builders.plain_onnx import Names, plain
 
+_MODULE = "model.mlirbc"
 _LONGEST = 1000
 _ERROR = re.compile(r'error: (?:loc\("(?P<node>[^"]*)"\): )?(?P<words>[^\n]*)')
 # What it says behind its reason: the operation as it stood after passes that nobody has heard of.
@@ -21,9 +22,10 @@ def compile_model(model: Path, workdir: Path, flags: list[str]) -> Path:
     Raises ModelError when importer or compiler refuse it, naming the node where they do; StepError when the compiler
     crashes.
     """
-    names = _import(model, workdir / "model.mlirbc")
+    names = _import(model, workdir / _MODULE)
     engine = workdir / "engine.vmfb"
-    command = [str(_compiler()), str(workdir / "model.mlirbc"), "-o", str(engine), *flags]
+    # names without folders: it writes them into the engine
+    command = [str(_compiler()), _MODULE, "-o", engine.name, *flags]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=workdir, check=False)
     print(names.restore(ended.stderr), file=sys.stderr)
     if ended.returncode < 0:

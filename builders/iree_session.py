@@ -13,13 +13,17 @@ from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 
+
 @contextmanager
-def open_engine(engine: Engine, driver: str) -> Iterator[Session]:
-    """Load `engine` on the first device of that driver. Raises EngineryError with IREE's words when it cannot be."""
+def open_engine(engine: Engine, device: str) -> Iterator[Session]:
+    """Load `engine` on a device, named as IREE does ('local-task', 'cuda://0').
+
+    Raises EngineryError with IREE's words when it cannot be loaded.
+    """
     import iree.runtime as runtime
 
     try:
-        config = runtime.Config(driver)
+        config = runtime.Config(device)
         module = runtime.VmModule.mmap(config.vm_instance, str(engine.path))
         context = runtime.SystemContext(vm_modules=[module], config=config)
         main = context.modules[module.name]["main"]

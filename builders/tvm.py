@@ -112,6 +112,13 @@ class Tvm:
 
 
 def _precision_refusal(request: BuildRequest) -> str | None:
+    """What TVM 0.27 compiles of no model, or of small ones only; found by compiling."""
+    if request.precision == "bf16":
+        return "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32"
+    if request.precision == "fp8":
+        return "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8"
+    if request.precision == "int4":
+        return "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8"
     return None
 
 

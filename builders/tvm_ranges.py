@@ -1,7 +1,7 @@
 """Counting along a dynamic dimension, written so that TVM knows the result's size.
 
-The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of that
-size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many ones,
+The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
+that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many ones,
 each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
 """
 
@@ -33,7 +33,7 @@ def countable(model: Any) -> None:
 
 
 def _one_dimension(node: Any, made: dict[str, Any], values: dict[str, Any]) -> str | None:
-    """The value that holds, as a vector of one, the dimension along which `node` counts 0, 1, 2...; None for another."""
+    """The value that holds, as a vector of one, the size up to which `node` counts 0, 1, 2...; None for another."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
     scalar = made.get(node.input[1])

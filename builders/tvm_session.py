@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from builders import held_shapes
+from builders import cuda, held_shapes
 from builders.errors import EngineryError
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
@@ -17,9 +17,13 @@ def open_engine(engine: Engine) -> Iterator[Session]:
     import tvm
     from tvm import relax
 
-    device = tvm.cpu() if engine.request.target.is_cpu else tvm.cuda()
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(engine.path)), device)
-    yield TvmSession(engine.request, machine["main"], device)
+    target = engine.request.target
+    device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
+    try:
+        main = relax.VirtualMachine(tvm.runtime.load_module(str(engine.path)), device)["main"]
+    except (RuntimeError, ValueError, AttributeError, OSError) as error:
+        raise EngineryError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
+    yield TvmSession(engine.request, main, device)
 
 
 class TvmSession:
@@ -45,5 +49,5 @@ class TvmSession:
 
 
 def words(error: Exception) -> str:
-    """TVM's words without its stack."""
-    return str(error)
+    """The first line of what TVM says: the rest is its stack."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
