@@ -39,7 +39,7 @@ class Tvm:
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 1
     tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
+    determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
 
     cpu: str = "x86-64-v3"
