@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from builders import backends
+from builders.compatibility import numbers
 from builders.errors import EngineryError, IntegrityError
-from builders.types import Backend, BuildRequest, Engine, Scalar, Session
+from builders.types import Backend, BuildRequest, Engine, Session
 
 # Of a toolchain: the backend's own revision says what `build` makes, and nothing about what can open it.
 _OWN = "enginery-"
@@ -22,6 +23,15 @@ class Choosy(Protocol):
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         """Why versions `here` cannot open what versions `built` have built; None when they can."""
+        ...
+
+
+@runtime_checkable
+class Portable(Protocol):
+    """A backend some of whose engines run on other hardware than they were built for."""
+
+    def runs_engine(self, request: BuildRequest) -> str | None:
+        """As `Backend.runs`, of the engine of this request."""
         ...
 
 
@@ -37,7 +47,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 def check_fits(backend: Backend, engine: Engine) -> None:
     """Raise EngineryError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
 
-    In this order: another backend's, not installed, hardware that is not here, another version, a file of another size.
+    In this order: another backend's, not installed, another version, hardware that is not here, a file of another size.
     """
     if reason := misfit(backend, engine.request):
         raise EngineryError(f"{engine.path.name}: {reason}")
@@ -56,10 +66,12 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     here = backend.versions()
     if not here:
         return f"built by {backend.name}, which is not installed here: {backend.install}"
-    if reason := backend.runs(request.target):
-        return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     built = {name: version for name, version in request.toolchain if not name.startswith(_OWN)}
-    return backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here)
+    if reason := backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here):
+        return reason
+    if reason := backend.runs_engine(request) if isinstance(backend, Portable) else backend.runs(request.target):
+        return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
+    return None
 
 
 def other_versions(built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
@@ -80,30 +92,3 @@ def same_version(built: str, here: str) -> bool:
     """Whether two versions are equal as far as both are given; what is not all numbers is compared as it stands."""
     plain = all(part.isdecimal() for part in f"{built}.{here}".split("."))
     return built == here or (plain and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
-
-
-def tensorrt_opens(built: str, here: str, options: Mapping[str, Scalar]) -> bool:
-    """Whether TensorRT of version `here` opens an engine of version `built`.
-
-    The same version does, as far as both are given; a later one, too, where the engine was built version compatible
-    (docs.nvidia.com/deeplearning/tensorrt, "Engine Compatibility"; TensorRT-RTX has no such option).
-    """
-    pairs = list(zip(numbers(built), numbers(here), strict=False))
-    compatible = options.get("version_compatible") is True
-    return all(a == b for a, b in pairs) or (compatible and [a for a, _ in pairs] < [b for _, b in pairs])
-
-
-def tensorrt_version(api: str, versions: Mapping[str, str]) -> str | None:
-    """The version of the flavour `api` ('tensorrt', 'tensorrt-rtx'), from whichever of its wheels is on record."""
-    names = [api, *(name for name in sorted(versions) if name.startswith(f"{api}-cu"))]
-    return next((versions[name] for name in names if name in versions), None)
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """'10.16.1' as (10, 16, 1); what is no number ends it."""
-    found: list[int] = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        found.append(int(part))
-    return tuple(found)

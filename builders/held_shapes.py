@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from builders.errors import EngineryError
-from builders.tensorrt_session import fitting_profile
-from builders.tensors import check_inputs
+from builders.tensors import check_inputs, fitting_profile
 from builders.types import BuildRequest, Tensors
 
 # A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.

@@ -9,7 +9,7 @@ import click
 
 from pipeline.commands.options import Duration, emit_json, json_option, say
 from pipeline.commands.tables import print_table
-from pipeline.deployments.wanted import FLEET, FLOWS, KINDS, NAME, POOL, Plan
+from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
 
 class _Pair(click.ParamType[tuple[str, Any]]):
@@ -65,9 +65,17 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     type=click.Choice(FLEET),
     default=FLEET[0],
     show_default=True,
-    help="Reconcile the cluster's nodes hourly.",
+    help="Reconcile the cluster's nodes on a schedule.",
 )
 @click.option("--fleet-catalog", help="What must be served where: a file that the workers see.")
+@click.option(
+    "--fleet-schedule",
+    "fleet_cron",
+    default=FLEET_CRON,
+    show_default=True,
+    callback=lambda _context, _option, value: _cron(value),
+    help="When the fleet is reconciled: cron, in UTC.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @click.option("--print-yaml", is_flag=True, help="Print the same as a prefect.yaml, and register nothing.")
 @json_option
@@ -125,6 +133,17 @@ def _registry(given: str | None, otherwise: str | None) -> str:
     if given is None:
         raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
     return absolute_uri(given)
+
+
+def _cron(given: str) -> str:
+    """Five fields, which Prefect's server would refuse much later if they said nothing."""
+    import re
+
+    from builders.errors import InputError
+
+    if not re.fullmatch(r"[0-9A-Za-z*/,-]+( [0-9A-Za-z*/,-]+){4}", given):
+        raise InputError(f"--fleet-schedule {given!r}: give five fields of cron, such as {FLEET_CRON!r}")
+    return given
 
 
 def _counts(given: dict[str, Any]) -> dict[str, int]:

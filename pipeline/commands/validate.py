@@ -1,43 +1,93 @@
 """`enginery validate`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
     from pipeline.registry.manifest import Manifest
+    from pipeline.registry.store import Store
     from pipeline.revalidate import Attested
 
 
 @click.command()
-@click.argument("reference")
+@click.argument("reference", required=False)
 @registry_option
 @click.option("--target", help="Only engines for this target or group, e.g. sm_89 or ampere.")
+@click.option(
+    "--carry",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write REFERENCE's engines and golden cases into this folder, for a GPU machine without the registry.",
+)
+@click.option(
+    "--import",
+    "imported",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Judge what `python -m validation.gpu --carry` made of such a folder, and attach it.",
+)
 @progress_options
 @json_option
 @click.pass_context
-def validate(ctx: click.Context, reference: str, registry: str, target: str | None, quiet: bool, as_json: bool) -> None:
+def validate(
+    ctx: click.Context,
+    reference: str | None,
+    registry: str,
+    target: str | None,
+    carry: Path | None,
+    imported: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Run the engines of REFERENCE that this machine can run, and attach the proof to the registry.
 
-    On a node with a GPU this is what turns an unproven engine into a proven one.
+    On a node with a GPU this is what turns an unproven engine into a proven one. Where such a node reaches no registry,
+    --carry takes the engines there and --import brings their answers back (docs/gpu-check.md).
     """
-    from builders.errors import UnknownNameError
-    from builders.local import LocalExecutor
     from builders.targets import parse_targets
-    from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
+
+    _check_usage(reference, carry, imported, target)
+    store = open_store(registry)
+    wanted = {item.name for item in parse_targets(target)} if target else None
+    if imported:
+        verdicts = _import(store, imported, as_json)
+    elif carry:
+        verdicts = _carry(store, _manifest(store, str(reference)), carry, wanted, as_json)
+    else:
+        verdicts = _run(store, _manifest(store, str(reference)), wanted, (target, quiet, as_json))
+    ctx.exit(1 if {"failed", "refused"} & set(verdicts) else 0)
+
+
+def _check_usage(reference: str | None, carry: Path | None, imported: Path | None, target: str | None) -> None:
+    if imported and (reference or carry or target):
+        raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
+    if not imported and not reference:
+        raise click.UsageError("name a model or a version of it, or give --import FILE")
+
+
+def _manifest(store: "Store", reference: str) -> "Manifest":
+    from pipeline.registry.names import parse_reference
     from pipeline.registry.trust import require
     from pipeline.registry.versions import locate
+
+    located = locate(store, parse_reference(reference))
+    require(store, located)
+    return located.manifest
+
+
+def _run(
+    store: "Store", manifest: "Manifest", wanted: set[str] | None, shown: tuple[str | None, bool, bool]
+) -> list[str]:
+    from builders.errors import UnknownNameError
+    from builders.local import LocalExecutor
     from pipeline.revalidate import revalidate
     from pipeline.workshop import Workshop
 
-    wanted = {item.name for item in parse_targets(target)} if target else None
-    store = open_store(registry)
-    located = locate(store, parse_reference(reference))
-    require(store, located)
-    manifest = located.manifest
+    target, quiet, as_json = shown
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
         results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
@@ -49,8 +99,31 @@ def validate(ctx: click.Context, reference: str, registry: str, target: str | No
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "engines": [_row(item) for item in results]})
     else:
-        _show(manifest, results)
-    ctx.exit(1 if any(item.verdict == "failed" for item in results) else 0)
+        rows = [(item.entry.unit, item.verdict, item.reason) for item in results]
+        _show(f"{manifest.model}@{manifest.version}", rows)
+    return [item.verdict for item in results]
+
+
+def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
+    from pipeline.elsewhere.carry import carry
+
+    made = carry(store, manifest, folder, wanted)
+    if as_json:
+        emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
+    else:
+        click.echo(f"{folder}: {len(made.engines)} engines of {made.model}@{made.version} and its golden cases")
+    return []
+
+
+def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
+    from pipeline.elsewhere.returned import import_file
+
+    found = import_file(store, path)
+    if as_json:
+        emit_json([vars(item) for item in found])
+    else:
+        _show(str(path), [(f"{item.reference} {item.unit}", item.verdict, item.reason) for item in found])
+    return [item.verdict for item in found]
 
 
 def _row(item: "Attested") -> dict[str, str | None]:
@@ -67,12 +140,5 @@ def _row(item: "Attested") -> dict[str, str | None]:
     }
 
 
-def _show(manifest: "Manifest", results: "list[Attested]") -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("unit", "status", "why", title=f"{manifest.model}@{manifest.version}", title_justify="left")
-    for item in results:
-        table.add_row(item.entry.unit, item.verdict, escape(item.reason))
-    Console().print(table)
+def _show(title: str, rows: list[tuple[str, str, str]]) -> None:
+    print_table(("unit", "status", "why"), [list(row) for row in rows], title=title)

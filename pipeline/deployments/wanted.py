@@ -5,17 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.targets import GENERATIONS
-
-# The events that start them; `pipeline.events` tells them.
-REGISTERED = "enginery.model.registered"
-PUBLISHED = "enginery.engine.published"
-UNPROVEN = "enginery.engine.unproven"
-JUDGED = "enginery.canary.finished"
+from pipeline.deployments.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"
 POOL = "enginery"
 KINDS = ("process", "kubernetes")
 FLEET = ("off", "say", "apply")
+FLEET_CRON = "30 * * * *"
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Plan:
     only: flows; empty for all.  slots: builds at once of each
     generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
     fleet: whether the cluster's nodes are compared with the registry, and what they lack is told ('apply') or only
-    said.  fleet_catalog: path on the workers of what must be served where.
+    said.  fleet_catalog: path on the workers of what must be served where.  fleet_cron: when, in UTC.
     """
 
     registry: str
@@ -95,6 +91,7 @@ class Plan:
     variables: Mapping[str, Any] = field(default_factory=dict)
     fleet: str = FLEET[0]
     fleet_catalog: str | None = None
+    fleet_cron: str = FLEET_CRON
 
     def deployments(self) -> tuple[Wanted, ...]:
         """Those that are wanted."""
@@ -118,7 +115,7 @@ class Plan:
                 "validate_pending",
                 "Proves unproven engines that can run on the workers of this pool.",
                 {"registry": self.registry},
-                Trigger(UNPROVEN, _from_event("registry")),
+                Trigger(UNPROVEN, _from_event("model", "version", "target", "registry")),
                 cron="15 * * * *",
             ),
             Wanted(
@@ -143,7 +140,7 @@ class Plan:
                 "reconcile_fleet",
                 "Compares the cluster's nodes with the registry, and says or tells what they lack.",
                 {"registry": self.registry, "catalog": self.fleet_catalog, "apply": self.fleet == "apply"},
-                cron="30 * * * *",
+                cron=self.fleet_cron,
             ),
         )
         return tuple(_placed(item, self) for item in found if self._asks_for(item.flow))

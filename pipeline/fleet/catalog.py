@@ -29,6 +29,8 @@ from pipeline.spec.document import Kind, load_document
 from pipeline.spec.words import Channel, ModelName, Part, TargetName, VersionName
 
 GPUS = parse_targets("gpu")
+# What the chart's `helm test` leaves in the registry; no machine serves it.
+SELFTEST = "enginery-helm-test"
 
 
 class Serve(Part):
@@ -44,9 +46,9 @@ class Serve(Part):
     @model_validator(mode="before")
     @classmethod
     def _bare_on(cls, data: Any) -> Any:
-        """YAML reads the bare word `on` as true."""
-        if isinstance(data, dict) and True in data and "on" not in data:
-            return {("on" if key is True else key): value for key, value in data.items()}
+        """YAML reads the bare word `on` as true, and Helm writes that down as the text 'true'."""
+        if isinstance(data, dict) and "on" not in data:
+            return {("on" if key is True or key == "true" else key): value for key, value in data.items()}
         return data
 
     @model_validator(mode="after")
@@ -127,7 +129,7 @@ def whole_registry(store: Store) -> Catalog:
 
 def _channels(store: Store) -> Iterator[Demand]:
     for listed in catalogue(store):
-        if listed.channels:
+        if listed.channels and listed.model != SELFTEST:
             usual = [name for name in DEFAULT_CHANNELS if name in listed.channels]
             yield Demand(Reference(listed.model, channel=[*usual, *listed.channels][0]))
 

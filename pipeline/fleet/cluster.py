@@ -69,6 +69,8 @@ def _api(access: Access) -> Any:
     try:
         if access.in_cluster:
             config.load_incluster_config(client_configuration=settings)
+            # A pod reaches its own API server by an address that no NO_PROXY names, and never through HTTPS_PROXY.
+            settings.proxy = None
         else:
             config.load_kube_config(
                 None if access.kubeconfig is None else str(access.kubeconfig),

@@ -71,12 +71,6 @@ def test_tensorrt_opens_what_its_own_release_built(backend, built, here, fits):
     assert reason is None if fits else "; install tensorrt" in reason
 
 
-def test_a_version_compatible_engine_goes_to_later_releases_and_not_to_earlier_ones():
-    compatible = {"version_compatible": True}
-    assert fitting.tensorrt_opens("10.16", "11.4", compatible) and not fitting.tensorrt_opens("10.16", "11.4", {})
-    assert not fitting.tensorrt_opens("11.4", "10.16", compatible)
-
-
 @pytest.fixture
 def engine(tmp_path) -> Engine:
     wanted = replace(ort_request(), toolchain=backends.toolchain_of(OnnxRuntime()))

@@ -22,7 +22,10 @@ from tests.charts.kube import (
     sample_objects,
 )
 from tests.charts.restricted import violations
+from tests.charts.test_objects import VERSIONS, built_in
 
+# A flow run that is moved is one that failed.
+NOT_TO_BE_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"}
 DOCS = (MANIFESTS.parent / "docs/kubernetes.md", MANIFESTS / "README.md", renders.CHART / "UPGRADING.md")
 
 
@@ -131,15 +134,24 @@ def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) ->
     for words in deploy_commands(sample):
         job = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **job_variables(words)})
         pod = job["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        # The Prefect worker writes the variables' mapping as a list, and gives the command as words.
+        container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
+        for version in VERSIONS:
+            assert not [error.message for error in built_in(version, "batch/v1", "Job").iter_errors(job)], version
         assert not violations(pod["spec"])
-        assert "@sha256:" in pod["spec"]["containers"][0]["image"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert pod["spec"]["securityContext"]["runAsUser"] == 10001
+        assert pod["metadata"]["annotations"].keys() == NOT_TO_BE_MOVED
+        assert "@sha256:" in container["image"]
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "flow-run"
-        assert {"name": "tmp", "mountPath": "/tmp"} in pod["spec"]["containers"][0]["volumeMounts"]
+        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
 
 
 def test_each_gpu_group_gets_a_flow_that_proves_on_its_hardware() -> None:
-    _, *proofs = deploy_commands("aws")
+    _, *proofs, fleet = deploy_commands("aws")
+    assert "--only=reconcile-fleet" in fleet
     assert [words[words.index("--name") + 1] for words in proofs] == ["t4", "a10g", "l4", "h100"]
     variables = job_variables(proofs[2])
     assert variables["gpu_count"] == 1

@@ -1,6 +1,7 @@
 """Wrong values are refused, by the schema or by the templates, with a message that names the value."""
 
 import copy
+import re
 from typing import Any
 
 import helm_python as helm
@@ -9,6 +10,7 @@ import pytest
 from builders.targets import GENERATIONS
 from charts import renders
 from charts.values_schema import values_schema
+from tests.charts.kube import label
 
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
 
@@ -65,6 +67,10 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("networkPolicy.apiServer.cidrs", ["everywhere"], "pattern"),
         ("networkPolicy.metrics.from", [{}], "minProperties"),
         ("extraEnv", [{"value": "x"}], "name"),
+        ("fleet.schedule", "hourly", "pattern"),
+        ("fleet.catalog.configMap", "c", "configMap"),
+        ("fleet.catalog.key", "../x", "pattern"),
+        ("fleet.apply", "yes", "want boolean"),
         ("fullnameOverride", "Not_A_Name", "pattern"),
         ("replicas", 1, "replicas"),
     ],
@@ -102,6 +108,9 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("cpuGroup", {"min": 5}, "cpuGroup: min 5 is more than max 4"),
         ("canary.traffic", "", "canary.traffic is empty"),
         ("metrics.enabled", False, "there is nothing to scrape"),
+        ("serviceAccounts.builds", {"create": False}, "serviceAccounts.builds: create is false and name is empty"),
+        ("fleet.catalog", {"content": {"serve": [{}]}, "existingConfigMap": "c"}, "fleet.catalog: both content and"),
+        ("fleet.catalog.content", {"models": []}, "fleet.catalog.content has no `serve`"),
         ("networkPolicy.registry.cidrs", [], "an empty rule would allow everything"),
     ],
 )
@@ -123,6 +132,24 @@ def test_all_mistakes_are_told_at_once() -> None:
         renders.rendered({})
     assert "images.control.repository" in str(refused.value)
     assert "registry: neither bucket" in str(refused.value)
+
+
+def test_large_numbers_are_written_as_numbers() -> None:
+    """Values reach templates as floats, and Go prints those from a million on as 1e+06, which no API server takes."""
+    values = with_value("podSecurity", {"runAsUser": 1000680000, "runAsGroup": 1000680000, "fsGroup": 1000680000})
+    values["gpuGroups"][0]["idleTimeoutSeconds"] = 2_000_000
+    texts = renders.rendered(values)
+    assert not [path for path, text in texts.items() if re.search(r"\d e?\+0|\de\+0", text)]
+    assert "runAsUser: 1000680000" in texts["prefect/server.yaml"]
+    assert "idleTimeoutSeconds: 2000000" in texts["ray/cluster.yaml"]
+
+
+def test_a_release_named_by_a_number_has_labels_of_text_and_is_told_that_services_want_a_letter() -> None:
+    values = {**renders.sample("aws"), "fullnameOverride": "builds"}
+    for item in renders.objects(renders.rendered(values, name="2024")):
+        assert all(type(value) is str for value in item["metadata"]["labels"].values()), label(item)
+    with pytest.raises(helm.HelmError, match="does not begin with a letter"):
+        renders.rendered(renders.sample("aws"), name="2024")
 
 
 def test_a_tag_is_taken_only_when_allowed() -> None:

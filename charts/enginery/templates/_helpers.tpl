@@ -18,7 +18,7 @@
 {{- define "enginery.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "enginery.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 

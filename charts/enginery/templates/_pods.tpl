@@ -3,9 +3,9 @@
 {{/* Security context of a pod, as Pod Security "restricted" wants it. */}}
 {{- define "enginery.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.podSecurity.runAsUser }}
-runAsGroup: {{ .Values.podSecurity.runAsGroup }}
-fsGroup: {{ .Values.podSecurity.fsGroup }}
+runAsUser: {{ .Values.podSecurity.runAsUser | int64 }}
+runAsGroup: {{ .Values.podSecurity.runAsGroup | int64 }}
+fsGroup: {{ .Values.podSecurity.fsGroup | int64 }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault

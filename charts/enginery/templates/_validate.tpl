@@ -6,6 +6,9 @@
 {{- if gt (len $full) 40 -}}
 {{- $problems = append $problems (printf "fullnameOverride: %q has %d characters; names made from it fit up to 40: shorten it" $full (len $full)) -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]" $full) -}}
+{{- $problems = append $problems (printf "%q does not begin with a letter, and services must; give fullnameOverride" $full) -}}
+{{- end -}}
 
 {{- range $which := list "control" "worker" -}}
 {{- $image := index $.Values.images $which -}}
@@ -26,6 +29,18 @@
 {{- $problems = append $problems "registry: both bucket and existingClaim are given; a registry is in one place: remove one" -}}
 {{- else if not (or .Values.registry.bucket .Values.registry.existingClaim) -}}
 {{- $problems = append $problems "registry: neither bucket nor existingClaim is given; name the bucket, or a ReadWriteMany claim" -}}
+{{- end -}}
+
+{{- range $which, $account := .Values.serviceAccounts -}}
+{{- if and (not $account.create) (not $account.name) -}}
+{{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.fleet.catalog.content .Values.fleet.catalog.existingConfigMap -}}
+{{- $problems = append $problems "fleet.catalog: both content and existingConfigMap are given; a fleet has one catalog: remove one" -}}
+{{- end -}}
+{{- if and .Values.fleet.catalog.content (not .Values.fleet.catalog.content.serve) -}}
+{{- $problems = append $problems "fleet.catalog.content has no `serve`; list the models: {serve: [{model: digits, on: [l4]}]}" -}}
 {{- end -}}
 
 {{- if and .Values.prefect.server.enabled .Values.prefect.externalApi.url -}}

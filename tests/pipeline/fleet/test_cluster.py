@@ -155,9 +155,14 @@ def test_a_pod_s_own_account(api: Api, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.server_address[1]))
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    # A proxy on the way out of the cluster is none on the way to its own API.
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
     assert Access().in_cluster and not Access(context="here").in_cluster
-    with pytest.raises(UnavailableError, match=r"https://127\.0\.0\.1:\d+ does not answer"):
+    with pytest.raises(UnavailableError, match=r"https://127\.0\.0\.1:\d+ does not answer") as error:
         read_cluster(Access(timeout_s=5))
+    assert "proxy" not in str(error.value)
 
 
 def test_what_the_cluster_refuses_has_its_remedy(api: Api, tmp_path: Path) -> None:

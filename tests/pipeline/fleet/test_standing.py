@@ -7,7 +7,7 @@ import pytest
 from builders.errors import UnavailableError
 from builders.targets import parse_targets
 from pipeline.fleet import standing
-from pipeline.fleet.catalog import Catalog, Demand, whole_registry
+from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
 from pipeline.fleet.groups import Group, Hardware
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.prediction import nothing_known
@@ -169,6 +169,7 @@ def test_without_a_catalog_each_model_with_a_channel_on_every_gpu(digits: Store)
     published(digits, "ranker", [built(digits, "l4", status="proven")], channel="stable")
     published(digits, "adrift", [built(digits, "l4", status="proven")])
     (digits.root / channel_key("adrift", "candidate")).unlink()  # type: ignore[attr-defined]
+    published(digits, SELFTEST, [built(digits, "cpu", "fp32", "proven")])
     found = whole_registry(digits)
     assert [str(item.reference) for item in found.demands] == ["digits:candidate", "ranker:stable"]
 

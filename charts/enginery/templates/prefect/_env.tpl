@@ -11,11 +11,13 @@
 {{- end }}
 {{- end -}}
 
-{{/* Waits until Prefect's API answers: what is started beside the server would fail before it is up. */}}
+{{/* Waits until Prefect's API answers: what is started beside the server would fail before it is up.
+     Argument: (list $ extraEnv); a proxy or a CA on the way to an external API is in the way of this, too. */}}
 {{- define "enginery.waitForPrefect" -}}
+{{- $root := index . 0 -}}
 - name: wait-for-prefect
-  image: {{ include "enginery.image" (list . "control") }}
-  imagePullPolicy: {{ .Values.images.control.pullPolicy }}
+  image: {{ include "enginery.image" (list $root "control") }}
+  imagePullPolicy: {{ $root.Values.images.control.pullPolicy }}
   command:
     - python
     - -c
@@ -36,11 +38,14 @@
           time.sleep(5)
       sys.exit(f"{url} did not answer within 10 minutes; see the logs of the Prefect server")
   securityContext:
-    {{- include "enginery.containerSecurity" . | nindent 4 }}
+    {{- include "enginery.containerSecurity" $root | nindent 4 }}
   env:
-    {{- include "enginery.env.base" . | nindent 4 }}
+    {{- include "enginery.env.base" $root | nindent 4 }}
     - name: PREFECT_API_URL
-      value: {{ include "enginery.prefectApi" . | quote }}
+      value: {{ include "enginery.prefectApi" $root | quote }}
+    {{- with index . 1 }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   resources:
     requests: {cpu: 50m, memory: 64Mi}
     limits: {memory: 128Mi}

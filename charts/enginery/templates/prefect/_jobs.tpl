@@ -35,7 +35,10 @@
       "memory_limit" $runs.memoryLimit
       "finished_job_ttl" $runs.finishedJobTtlSeconds
       "pod_watch_timeout_seconds" $runs.podStartTimeoutSeconds
-      "fs_group" .Values.podSecurity.fsGroup -}}
+      "run_as_user" .Values.podSecurity.runAsUser
+      "run_as_group" .Values.podSecurity.runAsGroup
+      "fs_group" .Values.podSecurity.fsGroup
+      "read_only_root_filesystem" true -}}
 {{- if .Values.registry.existingSecret -}}
 {{- $_ := set $variables "env_from" (list (dict "secretRef" (dict "name" .Values.registry.existingSecret))) -}}
 {{- end -}}
@@ -49,7 +52,7 @@
 {{- toJson $variables -}}
 {{- end -}}
 
-{{/* A command line, as JSON. Argument: {root, name, only: flows, variables}. */}}
+{{/* A command line, as JSON. Argument: {root, name, only: flows, variables, more: words}. */}}
 {{- define "enginery.deployCommand" -}}
 {{- $root := .root -}}
 {{- $command := list "enginery" "deploy" "--type" "kubernetes" "--pool" $root.Values.prefect.workPool "--name" .name
@@ -71,6 +74,7 @@
 {{- end -}}
 {{- range $generation, $count := $slots }}{{ if $count }}{{ $command = concat $command (list "--slots" (printf "%s=%d" $generation (int $count))) }}{{ end }}{{ end -}}
 {{- end -}}
+{{- $command = concat $command (.more | default list) -}}
 {{- range $name, $value := .variables }}{{ $command = concat $command (list "--job-variable" (printf "%s=%s" $name (toJson $value))) }}{{ end -}}
 {{- toJson $command -}}
 {{- end -}}
@@ -102,6 +106,12 @@
 {{- $_ := set $here "memory_request" $group.memory -}}
 {{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" (list "validate-pending") "variables" $here) | fromJsonArray) -}}
 {{- end -}}
+{{- end -}}
+{{- if .Values.fleet.enabled -}}
+{{- $more := list "--fleet" (ternary "apply" "say" .Values.fleet.apply) "--fleet-schedule" .Values.fleet.schedule -}}
+{{- if include "enginery.fleetCatalog" . }}{{ $more = concat $more (list "--fleet-catalog" (printf "/etc/enginery/fleet/%s" .Values.fleet.catalog.key)) }}{{ end -}}
+{{- $here := include "enginery.fleetVariables" (list . $variables) | fromJson -}}
+{{- $commands = append $commands (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" (list "reconcile-fleet") "variables" $here "more" $more) | fromJsonArray) -}}
 {{- end -}}
 {{- toPrettyJson $commands -}}
 {{- end -}}

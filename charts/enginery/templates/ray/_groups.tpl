@@ -20,8 +20,8 @@
 {{/* How many workers to ask for. Argument: {live, group: name, min}. */}}
 {{- define "enginery.ray.scale" -}}
 {{- $live := get .live .group | default dict -}}
-minReplicas: {{ .min }}
-maxReplicas: {{ .max }}
+minReplicas: {{ .min | int64 }}
+maxReplicas: {{ .max | int64 }}
 replicas: {{ max (int .min) (int (get $live "replicas" | default 0)) }}
 {{- if hasKey $live "scaleStrategy" }}
 scaleStrategy: {{ get $live "scaleStrategy" | toJson }}
@@ -91,13 +91,13 @@ spec:
           cpu: {{ $group.cpu | quote }}
           memory: {{ $group.memory | quote }}
           {{- if .gpus }}
-          {{ $group.gpuResource }}: {{ $group.gpusPerWorker | quote }}
+          {{ $group.gpuResource }}: {{ $group.gpusPerWorker | int64 | quote }}
           {{- end }}
         limits:
           cpu: {{ $group.cpu | quote }}
           memory: {{ $group.memory | quote }}
           {{- if .gpus }}
-          {{ $group.gpuResource }}: {{ $group.gpusPerWorker | quote }}
+          {{ $group.gpuResource }}: {{ $group.gpusPerWorker | int64 | quote }}
           {{- end }}
       volumeMounts:
         - name: tmp

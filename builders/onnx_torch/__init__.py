@@ -1,0 +1,89 @@
+"""ONNX graphs as PyTorch programs, for the compilers that want one.
+
+The ONNX model stays what every backend compiles; this room turns it into a `torch.nn.Module` and, with the dynamic
+dimensions of a build request, into a `torch.export.ExportedProgram`. Importing it imports torch. Why it is our own:
+docs/decisions/0007.
+
+table.py the operators and their values    reading.py, arrays.py the file   module.py the graph   program.py the export
+elementwise.py, reductions.py, shapes.py, sizes.py (shapes as numbers), matmul.py, convolution.py, pooling.py,
+normalization.py, indexing.py, quantize.py, resize.py, attention.py: a few lines per operator
+"""
+
+from pathlib import Path
+
+import torch
+
+from builders.onnx_torch import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    matmul,
+    normalization,
+    pooling,
+    quantize,
+    reductions,
+    resize,
+    shapes,
+    sizes,
+)
+from builders.onnx_torch.module import OnnxModule
+from builders.onnx_torch.program import ordered, program_of
+from builders.onnx_torch.reading import read
+from builders.onnx_torch.table import OPERATORS
+from builders.types import BuildRequest
+
+__all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
+
+# Each registers its operators.
+_FAMILIES = (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    matmul,
+    normalization,
+    pooling,
+    quantize,
+    reductions,
+    resize,
+    shapes,
+    sizes,
+)
+
+
+def to_module(model: Path) -> torch.nn.Module:
+    """The model as a module, on the CPU, in eval mode.
+
+    `forward` takes one tensor for each input of the graph, in their order, and gives the tuple of its outputs. Raises
+    ModelError, naming node and operator, for what the conversion does not know. For `torch.compile` take
+    `to_program(...).module()`: this module's loop over nodes is plain Python, which torch.compile follows badly.
+    """
+    return OnnxModule(read(model)).eval()
+
+
+def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgram:
+    """The model exported with the request's inputs, outputs and dynamic dims, in the request's order.
+
+    There is one symbol for each named dim, from the least to the greatest size that any of the profiles allows. Raises
+    ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
+
+    An index out of range is whatever the compiler makes of it; see `to_guarded_program`.
+    """
+    return program_of(OnnxModule(ordered(read(model), request)).eval(), request)
+
+
+def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """The same for compilers whose code ends the process, or reads elsewhere, at an index out of range.
+
+    Indices that come from data are brought into range. Where there are any, the program has one more output, bool [n]:
+    whether those of each of the n nodes, whose names come second, were inside; if not, the outputs mean nothing.
+    """
+    module = OnnxModule(ordered(read(model), request), clamped=True).eval()
+    program = program_of(module, request)
+    return program, module.lookup_nodes
+
+
+def operators() -> frozenset[str]:
+    """Names of the ONNX operators that are known, `If` included."""
+    return frozenset(OPERATORS) | {"If"}

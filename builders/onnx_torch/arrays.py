@@ -1,0 +1,36 @@
+"""Numpy arrays as torch tensors and back, of the types too that numpy has no name for."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+# The bytes of the one are the bytes of the other.
+_THROUGH_BYTES = {
+    np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, torch.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e4m3fnuz): (np.uint8, torch.float8_e4m3fnuz),
+    np.dtype(ml_dtypes.float8_e5m2): (np.uint8, torch.float8_e5m2),
+    np.dtype(ml_dtypes.float8_e5m2fnuz): (np.uint8, torch.float8_e5m2fnuz),
+}
+_BACK = {dtype: (getattr(torch, plain.__name__), array) for array, (plain, dtype) in _THROUGH_BYTES.items()}
+
+
+def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of the array as a tensor. Raises TypeError for a type that torch has not."""
+    copied = np.array(array, order="C")
+    if copied.dtype in _THROUGH_BYTES:
+        plain, dtype = _THROUGH_BYTES[copied.dtype]
+        return torch.from_numpy(copied.view(plain)).view(dtype)
+    return torch.from_numpy(copied)
+
+
+def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The tensor as an array, on the host."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype in _BACK:
+        plain, dtype = _BACK[tensor.dtype]
+        return tensor.view(plain).numpy().view(dtype)
+    return tensor.numpy()

@@ -1,0 +1,85 @@
+"""Exports a module with the dynamic dimensions of a build request."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from builders.errors import ModelError
+from builders.onnx_torch.reading import Graph
+from builders.types import BuildRequest, TensorSpec
+
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
+}
+
+
+def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
+    """The least and the greatest size of each named dim over all profiles. Raises ModelError for a dim without any."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, low, high in _sizes(request):
+        least, most = found.get(name, (low, high))
+        found[name] = (min(least, low), max(most, high))
+    for spec in request.inputs:
+        for dim in spec.shape:
+            if isinstance(dim, str) and dim not in found:
+                raise ModelError(f"input {spec.name!r}: dim {dim!r} has no range; add dims.{dim}.max")
+    return found
+
+
+def _sizes(request: BuildRequest) -> Iterator[tuple[str, int, int]]:
+    specs = {spec.name: spec for spec in request.inputs}
+    for profile in request.profiles:
+        for name, low, _, high in profile.inputs:
+            for dim, least, most in zip(specs[name].shape, low, high, strict=True):
+                if isinstance(dim, str):
+                    yield dim, least, most
+
+
+def examples(request: BuildRequest) -> tuple[Tensor, ...]:
+    """Zeros for each input, at sizes that no compiler takes for special: never 0 or 1 where a dim has others."""
+    ranges = ranges_of(request)
+    sizes = {name: _example(low, high) for name, (low, high) in ranges.items()}
+    return tuple(torch.zeros(spec.at(sizes), dtype=_dtype(spec)) for spec in request.inputs)
+
+
+def _example(low: int, high: int) -> int:
+    return high if low == high or high <= 2 else max(low, min(high, (low + high) // 2), 2)
+
+
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    if spec.dtype not in _DTYPES:
+        raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
+    return _DTYPES[spec.dtype]
+
+
+def ordered(graph: Graph, request: BuildRequest) -> Graph:
+    """The graph with its inputs and outputs in the request's order. Raises ModelError where they are not the same."""
+    inputs = tuple(spec.name for spec in request.inputs)
+    outputs = tuple(spec.name for spec in request.outputs)
+    for kind, asked, have in (("inputs", inputs, graph.body.inputs), ("outputs", outputs, graph.body.outputs)):
+        if sorted(asked) != sorted(have):
+            raise ModelError(f"the model has the {kind} {sorted(have)}, the request {sorted(asked)}; plan it again")
+    return replace(graph, body=replace(graph.body, inputs=inputs, outputs=outputs))
+
+
+def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.ExportedProgram:
+    """Export a module of `to_module`. See `builders.onnx_torch.to_program`."""
+    symbols = {
+        name: torch.export.Dim(f"d{index}", min=low, max=high)
+        for index, (name, (low, high)) in enumerate(ranges_of(request).items())
+        if low != high
+    }
+    shapes = tuple(
+        {axis: symbols[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str) and dim in symbols}
+        for spec in request.inputs
+    )
+    try:
+        return torch.export.export(module, examples(request), dynamic_shapes=(shapes,), strict=False)
+    except ModelError:
+        raise
+    except Exception as error:  # torch raises classes of many modules for constraints that do not hold
+        dims = ", ".join(f"{symbol.__name__} is {name}" for name, symbol in symbols.items())
+        raise ModelError(f"torch cannot export the graph with dynamic dims ({dims}): {error}") from error

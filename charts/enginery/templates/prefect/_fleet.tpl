@@ -1,0 +1,37 @@
+{{/* Fleet reconciliation: a flow that reads the cluster's nodes. It builds nothing, so it gets neither Ray nor its token. */}}
+
+{{/* Name of the ConfigMap with the catalog, or nothing. */}}
+{{- define "enginery.fleetCatalog" -}}
+{{- if .Values.fleet.catalog.existingConfigMap -}}
+{{- .Values.fleet.catalog.existingConfigMap -}}
+{{- else if .Values.fleet.catalog.content -}}
+{{- printf "%s-fleet" (include "enginery.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Its job variables, as JSON. Argument: (list $ variables-of-every-flow-run). */}}
+{{- define "enginery.fleetVariables" -}}
+{{- $root := index . 0 -}}
+{{- $here := deepCopy (index . 1) -}}
+{{- $_ := set $here "automount_service_account_token" true -}}
+{{- $_ := set $here.labels "enginery.io/reads" "nodes" -}}
+{{- $_ := set $here "env" (omit $here.env "RAY_AUTH_MODE" "RAY_AUTH_TOKEN_PATH") -}}
+{{- $volumes := list (dict "name" "tmp" "emptyDir" (dict "sizeLimit" "1Gi")) -}}
+{{- range $here.volumes }}{{ if not (has .name (list "tmp" "ray-token")) }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
+{{- $mounts := list -}}
+{{- range $here.volume_mounts }}{{ if ne .name "ray-token" }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
+{{- with include "enginery.fleetCatalog" $root -}}
+{{- $volumes = append $volumes (dict "name" "catalog" "configMap" (dict "name" .)) -}}
+{{- $mounts = append $mounts (dict "name" "catalog" "mountPath" "/etc/enginery/fleet" "readOnly" true) -}}
+{{- end -}}
+{{- $_ := set $here "volumes" $volumes -}}
+{{- $_ := set $here "volume_mounts" $mounts -}}
+{{- range $which, $variable := dict "requests" "request" "limits" "limit" -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- $name := printf "%s_%s" $resource $variable -}}
+{{- $_ := unset $here $name -}}
+{{- with index $root.Values.fleet.resources $which }}{{ with index . $resource }}{{ $_ := set $here $name . }}{{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $here -}}
+{{- end -}}

@@ -1,0 +1,57 @@
+"""Measuring the drift of answers that were recorded elsewhere."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders.errors import DataError, IntegrityError
+from builders.types import BuildRequest
+from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.registry.store import open_store
+from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.golden import GoldenSet
+    from validation.gpu.recorded import Recording
+
+
+def check_recorded(
+    store: str,
+    request: Json,
+    golden: str,
+    limits: Mapping[str, float],
+    metric: Json | None,
+    answers: str,
+    workdir: Path,
+) -> Json:
+    """The engine joint of `jobs.engines.check_engine`, of answers in a file instead of a session.
+
+    Raises IntegrityError where an answer is damaged or missing: that says nothing about the engine.
+    """
+    from builders.onnxruntime import OrtSession
+    from validation.budget import budgets
+    from validation.compare import drift_checks
+    from validation.gpu.recorded import Recording
+    from validation.tally import Spreads
+
+    place, spreads = open_store(store), Spreads()
+    wanted = BuildRequest.from_json(request)
+    frozen = golden_set(place, golden, workdir)
+    actual = Recording(wanted.inputs, wanted.outputs, json.loads(Path(answers).read_text()))
+    _check_whole(actual, frozen)
+    graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+    budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
+    with OrtSession(graph, optimized=False) as expected:
+        checks = drift_checks("engine", expected, actual, frozen, budget, spreads)
+        return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
+
+
+def _check_whole(actual: "Recording", golden: "GoldenSet") -> None:
+    from validation.compare import run
+
+    for case in golden.cases:
+        try:
+            run(actual, case.inputs)
+        except DataError as error:
+            raise IntegrityError(f"case {case.name!r}: {error}") from error

@@ -1,0 +1,173 @@
+"""The whole kit as a bare machine runs it, its page, and what the machine it runs on says of itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders.errors import UnavailableError
+from tests.validation.gpu.fakes import HOPPER
+from validation.gpu import devices
+from validation.gpu.__main__ import main
+from validation.gpu.page import page
+from validation.gpu.results import Results, now
+
+ROOT = Path(__file__).parents[3]
+# What a GPU machine with torch, numpy and onnx does not have.
+ABSENT = (
+    "pydantic", "prefect", "ray", "click", "rich", "boto3", "botocore", "yaml", "psutil", "blake3", "safetensors",
+    "onnxruntime", "matplotlib", "sqlalchemy", "scipy", "onnx_ir", "onnxscript",
+)  # fmt: skip
+HOOK = f"""
+import importlib.abc, importlib.util, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}, as on a bare machine", name=name)
+sys.meta_path.insert(0, Absent())
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name.split(".")[0] in {ABSENT!r} else find_spec(name, package)
+)
+"""
+EVERY_MODULE = """
+import importlib, pkgutil, builders, validation.gpu
+for package in (builders, validation.gpu):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.startswith(("builders.dispatch", "builders.onnx_torch")):
+            importlib.import_module(found.name)
+print("all imported")
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Python without what a bare machine lacks; its children have it, too."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(HOOK)
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
+def python(bare: dict[str, str], folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=bare, capture_output=True, text=True, check=False)
+
+
+def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp_path: Path) -> None:
+    done = python(bare, tmp_path, "-c", EVERY_MODULE)
+    assert done.returncode == 0 and "all imported" in done.stdout, done.stderr
+    blocked = python(bare, tmp_path, "-c", "import click")
+    assert "as on a bare machine" in blocked.stderr, "the hook hides nothing, and this test says nothing"
+
+
+def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict[str, str], tmp_path: Path) -> None:
+    """With torch alone; ONNX Runtime is registered here, and missing: that is its row."""
+    words = (
+        "--device",
+        "cpu",
+        "--size",
+        "small",
+        "--models",
+        "mlp",
+        "--peers",
+        "eager",
+        "--seconds",
+        "0.01",
+        "--no-peaks",
+        "--precisions",
+        "fp32",
+    )
+    done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backends", "onnxruntime", "--out", "r.json")
+    found = Results.load(tmp_path / "r.json")
+    assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr
+    outcomes = {(item["backend"], item["precision"]): item["outcome"] for item in found.tries}
+    assert outcomes["eager", "fp32"] == "passed", found.tries[0]["reason"]
+    assert outcomes["onnxruntime", "fp32"] == "crashed"
+    assert "as on a bare machine" in next(item for item in found.tries if item["backend"] == "onnxruntime")["reason"]
+    text = page([found])
+    assert "| mlp fp32 | PyTorch, op by op | passed |" in text and "no GPU: the CPU as the kit's device" in text
+
+
+def test_no_gpu_and_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if not find_gpu():
+        assert main(["--out", str(tmp_path / "x")]) == 3
+        assert "no NVIDIA GPU on this machine" in capsys.readouterr().err
+    assert main(["page", str(tmp_path / "none")]) == 2
+    (tmp_path / "bad").write_text("{}")
+    assert main(["page", str(tmp_path / "bad")]) != 0
+    assert "no results of the GPU kit" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--models", "resnet"])
+    assert "'resnet' is none of mlp, conv, block" in capsys.readouterr().err
+
+
+def find_gpu() -> bool:
+    try:
+        return not devices.find_device("cuda").is_cpu
+    except UnavailableError:
+        return False
+
+
+def test_the_committed_page_is_what_the_results_that_are_committed_give() -> None:
+    results = [Results.load(path) for path in sorted((ROOT / "docs/gpu-results").glob("*.json"))]
+    text = (ROOT / "docs/gpu-results.md").read_text()
+    assert text == page(results)
+    assert results or "never run on one" in text
+
+
+ENGINE = {
+    "kind": "engine", "model": "mlp fp16", "backend": "tensorrt-rtx", "precision": "fp16", "built_for": "sm_90",
+    "options": {"cuda_graphs": True}, "name": "x", "outcome": "passed", "build_s": 1.0, "load_s": 2.0,
+    "latency": [
+        {"batch": 16, "median_s": 2e-3, "quantiles": [{"p": 0.99, "value": 3e-3}], "device": {"median_s": 1e-3}},
+    ],
+    "races": [
+        {"peer": "eager", "verdict": "faster", "ratios": [{"ratio": 0.5, "low": 0.4, "high": 0.6}]},
+        {"peer": "compile", "verdict": "no difference shown", "ratios": [{"ratio": 1, "low": 0.9, "high": 1.1}]},
+        {"peer": "compile-autotune", "reason": "out of memory"},
+    ],
+}  # fmt: skip
+
+
+def test_the_page_has_each_number_where_it_belongs() -> None:
+    peaks = {
+        "bytes_per_s": 3e12,
+        "operations_per_s": {"float16": 8e14},
+        "launch_s": 2e-6,
+        "missing": {"fp8": "no | such"},
+    }
+    other = {"kind": "other generation", "backend": "tensorrt-rtx", "built_for": "sm_80", "outcome": "load failed"}
+    sizes = [{"batch": batch, "least_s": 5e-4, "operations": 1, "moved_bytes": 1} for batch in (1, 16, 64)]
+    found = Results(
+        "2026-11-22T03:00:00+00:00", HOPPER.to_json(), {}, {"torch": "2.13.0"}, peaks,
+        [{"model": "mlp fp16", "sizes": sizes}], [ENGINE, {**other, "model": "mlp fp16", "reason": "no\nkernel image"}],
+        [{"name": "tvm", "refused": True, "reason": "no cubin"}],
+        [{"model": "digits", "version": "4", "unit": "sm_90 int8 x", "outcome": "passed"}], 2.0, "real",
+    )  # fmt: skip
+    text = page([found])
+    assert "## NVIDIA H100, 2026-11-22" in text and "driver 580.1 (CUDA 13.0)" in text
+    assert "3000 GB/s" in text and "float16 800" in text and "fp8 (no | such)" in text
+    row = next(line for line in text.splitlines() if "cuda_graphs=True" in line)
+    assert "| passed | 1.00 | 2.00 | 2 | 3 | 1 | 50% |" in row
+    assert "PyTorch, op by op: takes 0.50 of its time [0.40, 0.60]" in row
+    assert "torch.compile: no difference shown; torch.compile, max-autotune: not run, out of memory" in row
+    assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
+    assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | passed |" in text
+    again = Results.from_json(json.loads(found.to_bytes()))
+    assert page([again]) == text and json.loads(found.to_bytes())["kind"] == "enginery-gpu-results"
+
+
+def test_a_machine_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "version"
+    path.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x)\nGCC version: 1\n"
+    )
+    assert devices.driver_version(path) == "580.95.05"
+    assert devices.driver_version(tmp_path / "none") == ""
+    here = devices.find_device("cpu")
+    assert here.is_cpu and here.to_json()["compute_capability"] is None and here.memory_bytes > 1 << 28
+    assert HOPPER.to_json()["compute_capability"] == [9, 0]
+    assert devices.software()["numpy"] and now()[10] == "T"

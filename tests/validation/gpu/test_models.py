@@ -1,0 +1,52 @@
+"""The kit's models: the same everywhere, valid, and alike in both precisions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.digest import digest_of_file
+from builders.errors import IntegrityError
+from validation.double import DoubleSession
+from validation.golden import freeze
+from validation.gpu.cases import load_cases, save_cases
+from validation.gpu.models import MODELS, write
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_the_same_every_time_and_alike_in_both_precisions(name: str, tmp_path: Path) -> None:
+    single, half = (write(name, precision, "small", tmp_path) for precision in ("fp32", "fp16"))
+    (tmp_path / "again").mkdir()
+    assert digest_of_file(single.path) == digest_of_file(write(name, "fp32", "small", tmp_path / "again").path)
+    assert single.inputs[0].shape == half.inputs[0].shape and half.inputs[0].dtype == "float16"
+    given = single.sample(2)
+    assert np.array_equal(given["x"], given["x"].astype(np.float16))
+    exact = DoubleSession(single.path).run(given)["y"]
+    assert exact.shape == single.outputs[0].at({"batch": 2})
+    assert 0.05 < float(np.abs(exact).mean()) < 20, "values keep their size, far from fp16's largest"
+
+
+@pytest.mark.parametrize("name", ["conv", "block"])
+def test_a_model_at_its_real_size_is_one(name: str, tmp_path: Path) -> None:
+    model = write(name, "fp16", "real", tmp_path)
+    assert 5e6 < model.path.stat().st_size < 6e7
+    assert model.profile.inputs[0][1][0] == 1 and model.batch.min < model.batch.opt < model.batch.max
+
+
+def test_cases_are_kept_without_safetensors_and_a_change_is_found(tmp_path: Path) -> None:
+    model = write("mlp", "fp32", "small", tmp_path)
+    golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
+    save_cases(golden, "a" * 64, tmp_path)
+    again, digest = load_cases(tmp_path)
+    assert digest == "a" * 64
+    for one, other in zip(golden.cases, again.cases, strict=True):
+        assert (one.name, one.kind) == (other.name, other.kind)
+        assert np.array_equal(one.inputs["x"], other.inputs["x"]) and np.array_equal(
+            one.expected["y"], other.expected["y"]
+        )
+    (tmp_path / "cases.npz").write_bytes(b"PK")
+    with pytest.raises(IntegrityError, match=r"changed on the way\); carry it anew"):
+        load_cases(tmp_path)
+    (tmp_path / "cases.json").write_bytes(b"[" * 100)
+    with pytest.raises(IntegrityError, match="holds no golden cases"):
+        load_cases(tmp_path)

@@ -1,0 +1,64 @@
+"""PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.errors import DataError
+from builders.types import BuildRequest
+from validation.double import DoubleSession
+from validation.golden import freeze
+from validation.gpu.cases import save_cases
+from validation.gpu.clocks import DeviceClock
+from validation.gpu.models import write
+from validation.gpu.peaks import Peaks, measure_peaks
+from validation.gpu.peers import open_peer
+from validation.gpu.tasks import request_for
+from validation.gpu.trying import try_engine
+
+torch = pytest.importorskip("torch")
+
+
+def test_pytorch_runs_the_same_graph_at_every_batch(tmp_path: Path) -> None:
+    from builders.targets import CPU
+
+    model = write("block", "fp32", "small", tmp_path)
+    request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
+    exact = DoubleSession(model.path)
+    with open_peer("eager", model.path, request, "cpu") as session:
+        for batch in (1, 4):
+            given = model.sample(batch)
+            assert np.allclose(session.run(given)["y"], exact.run(given)["y"], atol=1e-4)
+        assert isinstance(session, DeviceClock)
+        assert len(session.device_seconds(model.sample(2), 5)) == 5
+        with pytest.raises(DataError, match="is float64"):
+            session.run({"x": model.sample(1)["x"].astype(np.float64)})
+
+
+def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(tmp_path: Path) -> None:
+    from builders import backends
+    from builders.targets import CPU
+
+    model = write("mlp", "fp32", "small", tmp_path)
+    golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
+    save_cases(golden, "a" * 64, tmp_path)
+    request = request_for(backends.configure("onnxruntime", {}), model, CPU)
+    asked = {"device": "cpu", "seconds": 0.02, "peers": ["eager", "eager-graph"], "caches": str(tmp_path)}
+    found = try_engine(request.to_json(), {}, vars(CPU), str(model.path), str(tmp_path), asked, tmp_path)
+    eager, graph = found["races"]
+    assert found["outcome"] == "passed" and eager["verdict"] in ("faster", "slower", "no difference shown")
+    assert eager["runs"] > 1 and eager["batch"] == 2
+    assert "reason" in graph, "there is no CUDA graph on a CPU"
+
+
+def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    found = measure_peaks("cpu")
+    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert found.bytes_per_s > 1e7 and found.launch_s > 0
+    assert found.operations_per_s.keys() | found.missing.keys() == {"float32", "float16", "bfloat16", "int8"}
+    peaks = Peaks(1e9, {"float16": 1e12}, 1e-6)
+    assert peaks.least_s(1e12, 1e6, "float16") == 1.0, "bound by operations"
+    assert peaks.least_s(1e6, 1e9, "float16") == 1.0, "bound by bytes"
+    assert peaks.least_s(1e6, 1e9, "fp4") is None

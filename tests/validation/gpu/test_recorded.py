@@ -1,0 +1,72 @@
+"""Answers as text: exact, bound to their question, and never more memory than they say."""
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from builders.errors import DataError, IntegrityError
+from builders.types import TensorSpec
+from validation.gpu.recorded import Recorder, Recording, pack, question, unpack
+
+ARRAYS = hnp.arrays(
+    st.sampled_from([np.float32, np.float16, np.int64, np.bool_, np.uint8]), hnp.array_shapes(min_dims=0, min_side=0)
+)
+
+
+@given(ARRAYS)
+def test_an_array_comes_back_bit_for_bit(array: np.ndarray) -> None:
+    found = unpack(pack(array))
+    assert found.dtype == array.dtype and found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+
+
+class _Double:
+    inputs = outputs = (TensorSpec("x", "float32", ("n",)),)
+
+    def run(self, inputs: Any) -> Any:
+        return {"x": 2 * inputs["x"]}
+
+
+def test_an_answer_belongs_to_its_question() -> None:
+    recorder = Recorder(_Double())
+    asked = {"x": np.arange(3, dtype=np.float32)}
+    recorder.run(asked)
+    played = Recording(_Double.inputs, _Double.outputs, recorder.answers)
+    assert np.array_equal(played.run(asked)["x"], [0, 2, 4])
+    others = [{"x": np.arange(4, dtype=np.float32)}, {"x": asked["x"].astype(np.float64)}, {"y": asked["x"]}]
+    others += [{"x": asked["x"].reshape(3, 1)}, {"x": asked["x"] + 1}]
+    for other in others:
+        with pytest.raises(DataError, match="no answer was recorded"):
+            played.run(other)
+    assert len({question(item) for item in [asked, *others]}) == 6
+
+
+BOMB = base64.b64encode(zlib.compress(b"\0" * 10_000_000)).decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {**pack(np.ones(3)), "data": BOMB},
+        {**pack(np.ones(3)), "shape": [1 << 40]},
+        {**pack(np.ones(3)), "shape": [-3]},
+        {**pack(np.ones(3)), "shape": [3.0]},
+        {**pack(np.ones(3)), "shape": 3},
+        {**pack(np.ones(3)), "dtype": "O"},
+        {**pack(np.ones(3)), "dtype": "no type"},
+        {**pack(np.ones(3)), "data": "%"},
+        {**pack(np.ones(3)), "data": 3},
+        {"dtype": "<f4"},
+        [],
+        None,
+    ],
+)
+def test_what_is_no_array_is_refused(value: Any) -> None:
+    with pytest.raises(IntegrityError, match="a recorded answer is damaged"):
+        unpack(value)

@@ -1,0 +1,103 @@
+"""What there is here: the device that is measured, its driver, the software that measures."""
+
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builders import cuda
+from builders.errors import UnavailableError
+from builders.installed import PackageNotFoundError, version
+from builders.targets import CPU, product_of
+from builders.types import Target
+
+_DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
+
+
+@dataclass(frozen=True)
+class Device:
+    """device: 'cuda' or 'cpu', as torch calls it.  target: what engines for it are built for.
+
+    label: of the GPU, as GPU feature discovery labels its node.  driver: its version; empty for the CPU.
+    """
+
+    device: str
+    target: Target
+    name: str
+    label: str = ""
+    memory_bytes: int = 0
+    driver: str = ""
+    cuda: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.target.is_cpu
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        capability = self.target.compute_capability
+        plain = {name: getattr(self, name) for name in ("device", "name", "label", "memory_bytes", "driver", "cuda")}
+        return {**plain, "compute_capability": list(capability) if capability else None, "product": self.target.product}
+
+
+def find_device(kind: str) -> Device:
+    """The CPU, or this machine's first GPU. Raises UnavailableError without one, or without a torch that sees it."""
+    if kind == "cpu":
+        return Device("cpu", CPU, platform.processor() or platform.machine(), memory_bytes=_host_memory())
+    found = cuda.gpus()
+    if not found:
+        raise UnavailableError(
+            "no NVIDIA GPU on this machine, or no driver; run the kit with --device cpu to try it out"
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnavailableError(
+            f"torch {torch.__version__} does not see the GPU; install a build of torch for CUDA {cuda.cuda_version()}"
+        )
+    gpu = found[0]
+    label = gpu.name.replace(" ", "-")
+    capability = "sm_{}{}".format(*gpu.compute_capability)
+    target = Target(capability, gpu.compute_capability, product_of(gpu.compute_capability, label))
+    return Device("cuda", target, gpu.name, label, gpu.memory_bytes, driver_version(), cuda.cuda_version() or "")
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The NVIDIA driver's, as its kernel module says; empty where it says nothing."""
+    try:
+        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def software() -> dict[str, str]:
+    """Versions of what measures."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if "torch" in sys.modules:
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return found
+
+
+def host() -> dict[str, str]:
+    """The machine, as reports name it."""
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count()),
+        "python": platform.python_version(),
+    }
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

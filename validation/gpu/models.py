@@ -1,0 +1,197 @@
+"""The kit's own models: an MLP, a convolutional net and a transformer block, made on the spot, the same everywhere.
+
+Weights and inputs are drawn from a fixed seed and rounded to fp16, so that the fp32 and the fp16 graph hold the same
+numbers and one reference in float64 serves both.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from builders.types import Dim, Precision, ShapeProfile, TensorSpec
+from validation.npz import Array
+
+Size = Literal["real", "small"]
+SIZES: tuple[Size, ...] = ("real", "small")
+_DTYPES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16"}
+PRECISIONS: tuple[Precision, ...] = tuple(_DTYPES)
+_OPSET, _IR = 17, 8
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class KitModel:
+    """A model on disk, with its one dynamic dim. precision: what it computes in, inputs and outputs included."""
+
+    name: str
+    path: Path
+    precision: Precision
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: Dim
+
+    @property
+    def profile(self) -> ShapeProfile:
+        """The batch from its least to its greatest, tuned for opt."""
+        low, best, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
+        return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(best), spec.at(high)) for spec in self.inputs))
+
+    def sample(self, batch: int, seed: int = 0) -> dict[str, Array]:
+        """Inputs in float32, whatever the model takes: numbers that fp16 holds."""
+        rng = np.random.default_rng([_SEED, seed])
+        return {spec.name: _rounded(rng.standard_normal(spec.at({"batch": batch}))) for spec in self.inputs}
+
+
+def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
+    """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere."""
+    drawn = _Drawn(_DTYPES[precision])
+    shape, batch = MODELS[name](drawn, size)
+    spec = TensorSpec("x", drawn.dtype, ("batch", *shape))
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(drawn.dtype))
+    out = TensorSpec("y", drawn.dtype, ("batch", *drawn.out))
+    given, gives = (helper.make_tensor_value_info(item.name, kind, list(item.shape)) for item in (spec, out))
+    graph = helper.make_graph(drawn.nodes, name, [given], [gives], drawn.weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+    onnx.checker.check_model(model, full_check=True)
+    path = folder / f"{name}.{precision}.onnx"
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return KitModel(name, path, precision, (spec,), (out,), batch)
+
+
+def _rounded(values: Array) -> Array:
+    return values.astype(np.float16).astype(np.float32)
+
+
+class _Drawn:
+    """A graph that grows: nodes, and weights drawn in the order in which they are asked for."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+        self.out: tuple[int, ...] = ()
+        self._rng = np.random.default_rng(_SEED)
+
+    def op(self, kind: str, *inputs: str, last: bool = False, **attributes: Any) -> str:
+        """Add a node; the name of what comes out: 'y' for the last."""
+        name = "y" if last else f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}", **attributes))
+        return name
+
+    def weight(self, *shape: int, fan_in: int) -> str:
+        """A weight whose products keep the size of what they multiply (He et al., 2015)."""
+        return self._held(_rounded(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
+
+    def bias(self, size: int) -> str:
+        """A small bias."""
+        return self._held(_rounded(0.1 * self._rng.standard_normal(size)))
+
+    def filled(self, size: int, value: float) -> str:
+        """One value, `size` times."""
+        return self._held(np.full(size, value, np.float32))
+
+    def scalar(self, value: float) -> str:
+        """A number."""
+        return self._held(np.array(value, np.float32))
+
+    def sizes(self, *values: int) -> str:
+        """A shape, for Reshape."""
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def dense(self, x: str, ins: int, outs: int, last: bool = False) -> str:
+        """x W + b."""
+        product = self.op("MatMul", x, self.weight(ins, outs, fan_in=ins))
+        return self.op("Add", product, self.bias(outs), last=last)
+
+    def _held(self, values: Array) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(values.astype(self.dtype), name))
+        return name
+
+
+def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
+    """Three layers, as a ranking model has: bound by memory at batch 1, by the matrix units at its greatest."""
+    width, hidden = (1024, 4096) if size == "real" else (32, 64)
+    h = net.op("Relu", net.dense("x", width, hidden))
+    h = net.op("Relu", net.dense(h, hidden, hidden))
+    net.dense(h, hidden, width, last=True)
+    net.out = (width,)
+    return (width,), Dim("batch", 1, 16, 64) if size == "real" else Dim("batch", 1, 2, 4)
+
+
+def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
+    """A residual net of 3x3 convolutions: ResNet-18 without batch normalization (He et al., CVPR 2016)."""
+    side, widths, blocks = (224, (64, 128, 256, 512), 2) if size == "real" else (16, (8, 16), 1)
+    h = _convolved(net, "x", 3, widths[0], 7, 2)
+    h = net.op("MaxPool", h, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    ins = widths[0]
+    for stage, outs in enumerate(widths):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            h, ins = _residual(net, h, ins, outs, stride), outs
+    pooled = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
+    classes = 1000 if size == "real" else 10
+    weight = net.weight(widths[-1], classes, fan_in=widths[-1])
+    net.op("Gemm", pooled, weight, net.bias(classes), last=True)
+    net.out = (classes,)
+    return (3, side, side), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
+
+
+def _residual(net: _Drawn, x: str, ins: int, outs: int, stride: int) -> str:
+    inner = _convolved(net, _convolved(net, x, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
+    short = x if (ins, stride) == (outs, 1) else _convolved(net, x, ins, outs, 1, stride, rectified=False)
+    # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
+    return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.scalar(0.5)))
+
+
+def _convolved(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:
+    weight = net.weight(outs, ins, kernel, kernel, fan_in=ins * kernel * kernel)
+    pads = [kernel // 2] * 4
+    h = net.op("Conv", x, weight, net.bias(outs), kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
+    return net.op("Relu", h) if rectified else h
+
+
+def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
+    """A transformer's encoder block, normalized first (Xiong et al., ICML 2020), of BERT-base's sizes."""
+    length, width, heads = (128, 768, 12) if size == "real" else (8, 32, 4)
+    h = _attention(net, _normalized(net, "x", width), length, width, heads)
+    x = net.op("Add", "x", h)
+    h = _gelu(net, net.dense(_normalized(net, x, width), width, 4 * width))
+    net.op("Add", x, net.dense(h, 4 * width, width), last=True)
+    net.out = (length, width)
+    return (length, width), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
+
+
+def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
+    each = width // heads
+    split = net.sizes(0, length, heads, each)
+    query, key, value = (net.op("Reshape", net.dense(x, width, width), split) for _ in range(3))
+    query, value = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
+    scores = net.op("MatMul", query, net.op("Transpose", key, perm=[0, 2, 3, 1]))
+    weights = net.op("Softmax", net.op("Mul", scores, net.scalar(1.0 / np.sqrt(each))), axis=-1)
+    seen = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
+    return net.dense(net.op("Reshape", seen, net.sizes(0, length, width)), width, width)
+
+
+def _normalized(net: _Drawn, x: str, width: int) -> str:
+    return net.op("LayerNormalization", x, net.filled(width, 1.0), net.bias(width), axis=-1, epsilon=1e-5)
+
+
+def _gelu(net: _Drawn, x: str) -> str:
+    """As PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2."""
+    inner = net.op("Erf", net.op("Mul", x, net.scalar(np.sqrt(0.5))))
+    return net.op("Mul", net.op("Mul", x, net.op("Add", inner, net.scalar(1.0))), net.scalar(0.5))
+
+
+MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {
+    "mlp": _mlp,
+    "conv": _conv,
+    "block": _block,
+}

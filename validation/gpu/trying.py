@@ -1,0 +1,250 @@
+"""One try, in a process of its own (`builders.process`): build, load, prove, time, race. JSON in, JSON out.
+
+A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
+whose words.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from builders import backends
+from builders.errors import EngineryError
+from builders.process import enter_phase
+from builders.types import BuildRequest, Engine, Session, Tensors, target_from_json
+from validation.budget import budgets
+from validation.compare import expected_checks, run
+from validation.golden import GoldenSet
+from validation.gpu.cases import load_cases
+from validation.gpu.clocks import DeviceClock
+from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
+from validation.gpu.probes import build_for_any_generation
+from validation.gpu.recorded import Recorder
+from validation.latency.against import judge as judge_race
+from validation.latency.against import race
+from validation.latency.loop import latencies
+from validation.latency.quantiles import quantiles
+from validation.latency.surroundings import Watch
+from validation.latency.warmup import warm_up
+from validation.report import Check, describe
+
+Json = dict[str, Any]
+Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+Opens = Callable[[], AbstractContextManager[Session]]
+# Openings of a race: loading compiles kernels, which takes seconds.
+_OPENINGS = 3
+_DEVICE_RUNS = 200
+
+
+class _Failed(Exception):  # noqa: N818 - an answer, not an error
+    def __init__(self, outcome: Outcome, error: EngineryError) -> None:
+        super().__init__(str(error))
+        self.outcome: Outcome = outcome
+
+
+def try_engine(
+    request: Json,
+    options: Json,
+    here: Json,
+    model: str,
+    cases: str,
+    asked: Json,
+    workdir: Path,
+    portable: bool = False,
+) -> Json:
+    """Build an engine and, presented as this device's own, run it. asked: of `Asked.to_json`.
+
+    portable: whether it is built for no generation in particular (`probes`).
+    """
+    wanted = BuildRequest.from_json(request)
+    backend = backends.configure(wanted.backend, options)
+    found: Json = {}
+
+    def build() -> Engine:
+        enter_phase("compiling")
+        folder = workdir / "build"
+        folder.mkdir()
+        begun = time.perf_counter()
+        built = (build_for_any_generation if portable else backend.build)(wanted, Path(model), folder)
+        found.update(build_s=time.perf_counter() - begun, size_bytes=built.size_bytes, notes=list(built.notes))
+        return built
+
+    try:
+        engine = _told("build failed", build)
+        own = replace(engine, request=replace(wanted, target=target_from_json(here)))
+        found |= _measured(lambda: backend.open(own), wanted, Path(model), cases, asked)
+    except _Failed as failed:
+        found |= {"outcome": failed.outcome, "reason": str(failed)}
+    return found
+
+
+def try_peer(peer: Peer, request: Json, model: str, cases: str, asked: Json) -> Json:
+    """PyTorch's own way to run the graph, measured as an engine is."""
+    _share_caches(asked)
+    wanted = BuildRequest.from_json(request)
+    try:
+        opens = lambda: open_peer(peer, Path(model), wanted, asked["device"])  # noqa: E731 - as short as it is
+        return _measured(opens, wanted, Path(model), cases, {**asked, "peers": []})
+    except _Failed as failed:
+        return {"outcome": failed.outcome, "reason": str(failed)}
+
+
+def prove_carried(request: Json, options: Json, engine: str, digest: str, cases: str, asked: Json) -> Json:
+    """Run an engine that was carried here on its golden cases, and keep its answers for who judges them."""
+    wanted = BuildRequest.from_json(request)
+    backend = backends.configure(wanted.backend, options)
+    path = Path(engine)
+    carried = Engine(wanted, path, digest, path.stat().st_size, path.suffix)
+    golden, _ = load_cases(Path(cases))
+    found: Json = {"versions": dict(backends.toolchain_of(backend)), "answers": {}}
+    try:
+        found |= _loaded(lambda: backend.open(carried), lambda session: _answered(session, golden, wanted, found))
+        found |= _timed(lambda: backend.open(carried), golden, asked)
+    except _Failed as failed:
+        found |= {"outcome": failed.outcome, "reason": str(failed)}
+    return found
+
+
+def _measured(opens: Opens, request: BuildRequest, model: Path, cases: str, asked: Json) -> Json:
+    golden, _ = load_cases(Path(cases))
+    enter_phase("proving")
+    found = _loaded(opens, lambda session: _judged(expected_checks("engine", session, golden, _budget(request))))
+    if found["outcome"] != "passed":
+        return found
+    enter_phase("timing")
+    found |= _timed(opens, golden, asked)
+    enter_phase("racing")
+    return found | {"races": [_raced(opens, peer, request, model, golden, asked) for peer in asked["peers"]]}
+
+
+def _loaded(opens: Opens, use: Callable[[Session], Json]) -> Json:
+    """Load for the first time, which compiles kernels with some backends, and use the session."""
+    begun = time.perf_counter()
+    with _opened(opens) as session:
+        load_s = time.perf_counter() - begun
+        return {"load_s": load_s, **_told("run failed", lambda: use(session))}
+
+
+def _answered(session: Session, golden: GoldenSet, request: BuildRequest, found: Json) -> Json:
+    recorder = Recorder(session)
+    found["answers"] = recorder.answers
+    return _judged(expected_checks("engine", recorder, golden, _budget(request)))
+
+
+def _judged(checks: tuple[Check, ...]) -> Json:
+    failed = [check for check in checks if not check.passed]
+    broke = [check for check in failed if check.name == "runs"]
+    outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
+    reason = describe((broke or failed)[0]) if failed else f"{len(checks)} checks passed"
+    return {"outcome": outcome, "reason": reason, "checks": [check.to_json() for check in checks]}
+
+
+def _budget(request: BuildRequest) -> Any:
+    """What the whole way from the float32 model may cost: the cases expect what that gives."""
+    return budgets("quantization", request.precision, None)
+
+
+def _timed(opens: Opens, golden: GoldenSet, asked: Json) -> Json:
+    """Latency at each size of the cases, copies included, and the device's own time where the session tells it."""
+    begun = time.perf_counter()
+    with _opened(opens) as session:
+        again_s = time.perf_counter() - begun
+        rows = [
+            _told("run failed", lambda inputs=inputs: _row(session, inputs, asked))  # type: ignore[misc]  # called at once
+            for inputs in _sizes(session, golden)
+        ]
+    return {"load_again_s": again_s, "latency": rows}
+
+
+def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
+    """Inputs of each size that the cases have, once, smallest first."""
+    found: dict[tuple[Any, ...], Tensors] = {}
+    for case in golden.cases:
+        given = _narrowed(session, case.inputs)
+        found.setdefault(tuple(array.shape for array in given.values()), given)
+    return [found[key] for key in sorted(found)]
+
+
+def _narrowed(session: Session, inputs: Tensors) -> dict[str, Any]:
+    """As `compare.run` gives inputs to a session that takes fp16."""
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
+
+
+def _row(session: Session, inputs: Tensors, asked: Json) -> Json:
+    run(session, inputs)
+    watch = Watch()
+    series = latencies(lambda: session.run(inputs), asked["seconds"])
+    surroundings = watch.stop().to_json()
+    discarded, steady = warm_up(series)
+    kept = series[discarded:]
+    shape = {name: list(array.shape) for name, array in inputs.items()}
+    found = {
+        "batch": next(iter(inputs.values())).shape[0],
+        "shapes": shape,
+        "runs": len(kept),
+        "steady": steady,
+        "median_s": float(np.median(kept)),
+        "quantiles": [item.to_json() for item in quantiles(kept)],
+        "busy": surroundings["busy"],
+        "device": None,
+    }
+    if isinstance(session, DeviceClock):
+        device = np.array(session.device_seconds(inputs, _DEVICE_RUNS if asked["device"] == "cuda" else 10))
+        found["device"] = {
+            "runs": len(device),
+            "median_s": float(np.median(device)),
+            "low_s": float(np.quantile(device, 0.1)),
+            "high_s": float(np.quantile(device, 0.9)),
+        }
+    return found
+
+
+def _raced(opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, asked: Json) -> Json:
+    """The engine against PyTorch, in turns, at the size that it is tuned for. Whatever PyTorch raises is an answer: its
+    compiler has classes of its own, and the engine's numbers must not go with them."""
+    _share_caches(asked)
+    try:
+        session = TorchSession(request, make_peer(peer, model, request, asked["device"]), asked["device"])
+        inputs = _narrowed(session, next(golden.of_kind("golden")).inputs)
+        session.run(inputs)
+        # Opened once: what it compiled stays compiled.
+        pairs = race((opens, lambda: _held(session)), inputs, asked["seconds"] * 2 * _OPENINGS, 0, _OPENINGS)
+    except Exception as error:
+        return {"peer": peer, "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    return {"peer": peer, "batch": next(iter(inputs.values())).shape[0], **judge_race(pairs).to_json()}
+
+
+@contextmanager
+def _held(session: Session) -> Iterator[Session]:
+    yield session
+
+
+@contextmanager
+def _opened(opens: Opens) -> Iterator[Session]:
+    """An opened session; an error while it opens is told from one of what is done with it."""
+    manager = _told("load failed", opens)
+    session = _told("load failed", manager.__enter__)
+    try:
+        yield session
+    finally:
+        manager.__exit__(None, None, None)
+
+
+def _told(outcome: Outcome, step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except EngineryError as error:
+        raise _Failed(outcome, error) from error
+
+
+def _share_caches(asked: Mapping[str, Any]) -> None:
+    """torch.compile keeps what it tuned where all tries find it, and not in this one's folder."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked["caches"]
