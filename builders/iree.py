@@ -131,7 +131,7 @@ class Iree:
                 "--iree-hal-target-device=local",
                 "--iree-hal-local-target-device-backends=llvm-cpu",
                 f"--iree-llvmcpu-target-cpu={level_of(request)}",
-                "--iree-llvmcpu-debug-symbols=false",  # they hold addresses of the compiler's own: no build twice the same
+                "--iree-llvmcpu-debug-symbols=false",  # they hold addresses of the compiler's own
             ]
         return [*device, f"--iree-opt-level={self.optimization}", *_AS_WRITTEN]
 

@@ -1,8 +1,8 @@
 """Counting along a dynamic dimension, written so that TVM knows the result's size.
 
 The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
-that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many ones,
-each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
+that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
+ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
 """
 
 from typing import Any

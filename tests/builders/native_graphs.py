@@ -19,7 +19,7 @@ def request_for(backend, inputs, outputs, target="cpu", precision="fp32", sizes=
         tuple(TensorSpec(name, NUMPY[dtype], shape) for name, dtype, shape in values) for values in (inputs, outputs)
     ]
     named = {dim for spec in specs[0] for dim in spec.shape if isinstance(dim, str)}
-    least, best, most = ({dim: size for dim in named} for size in sizes)
+    least, best, most = (dict.fromkeys(named, size) for size in sizes)
     profile = ShapeProfile(tuple((spec.name, spec.at(least), spec.at(best), spec.at(most)) for spec in specs[0]))
     return graphs.request(
         target,
