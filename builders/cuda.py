@@ -47,6 +47,14 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
 
 
+def index_of(compute_capability: tuple[int, int] | None) -> int:
+    """The first GPU of that capability. Raises EngineryError when this machine has none."""
+    fitting = [gpu.index for gpu in gpus() if gpu.compute_capability == compute_capability]
+    if not fitting:
+        raise EngineryError(f"this machine has no GPU of capability {compute_capability}; run this on a node with one")
+    return fitting[0]
+
+
 def cuda_version() -> str | None:
     """The newest CUDA that the driver supports, '13.0'; None without a driver."""
     try:

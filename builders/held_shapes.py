@@ -1,7 +1,12 @@
 """Shapes of engines that answer for those of their profiles and no others."""
 
-from builders.tensors import check_inputs, fitting_profile
+from typing import TYPE_CHECKING, Any
+
+from builders.errors import EngineryError
 from builders.types import BuildRequest, Tensors
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.
 MOST_PROFILES = 64
@@ -17,8 +22,35 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     return None
 
 
-def check(request: BuildRequest, inputs: Tensors) -> None:
-    """Raise DataError for names, dtypes and shapes that the request does not have. Without profiles any size will do."""
-    check_inputs(request.inputs, inputs)
+def checked_inputs(request: BuildRequest, inputs: Tensors) -> "tuple[list[np.ndarray[Any, Any]], dict[str, int]]":
+    """The arrays in the order of the request's inputs, each C-contiguous, and the size of each named dim in them.
+
+    Raises DataError for names, dtypes and shapes that the request does not have. Without profiles any size will do.
+    """
+    import numpy as np
+
+    from builders.tensors import check_inputs, fitting_profile
+
+    sizes = check_inputs(request.inputs, inputs)
     if request.profiles:
         fitting_profile(request.profiles, inputs)
+    # ascontiguousarray makes a vector of a scalar
+    return [np.ascontiguousarray(inputs[spec.name]).reshape(inputs[spec.name].shape) for spec in request.inputs], sizes
+
+
+def checked_outputs(
+    request: BuildRequest, results: "list[np.ndarray[Any, Any]]", sizes: dict[str, int], title: str
+) -> "dict[str, np.ndarray[Any, Any]]":
+    """The results by name. Raises EngineryError for one whose dtype, rank or size is not what the request says of it:
+    a compiler that took two sizes for equal, or dropped a cast, answers with such."""
+    found = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
+    for spec in request.outputs:
+        array = found[spec.name]
+        wanted = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
+        fits = array.ndim == len(wanted) and all(b in (None, a) for a, b in zip(array.shape, wanted, strict=True))
+        if not fits or array.dtype.name != spec.dtype:
+            raise EngineryError(
+                f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
+                f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"
+            )
+    return found

@@ -8,9 +8,9 @@ from builders.errors import EngineryError
 from builders.types import Engine
 from tests.builders import graphs
 
-V2 = set(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])
-V3 = V2 | set(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
-V4 = V3 | set(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
+V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 @pytest.fixture

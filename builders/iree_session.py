@@ -1,0 +1,58 @@
+"""Runs an IREE engine: on this CPU, and, never tried, on this machine's GPU."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from builders import held_shapes
+from builders.errors import EngineryError
+from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+
+_PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
+
+
+@contextmanager
+def open_engine(engine: Engine, device: str) -> Iterator[Session]:
+    """Load `engine` on a device, named as IREE does ('local-task', 'cuda://0').
+
+    Raises EngineryError with IREE's words when it cannot be loaded.
+    """
+    import iree.runtime as runtime
+
+    try:
+        config = runtime.Config(device)
+        module = runtime.VmModule.mmap(config.vm_instance, str(engine.path))
+        context = runtime.SystemContext(vm_modules=[module], config=config)
+        main = context.modules[module.name]["main"]
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise EngineryError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
+    yield IreeSession(engine.request, main)
+
+
+class IreeSession:
+    """A function of an engine on a device."""
+
+    def __init__(self, request: BuildRequest, main: Any) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._request, self._main = request, main
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
+        given, sizes = held_shapes.checked_inputs(self._request, inputs)
+        try:
+            found = self._main(*given)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise EngineryError(f"IREE failed while running: {words(error)}") from error
+        # copied: what it hands out lies in its own memory
+        results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
+        return held_shapes.checked_outputs(self._request, results, sizes, "IREE")
+
+
+def words(error: Exception) -> str:
+    """IREE's words without the places in its source code and without its stack."""
+    first = " ".join(str(error).split("\n")[0].split())
+    return _PLACES.sub("", first).rstrip("; ") or type(error).__name__

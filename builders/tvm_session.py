@@ -1,0 +1,53 @@
+"""Runs a TVM engine: on this CPU, and, never tried, on this machine's GPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from builders import cuda, held_shapes
+from builders.errors import EngineryError
+from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+
+
+@contextmanager
+def open_engine(engine: Engine) -> Iterator[Session]:
+    """Load `engine`. Raises EngineryError with TVM's words when it cannot be."""
+    import tvm
+    from tvm import relax
+
+    target = engine.request.target
+    device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
+    try:
+        main = relax.VirtualMachine(tvm.runtime.load_module(str(engine.path)), device)["main"]
+    except (RuntimeError, ValueError, AttributeError, OSError) as error:
+        raise EngineryError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
+    yield TvmSession(engine.request, main, device)
+
+
+class TvmSession:
+    """A function of an engine on a device."""
+
+    def __init__(self, request: BuildRequest, main: Any, device: Any) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._request, self._main, self._device = request, main, device
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
+        import tvm
+
+        arrays, sizes = held_shapes.checked_inputs(self._request, inputs)
+        given = [tvm.runtime.tensor(array, self._device) for array in arrays]
+        try:
+            found = self._main(*given)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise EngineryError(f"TVM failed while running: {words(error)}") from error
+        results = [found] if hasattr(found, "numpy") else list(found)
+        return held_shapes.checked_outputs(self._request, [value.numpy() for value in results], sizes, "TVM")
+
+
+def words(error: Exception) -> str:
+    """The first line of what TVM says: the rest is its stack."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

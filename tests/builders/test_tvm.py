@@ -1,0 +1,211 @@
+import dataclasses
+import re
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+
+from builders import backends, tvm, tvm_cuda
+from builders.errors import DataError, EngineryError, InputError, ModelError
+from builders.nvcc import Nvcc, find_nvcc, generation
+from builders.onnxruntime import OrtSession
+from builders.tvm import Tvm
+from tests.builders import graphs, native_graphs
+
+TVM = Tvm()
+NVCC = Nvcc(None, "12.8", frozenset({"sm_80", "sm_89", "sm_90"}))
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
+
+
+@pytest.fixture
+def compiler():
+    pytest.importorskip("tvm")
+    if not shutil.which("g++"):
+        pytest.skip("TVM links with g++, which is missing")
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """As if TVM, a C++ compiler and CUDA 12.8 were here."""
+    monkeypatch.setattr(tvm, "version", lambda name: "0.27")
+    monkeypatch.setattr(tvm, "find_nvcc", lambda: NVCC)
+    monkeypatch.setattr(tvm.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def own_request(target="cpu", precision="fp32", backend=TVM, **changes):
+    toolchain, options = backends.toolchain_of(backend), backends.options_of(backend)
+    return graphs.request(target, precision, "tvm", toolchain=toolchain, options=options, **changes)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "words"),
+    [
+        ("cpu", "bf16", "not for bfloat16; use fp16 or fp32"),
+        ("sm_90", "fp8", "takes no FP8 .*; use int8"),
+        ("sm_89", "int4", "takes no int4 weights.*; use int8"),
+        ("sm_103", "fp32", "nvcc 12.8 makes no code for sm_103; install a CUDA toolkit that does"),
+    ],
+)
+def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, words):
+    assert re.search(words, TVM.refuses(own_request(target, precision)))
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_80", "l4", "h100"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-dynamic"])
+def test_what_it_has_is_not_refused(installed, target, precision):
+    assert TVM.refuses(own_request(target, precision)) is None
+
+
+def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
+    monkeypatch.setattr(tvm, "find_nvcc", lambda: None)
+    assert "there is none; install the CUDA toolkit" in TVM.refuses(own_request("l4"))
+    assert TVM.refuses(own_request()) is None, "a CPU engine needs no nvcc"
+    monkeypatch.setattr(tvm.shutil, "which", lambda name: None)
+    assert TVM.refuses(own_request()).endswith("install g++")
+
+    def missing(name):
+        raise tvm.PackageNotFoundError(name)
+
+    monkeypatch.setattr(tvm, "version", missing)
+    assert TVM.versions() == {}
+    assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginery[tvm]'"
+
+
+def test_the_versions_that_make_the_code_are_in_the_key(installed):
+    assert TVM.versions() == {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "12.8"}
+    assert Tvm(cpu="host").versions()["cpu"] == tvm.host_level()
+
+
+def test_a_node_that_only_runs_engines_needs_no_nvcc(installed):
+    built = {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "13.0", "cpu": "x86-64-v4"}
+    assert TVM.unfit(built, {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27"}) is None
+    assert "built with apache-tvm 0.27" in TVM.unfit(built, {"apache-tvm": "0.28", "apache-tvm-ffi": "0.27"})
+
+
+def test_an_option_it_does_not_know_names_the_known():
+    with pytest.raises(InputError, match=r"backends\.tvm\.cpu: 'znver4' is not one of 'x86-64'"):
+        backends.configure("tvm", {"cpu": "znver4"})
+
+
+def ran(backend, request, model, inputs, tmp_path):
+    with backend.open(backend.build(request, model, tmp_path)) as session:
+        return session.run(inputs)
+
+
+def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx")
+    engine = TVM.build(own_request(), model, tmp_path)
+    assert engine.path == tmp_path / "engine.so" and engine.suffix == ".so"
+    (tmp_path / "again").mkdir()
+    again = TVM.build(own_request(), model, tmp_path / "again")  # its bytes are others now and then
+    with (
+        TVM.open(engine) as session,
+        TVM.open(again) as rebuilt,
+        OrtSession(model, optimized=False) as reference,
+    ):
+        for batch in (1, 3, 16):
+            x = {"image": np.random.default_rng(batch).standard_normal((batch, 8)).astype("f")}
+            np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(rebuilt.run(x)["logits"], session.run(x)["logits"])  # as `determinism` says
+        with pytest.raises(DataError, match="no optimization profile holds"):
+            session.run({"image": np.zeros((17, 8), "f")})
+    older = dataclasses.replace(engine.request, toolchain=(("apache-tvm", "0.20"),))
+    with pytest.raises(EngineryError, match="apache-tvm"), TVM.open(dataclasses.replace(engine, request=older)):
+        pass
+
+
+def test_odd_names_are_no_matter(compiler, tmp_path):
+    """TVM reads the dim 'seq-len' as the difference of two others."""
+    model, request = native_graphs.odd_names(tmp_path / "m.onnx", TVM)
+    x = {"in put/é": np.ones((5, 4), "f")}
+    with OrtSession(model) as reference:
+        expected = reference.run(x)["o'ut:0"]
+    np.testing.assert_allclose(ran(TVM, request, model, x, tmp_path)["o'ut:0"], expected, rtol=1e-6)
+
+
+def test_sizes_that_it_cannot_compare_are_a_model_error(compiler, tmp_path):
+    model, request = native_graphs.two_sizes(tmp_path / "m.onnx", TVM)
+    with pytest.raises(ModelError, match=r"TVM cannot compile the model: .*R\.add\('x', 'y'\)"):
+        TVM.build(request, model, tmp_path)
+
+
+def test_counting_along_a_dynamic_dimension_keeps_its_size(compiler, tmp_path):
+    model, request = native_graphs.positions(tmp_path / "m.onnx", TVM)
+    with TVM.open(TVM.build(request, model, tmp_path)) as session, OrtSession(model) as reference:
+        for shape in ((1, 1), (2, 3), (16, 16)):
+            ids = {"ids": np.arange(np.prod(shape)).reshape(shape)}
+            np.testing.assert_array_equal(session.run(ids)["y"], reference.run(ids)["y"])
+
+
+def test_bool_and_int64_come_back_as_they_are(compiler, tmp_path):
+    model, request = native_graphs.flags(tmp_path / "m.onnx", TVM)
+    x = np.array([[True, False, True, False]])
+    found = ran(TVM, request, model, {"x": x}, tmp_path)
+    assert (found["y"] == ~x).all() and (found["n"] == x).all() and found["n"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (lambda path: graphs.one_node(path, "Det", shape=(2, 2)), r"node 'block/the_node' \(Det\): .*not supported"),
+        (graphs.fp8_mlp, r"node 'quantize' \(QuantizeLinear\): zero_point"),
+    ],
+)
+def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path, graph, words):
+    model = graph(tmp_path / "m.onnx")
+    if b"Det" in model.read_bytes():
+        loaded = onnx.load(model)
+        del loaded.graph.output[0].type.tensor_type.shape.dim[:]
+        onnx.save(loaded, model)
+    with pytest.raises(ModelError, match=words):
+        TVM.build(own_request(profiles=()), model, tmp_path)
+
+
+def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
+    engine = TVM.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    engine.path.unlink()  # the loader still has the old one by its name and inode
+    engine.path.write_bytes(b"x" * engine.size_bytes)
+    with pytest.raises(EngineryError, match=r"TVM cannot load engine\.so: .*; build it again"), TVM.open(engine):
+        pass
+
+
+def embedded(data: bytes) -> set[str]:
+    """Generations of the cubins inside a file."""
+    places = [found.start() for found in re.finditer(rb"\x7fELF", data)]
+    return {sm for place in places if (sm := generation(data[place:]))}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90"])
+def test_real_cubins_are_in_an_engine_for_a_gpu_without_one_here(compiler, tmp_path, target):
+    engine = TVM.build(own_request(target), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    assert embedded(engine.path.read_bytes()) == {target}
+    with pytest.raises(EngineryError, match=f"no {target} GPU on this machine"), TVM.open(engine):
+        pass
+
+
+@needs_nvcc
+def test_the_source_text_instead_of_code_is_never_taken_for_an_engine(compiler, tmp_path, monkeypatch):
+    """What TVM does by itself where no CUDA runtime is loaded: the engine then holds the kernels as text."""
+    import tvm_ffi
+
+    monkeypatch.setattr(tvm_cuda.CubinCompiler, "_compile", lambda self, source: source.encode())
+    compiling = tvm_ffi.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    try:
+        with pytest.raises(EngineryError, match=r"TVM packed no code for sm_89 into engine\.so but its source text"):
+            TVM.build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    finally:
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", compiling, override=True)
+
+
+@needs_nvcc
+def test_approximate_arithmetic_only_where_it_is_asked_for(compiler, tmp_path, monkeypatch):
+    asked = []
+    real = Nvcc.cubin
+    monkeypatch.setattr(
+        Nvcc, "cubin", lambda self, *place, fast_math: asked.append(fast_math) or real(self, *place, fast_math=False)
+    )
+    for fast in (False, True):
+        Tvm(fast_math=fast).build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    assert asked == [False, True]
