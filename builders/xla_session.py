@@ -63,17 +63,19 @@ class XlaSession:
         with jax.enable_x64(True):
             placed = [jax.device_put(array, self._device) for array in given]
             made = executable(self._weights, placed)
-        return {spec.name: np.asarray(array) for spec, array in zip(self.outputs, made, strict=True)}
+        return {spec.name: np.array(array) for spec, array in zip(self.outputs, made, strict=True)}
 
     def _for(self, shapes: tuple[Shape, ...]) -> Any:
         with self._lock:
-            if shapes in self._compiled:
+            if found := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
-            else:
-                self._compiled[shapes] = self._compile(shapes)
+                return found
+        made = self._compile(shapes)  # without the lock: sizes that are there go on running meanwhile
+        with self._lock:
+            self._compiled[shapes] = made
             if len(self._compiled) > self._kept:
                 self._compiled.popitem(last=False)
-            return self._compiled[shapes]
+        return made
 
     def _compile(self, shapes: tuple[Shape, ...]) -> Any:
         place = jax.sharding.SingleDeviceSharding(self._device)
