@@ -68,8 +68,11 @@ class Xla:
 
     def refuses(self, request: BuildRequest) -> str | None:
         """Precisions that the target lacks, types and dims that XLA cannot take, and everything without JAX."""
-        if request.precision == "fp8" and request.target.is_cpu:
-            return "CPUs have no FP8 arithmetic; use int8"
+        target = request.target
+        if request.precision == "fp8" and (target.is_cpu or (target.compute_capability or (0, 0)) < (8, 9)):
+            return f"{'CPUs have' if target.is_cpu else f'{target.sm} has'} no FP8 arithmetic; use int8"
+        if request.precision == "bf16" and target.compute_capability == (7, 5):
+            return "sm_75 has no bfloat16; use fp16"
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype not in _IO:
                 return f"{spec.name!r} is {spec.dtype}, which XLA does not take; cast it to float32 or int64"

@@ -30,6 +30,8 @@ def as_installed(monkeypatch):
 def test_what_xla_cannot_take_is_refused_with_the_remedy():
     assert Xla().refuses(xla_request()) is Xla().refuses(xla_request("l4", "fp8")) is None
     assert Xla().refuses(xla_request(precision="fp8")) == "CPUs have no FP8 arithmetic; use int8"
+    assert Xla().refuses(xla_request("a100", "fp8")) == "sm_80 has no FP8 arithmetic; use int8"
+    assert "use fp16" in Xla().refuses(xla_request("t4", "bf16"))
     assert "add dims.batch.max" in Xla().refuses(xla_request(profiles=()))
     empty = ShapeProfile((("image", (0, 8), (4, 8), (16, 8)),))
     assert "dims.batch.min is 0" in Xla().refuses(xla_request(profiles=(empty,)))
