@@ -22,9 +22,17 @@ from builders import cuda
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.installed import PackageNotFoundError, version
-from builders.onnxruntime import failures, words_of
+from builders.onnxruntime import words_of
 from builders.onnxruntime_gpu_file import left_over, write_whole
-from builders.onnxruntime_gpu_session import CUDA, INSTALL, TENSORRT, GpuSession, ProviderOptions, check_available
+from builders.onnxruntime_gpu_session import (
+    CUDA,
+    INSTALL,
+    TENSORRT,
+    GpuSession,
+    ProviderOptions,
+    check_available,
+    provider_failures,
+)
 from builders.types import (
     BuildRequest,
     Determinism,
@@ -227,7 +235,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             flags = ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED
             compiler = ort.ModelCompiler(options, str(model), embed_compiled_data_into_model=True, flags=flags)
             compiler.compile_to_file(str(path))
-        except (*failures(), RuntimeError) as error:  # a provider that does not load raises the plain class
+        except provider_failures() as error:
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
             raise ModelError(f"{words}; `enginery plan --backends tensorrt-rtx` may name the operator") from error
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
