@@ -13,15 +13,16 @@ were the same for optimization levels 0 to 5, tiling levels, L2 limits and auxil
 """
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from builders import cuda
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError, StepError
+from builders.fitting import check_fits, tensorrt_opens, tensorrt_version
 from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.tensorrt_timing import keep_grown, merged, use_given
@@ -116,13 +117,19 @@ class _TensorRT:
             f"no {target.sm} GPU on this machine, which has {here}" if here else f"no {target.sm} GPU on this machine"
         )
 
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: the release that built it, whichever of its wheels are installed."""
+        was, now = tensorrt_version(self.name, built), tensorrt_version(self.name, here)
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        if was is None or now is None or tensorrt_opens(was, now, options):
+            return None
+        return f"built with {self.title} {was}, here is {now}; install {self.name} {was}, or build it again here"
+
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        """Load an engine on the first GPU that fits. Raises EngineryError when none does. Never run on a GPU."""
+        """Load an engine on the first GPU that fits. Raises as `check_fits` does. Never run on a GPU."""
         from builders.tensorrt_session import open_engine
 
-        reason = self.runs(engine.request.target) or self._missing()
-        if reason:
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
+        check_fits(self, engine)
         return open_engine(self._import(), recorder(self.module), engine)
 
     def load_runtime(self) -> None:

@@ -18,6 +18,11 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"HW-specific datatypes", "use fp16, or a newer generation"),
     (r"workspace (limit|memory)", "raise backends.{backend}.workspace_mib, or set it to 0 (no limit)"),
     (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
+    (
+        r"missing values for shape input tensor|shape inputs, but no optimization profile",
+        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model, or "
+        "use another backend",
+    ),
     (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
     (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),
     (r"[Cc]ould not find any implementation", "often too little GPU memory: free some, or raise workspace_mib"),

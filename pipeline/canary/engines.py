@@ -7,6 +7,7 @@ from pathlib import Path
 
 from builders import backends
 from builders.errors import InputError
+from builders.fitting import open_engine
 from builders.types import Engine, Session, Target
 from pipeline.registry.attestations import judged
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -62,7 +63,7 @@ def opened(store: Store, chosen: Chosen, folder: Path) -> Iterator[Session]:
     path = folder / f"engine{entry.suffix}"
     store.fetch(digest, path)
     engine = Engine(request_of(entry), path, digest, path.stat().st_size, str(entry.suffix))
-    with backends.configure(entry.backend, dict(entry.options)).open(engine) as session:
+    with open_engine(engine) as session:
         yield session
 
 

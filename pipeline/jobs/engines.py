@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from builders import backends
+from builders import backends, fitting
 from builders.errors import InputError
 from builders.process import enter_phase
 from builders.types import Backend, BuildRequest, Engine, Session
@@ -144,5 +144,4 @@ def engine_session(
 ) -> AbstractContextManager[Session]:
     """The engine of this digest, fetched and verified, opened by its backend."""
     path = fetch(place, digest, workdir / f"engine{suffix}")
-    engine = Engine(request, path, digest, path.stat().st_size, suffix)
-    return backends.configure(request.backend, dict(request.options)).open(engine)
+    return fitting.open_engine(Engine(request, path, digest, path.stat().st_size, suffix))

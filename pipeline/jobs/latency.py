@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from builders import backends
 from builders.digest import canonical_json
+from builders.fitting import open_engine
 from builders.profiles import Profiling, RunProfile
 from builders.types import Backend, BuildRequest, Engine
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, tensors_from
@@ -44,7 +45,7 @@ def measure_engine(
     made = _fetched(place, wanted, engine, suffix, workdir)
     buckets = _buckets(place, golden, model, asked, workdir)
     imported = _import_runtime(backend)
-    speed = measure_speed(partial(backend.open, made), buckets, Asked(asked["seconds"], asked["streams"]))
+    speed = measure_speed(partial(open_engine, made), buckets, Asked(asked["seconds"], asked["streams"]))
     dims = dims_from(model["dims"])
     at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned_for(dims)), len(buckets) - 1)
     graph = graph_costs(
@@ -81,7 +82,7 @@ def race_engines(store: str, sides: Sequence[Json], golden: str, model: Json, as
         folder = workdir / str(index)
         folder.mkdir()
         made = _fetched(place, wanted, side["engine"], side["suffix"], folder)
-        opens.append(partial(backends.configure(wanted.backend, dict(wanted.options)).open, made))
+        opens.append(partial(open_engine, made))
     (bucket,) = _buckets(place, golden, model, {"buckets": [asked["sizes"]]}, workdir)
     found = judge(race((opens[0], opens[1]), bucket.inputs, asked["seconds"], asked["seed"]), asked["seed"])
     return {"bucket": bucket.name, "items": bucket.items, "seed": asked["seed"], **found.to_json()}

@@ -11,6 +11,7 @@ Rules and where they are from:
 - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
 """
 
+from builders.fitting import numbers, tensorrt_opens, tensorrt_version
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
@@ -27,10 +28,10 @@ def unmet(entry: EngineEntry, machine: Machine) -> str | None:
     if needs and found and not _serves(entry, needs, found):
         return f"needs {_TITLES[entry.backend]} {needs}, found {found}"
     driver = _driver(entry)
-    if driver and machine.driver and _numbers(machine.driver) < _numbers(driver):
+    if driver and machine.driver and numbers(machine.driver) < numbers(driver):
         return f"needs driver >= {driver}, found {machine.driver}"
     cuda = _cuda(entry)
-    if cuda and not machine.driver and machine.cuda and _numbers(machine.cuda) < (cuda,):
+    if cuda and not machine.driver and machine.cuda and numbers(machine.cuda) < (cuda,):
         return f"needs CUDA {cuda}, the driver supports {machine.cuda}"
     size = entry.size_bytes or 0
     if machine.memory_bytes is not None and size > machine.memory_bytes:
@@ -66,8 +67,7 @@ def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
 
 def _runtime(entry: EngineEntry) -> str | None:
     """The version of the runtime that built it, from whichever of its wheels is on record."""
-    names = [entry.backend, *(name for name in sorted(entry.toolchain) if name.startswith(f"{entry.backend}-cu"))]
-    return next((entry.toolchain[name] for name in names if name in entry.toolchain), None)
+    return tensorrt_version(entry.backend, entry.toolchain)
 
 
 def _found(entry: EngineEntry, machine: Machine) -> str | None:
@@ -75,11 +75,8 @@ def _found(entry: EngineEntry, machine: Machine) -> str | None:
 
 
 def _serves(entry: EngineEntry, needs: str, found: str) -> bool:
-    pair = list(zip(_numbers(needs), _numbers(found), strict=False))
-    if all(wanted == here for wanted, here in pair):
-        return True
-    compatible = entry.backend == "tensorrt" and entry.options.get("version_compatible") is True
-    return compatible and [wanted for wanted, _ in pair] < [here for _, here in pair]
+    # TensorRT-RTX has no version compatible mode, whatever an entry says.
+    return tensorrt_opens(needs, found, entry.options if entry.backend == "tensorrt" else {})
 
 
 def _driver(entry: EngineEntry) -> str | None:
@@ -93,13 +90,3 @@ def _cuda(entry: EngineEntry) -> int | None:
     """The CUDA version that the runtime's wheels are for."""
     found = (number for number in _DRIVER_OF_CUDA for name in entry.toolchain if f"-cu{number}" in name)
     return min(found, default=None)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """'10.16.1' as (10, 16, 1); what is no number ends it."""
-    found: list[int] = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        found.append(int(part))
-    return tuple(found)

@@ -1,5 +1,7 @@
 """Without JAX the rules before any work; with it (`pip install 'enginery[xla]'`) engines, built and run."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -256,5 +258,6 @@ def test_if_takes_its_branch_at_run_time(tmp_path):
 def test_a_damaged_program_is_an_integrity_error(tmp_path):
     engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"))
     xla_file.write_engine(engine.path, b"no program at all", {})
-    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(engine):
+    damaged = dataclasses.replace(engine, size_bytes=engine.path.stat().st_size)
+    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(damaged):
         pass
