@@ -58,7 +58,7 @@ class XlaSession:
         check_inputs(self.inputs, inputs)
         if self._profiles:
             fitting_profile(self._profiles, inputs)
-        given = [np.ascontiguousarray(inputs[spec.name]) for spec in self.inputs]
+        given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
         executable = self._for(tuple(array.shape for array in given))
         with jax.enable_x64(True):
             placed = [jax.device_put(array, self._device) for array in given]
