@@ -255,6 +255,17 @@ def test_if_takes_its_branch_at_run_time(tmp_path):
 
 
 @pytest.mark.usefixtures("jax")
+def test_an_input_may_have_no_axes_and_answers_may_be_written_to(tmp_path):
+    node = helper.make_node("Mul", ["x", "by"], ["y"], name="scaled")
+    model = graphs.save(tmp_path / "m.onnx", [node], [("x", 1, (2, 4)), ("by", 1, ())], [("y", 1, (2, 4))])
+    wanted = fixed(inputs=(TensorSpec("x", "float32", (2, 4)), TensorSpec("by", "float32", ())))
+    with Xla().open(built(tmp_path, model, wanted)) as session:
+        made = session.run({"x": np.ones((2, 4), "f"), "by": np.array(3, "f")})["y"]
+        made += 1
+        assert made.min() == made.max() == 4
+
+
+@pytest.mark.usefixtures("jax")
 def test_a_damaged_program_is_an_integrity_error(tmp_path):
     engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"))
     xla_file.write_engine(engine.path, b"no program at all", {})
