@@ -1,5 +1,6 @@
 """PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ from builders.types import BuildRequest
 from validation.double import DoubleSession
 from validation.golden import freeze
 from validation.gpu.cases import save_cases
-from validation.gpu.clocks import DeviceClock
+from validation.gpu.clocks import DeviceClock, seconds_of
 from validation.gpu.models import write
 from validation.gpu.peaks import Peaks, measure_peaks
-from validation.gpu.peers import open_peer
+from validation.gpu.peers import _Replayed, open_peer
 from validation.gpu.tasks import request_for
 from validation.gpu.trying import try_engine
 
@@ -62,3 +63,66 @@ def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
     assert peaks.least_s(1e12, 1e6, "float16") == 1.0, "bound by operations"
     assert peaks.least_s(1e6, 1e9, "float16") == 1.0, "bound by bytes"
     assert peaks.least_s(1e6, 1e9, "fp4") is None
+
+
+class _Event:
+    """As much of torch.cuda.Event as is used; each record is a millisecond after the last."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        _Event.now += 1.0
+        self.at = _Event.now
+
+    def elapsed_time(self, other: "_Event") -> float:
+        return other.at - self.at
+
+
+def test_seconds_on_a_gpu_are_those_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, waited = [], []
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(calls)))
+    assert seconds_of(lambda: calls.append(1), "cuda", 4) == pytest.approx([1e-3] * 4)
+    assert len(calls) == 5 and waited == [5], "one before, and read after all are done"
+
+
+def test_a_graph_is_recorded_once_for_each_shape_and_fed_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a stand-in that replays by running the module again on the places that were recorded."""
+    recorded: list[object] = []
+
+    class Graph:
+        def replay(self) -> None:
+            places, results = peer._recorded[self.key][1:]
+            results[0].copy_(module(*places)[0])
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            """Nothing to wait for."""
+
+    class Capturing:
+        def __init__(self, graph: Graph) -> None:
+            graph.key = key
+            recorded.append(graph)
+
+        def __enter__(self) -> None:
+            """Recording begins."""
+
+        def __exit__(self, *_: object) -> None:
+            """It ends."""
+
+    def module(x: "torch.Tensor") -> "tuple[torch.Tensor]":
+        return (2 * x,)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", Capturing)
+    peer = _Replayed(module)
+    for size, value in ((2, 1.0), (2, 3.0), (3, 5.0), (2, 7.0)):
+        key = (((size,), torch.float32),)
+        assert peer(torch.full((size,), value))[0].tolist() == [2 * value] * size
+    assert len(recorded) == 2
