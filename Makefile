@@ -2,6 +2,8 @@
 # check  format, lint, types, import rules               bench  ratios against peers, measured in one run
 # docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
 # chart  what is generated from the Helm chart           clean  removes what these made
+# conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/conformance.md
+# node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -9,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench docs chart hunt gpu-check clean
+.PHONY: demo demo-cluster test check format bench docs chart hunt conformance node-tests gpu-check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -43,6 +45,14 @@ bench: $(VENV)/.installed
 hunt: $(VENV)/.installed
 	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 	  --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
+
+conformance: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples,tvm,iree,xla]'
+	$(BIN)/python -m pytest -n auto --maxprocesses 2 tests/conformance
+	$(BIN)/python -m tests.conformance.page
+
+node-tests: $(VENV)/.installed
+	$(BIN)/python -m tests.conformance.node_tests
 
 docs: $(VENV)/.installed
 	$(BIN)/enginery schema > docs/spec.schema.json

@@ -12,6 +12,7 @@ before it is run.
 GPUs: the code path is written, for a torch with CUDA on a machine that has the GPU. Never run.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
+_LOOKUPS = "enginery_lookups"  # in its metadata: the nodes whose indices its last output tells of
 # All that a package of ours holds; what lies in other folders torch would unpickle.
 _MEMBERS = re.compile(
     r"[\w.-]+/(archive_format|archive_version|byteorder|version|\.format_version|\.data/[\w.-]+|"
@@ -108,7 +110,7 @@ class AotInductor:
             if spec.dtype in _NO_DTYPE:
                 return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
         if "cpu" not in found:
-            return "the code is built for x86-64 with AVX2 at least, which this machine is not; use onnxruntime"
+            return "this machine is no x86-64 with AVX2 at least, which the code is built for; use onnxruntime"
         if "c++" not in found:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
@@ -125,8 +127,8 @@ class AotInductor:
             raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
         path = workdir / "engine.pt2"
         with _quiet(), _own_cache(workdir), _instructions(self._level()):
-            program = _program(request, model)
-            self._compile(program, path)
+            program, lookups = _program(request, model)
+            self._compile(program, path, {_LOOKUPS: json.dumps(lookups)})
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
 
     def runs(self, target: Target) -> str | None:
@@ -149,7 +151,7 @@ class AotInductor:
             raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
         check_toolchain(engine)
         check_members(engine.path)
-        session = PackageSession(engine, _MODEL)
+        session = PackageSession(engine, _MODEL, _LOOKUPS)
         try:
             yield session
         finally:
@@ -159,11 +161,12 @@ class AotInductor:
         """Import torch."""
         import torch  # noqa: F401
 
-    def _compile(self, program: "torch.export.ExportedProgram", path: Path) -> None:
+    def _compile(self, program: "torch.export.ExportedProgram", path: Path, notes: dict[str, str]) -> None:
         import torch
 
+        configs = {**self._configs(), "aot_inductor.metadata": notes}
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=self._configs())
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
         except Exception as error:  # inductor raises classes of many modules, those of the C++ compiler included
             raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
 
@@ -234,15 +237,16 @@ def check_members(path: Path) -> None:
             raise EngineryError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
 
 
-def _program(request: BuildRequest, model: Path) -> "torch.export.ExportedProgram":
-    from builders.onnx_torch import to_program
+def _program(request: BuildRequest, model: Path) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
+    """The model as a program on the target's device, and the nodes whose indices it tells of."""
+    from builders.onnx_torch import to_guarded_program
 
-    program = to_program(model, request)
-    if request.target.is_cpu:
-        return program
-    from torch.export.passes import move_to_device_pass
+    program, lookups = to_guarded_program(model, request)
+    if not request.target.is_cpu:
+        from torch.export.passes import move_to_device_pass
 
-    return move_to_device_pass(program, "cuda")
+        program = move_to_device_pass(program, "cuda")
+    return program, lookups
 
 
 @contextmanager
@@ -256,11 +260,13 @@ def _own_cache(workdir: Path) -> Iterator[None]:
 
 @contextmanager
 def _instructions(level: str | None) -> Iterator[None]:
-    """Have inductor write for a level of x86-64 and nothing beyond; left alone it takes VNNI, BF16 and AMX from the host."""
+    """Have inductor write for a level of x86-64 and nothing beyond; left alone it takes VNNI and AMX from the host."""
     from torch._inductor import cpu_vec_isa
 
     if level is None:
-        raise EngineryError("the code is built for x86-64 with AVX2 at least, which this machine is not; use onnxruntime")
+        raise EngineryError(
+            "this machine is no x86-64 with AVX2 at least, which the code is built for; use onnxruntime"
+        )
     chosen = getattr(cpu_vec_isa, _INSTRUCTIONS[level])()
     usual = cpu_vec_isa.valid_vec_isa_list
     cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]

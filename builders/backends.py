@@ -17,6 +17,9 @@ from builders.errors import EngineryError, InputError, UnknownNameError
 from builders.types import Backend, Scalar
 
 GROUP = "enginery.backends"
+# Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
+LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
+_SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
 
 
 def names() -> list[str]:
@@ -28,7 +31,7 @@ def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EngineryError for a broken one."""
     entries = _entries()
     if name not in entries:
-        raise UnknownNameError(f"backend {name!r} is not known; {_nearest(name, entries)}")
+        raise UnknownNameError(_llm_stack(name) or f"backend {name!r} is not known; {_nearest(name, entries)}")
     try:
         return typing.cast("type[Backend]", entries[name].load())
     except (ImportError, AttributeError) as error:
@@ -81,6 +84,19 @@ def check_toolchain(backend: Backend, planned: Iterable[tuple[str, str]]) -> Non
 @cache
 def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _llm_stack(name: str) -> str | None:
+    """Why one of `LLM_STACKS` is no backend, and what to use; None for another name."""
+    spelled = name.strip().lower().replace("_", "-")
+    title = LLM_STACKS.get(_SPELLINGS.get(spelled, spelled))
+    if title is None:
+        return None
+    return (
+        f"backend {name!r}: {title} is not built here: it makes its engines from a checkpoint and serves them with a "
+        "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single "
+        f"steps of a decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
+    )
 
 
 def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:

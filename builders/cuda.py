@@ -7,7 +7,8 @@ tests exercise it over a stand-in for libcuda that works on host memory.
 """
 
 import ctypes
-from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Callable
+from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NAME_BYTES = 100
+_CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,57 @@ class Device:
         """Wait for what was put on the stream."""
         self._call("cuStreamSynchronize", self._stream)
 
+    def forget(self, prefix: str) -> None:
+        """Free the buffers whose names begin so."""
+        for name in [name for name in self._buffers if name.startswith(prefix)]:
+            self._free(name)
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """How long the GPU is busy with what `work` puts on the stream, between two events there."""
+        start, end = c_void_p(), c_void_p()
+        self._call("cuEventCreate", byref(start), c_uint(0))
+        self._call("cuEventCreate", byref(end), c_uint(0))
+        try:
+            self._call("cuEventRecord", start, self._stream)
+            work()
+            self._call("cuEventRecord", end, self._stream)
+            self._call("cuEventSynchronize", end)
+            milliseconds = c_float()
+            self._call("cuEventElapsedTime", byref(milliseconds), start, end)
+            return milliseconds.value * 1e-3
+        finally:
+            self._call("cuEventDestroy_v2", start)
+            self._call("cuEventDestroy_v2", end)
+
+    def captured(self, work: Callable[[], None]) -> "Graph":
+        """What `work` puts on the stream, as a CUDA graph; it is not run."""
+        self._call("cuStreamBeginCapture_v2", self._stream, c_int(_CAPTURE_THREAD_LOCAL))
+        captured = c_void_p()
+        try:
+            work()
+        finally:  # a stream left in this state would take nothing else
+            ended = self._driver.cuStreamEndCapture(self._stream, byref(captured))
+        _check(self._driver, ended, "cuStreamEndCapture")
+        try:
+            ready = c_void_p()
+            self._call("cuGraphInstantiateWithFlags", byref(ready), captured, c_uint64(0))
+        finally:
+            self._call("cuGraphDestroy", captured)
+        return Graph(
+            lambda: self._call("cuGraphLaunch", ready, self._stream), lambda: self._call("cuGraphExecDestroy", ready)
+        )
+
     def _free(self, name: str) -> None:
         if name in self._buffers:
             self._call("cuMemFree_v2", self._buffers.pop(name)[0])
 
     def _call(self, function: str, *arguments: Any) -> None:
         _check(self._driver, getattr(self._driver, function)(*arguments), function)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Work that was captured: `launch` puts all of it on the stream at once, `close` forgets it."""
+
+    launch: Callable[[], None]
+    close: Callable[[], None]

@@ -39,7 +39,7 @@ class LocalExecutor:
         return run_with_retries(job, watch, attempt, clustered=False)
 
     def cancel(self) -> None:
-        """Kill what runs, within `process.TICK_S`, and refuse what comes."""
+        """Kill what runs, within `process.TICK_S` (`GRACE_S` what heeds it), and refuse what comes."""
         self._cancelled = True
 
     @contextmanager

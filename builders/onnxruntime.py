@@ -14,16 +14,18 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from builders.compatibility import numbers
 from builders.cpu import cpu_flags as _cpu_flags
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.profiles import RunProfile
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
@@ -41,13 +43,19 @@ _LEVELS = {
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
 _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
+_IO = {
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+}
 _UNKNOWN_OP = (
     re.compile(r"No Op registered for (?P<op>\w+)"),
     re.compile(r"(?<![\w.:])(?P<op>[\w.:]+)\(-?\d+\) is not a registered function"),
     re.compile(r"implementation for (?P<op>[\w.:]+)\(\d+\) node with name '(?P<node>[^']*)'"),
 )
 _LONGEST_REASON = 4000
-_WIDENED = "InsertedPrecisionFreeCast"  # how it names the fp32 values that stand in for fp16 ones without a kernel
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .+? failed:)?")
 
 
@@ -94,19 +102,23 @@ class OnnxRuntime:
         return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """GPU targets, bf16, fp8, and everything where ONNX Runtime is not installed."""
+        """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
         if not self.serves(request.target):
             return f"onnxruntime compiles for the CPU here, not for {request.target.name}; use tensorrt-rtx or tensorrt"
         if request.precision == "bf16":
             return "onnxruntime has no bfloat16 kernels for the CPU; use fp32, or int8 for speed"
         if request.precision == "fp8":
             return "CPUs have no FP8 arithmetic; use int8"
+        for spec in (*request.inputs, *request.outputs):
+            if spec.dtype not in _IO:
+                return f"{spec.name!r} is {spec.dtype}, of which onnxruntime takes no arrays; cast it inside the model"
         if not self.versions():
             return f"onnxruntime is not installed; {self.install}"
         return None
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
+        from builders.onnxruntime_file import settle
         from builders.onnxruntime_fusion import fuse_bias
         from builders.onnxruntime_split import split_convolutions
 
@@ -114,7 +126,7 @@ class OnnxRuntime:
         options = _options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
         options.optimized_model_filepath = str(path)
         _open(model, options)
-        notes = _settle(path, model.parent)
+        notes = settle(path, model.parent)
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
@@ -125,15 +137,22 @@ class OnnxRuntime:
         """A CPU is always at hand."""
         return None if target.is_cpu else f"onnxruntime runs on the CPU here, not on {target.name}"
 
-    @contextmanager
-    def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine. Raises EngineryError when its layout is another CPU's, ModelError when it cannot be read."""
-        made_on = dict(engine.request.toolchain).get("cpu")
-        if made_on is not None and made_on != vector_width():
-            raise EngineryError(
-                f"{engine.path.name} is laid out for a {made_on} CPU, this one is {vector_width()}; "
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read; a saved layout is one CPU's."""
+        was, now = built.get("onnxruntime", ""), here["onnxruntime"]
+        if numbers(was) > numbers(now):
+            return f"saved by onnxruntime {was}, here is {now}; install onnxruntime {was} or later, or build it here"
+        if "cpu" in built and built["cpu"] != vector_width():
+            return (
+                f"it is laid out for a {built['cpu']} CPU, this one is {vector_width()}; "
                 "build it here, or with graph_optimization='extended'"
             )
+        return None
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load the engine. Raises as `check_fits` does, and ModelError when it cannot be read."""
+        check_fits(self, engine)
         with self.session(engine.path) as session:
             yield session
 
@@ -158,13 +177,22 @@ class OrtSession:
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
+    opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 
-    def __init__(self, model: Path, *, optimized: bool = True, threads: int = 0, level: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        optimized: bool = True,
+        threads: int = 0,
+        level: str | None = None,
+        opens: Callable[[Path, Any], Any] | None = None,
+    ) -> None:
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._model = model
-        self._session = _open(model, _options(level, threads))
+        self._session = (opens or _open)(model, _options(level, threads))
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
 
@@ -184,8 +212,8 @@ class OrtSession:
         names = [spec.name for spec in self.outputs]
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
-        except _failures() as error:
-            raise ModelError(f"{self._model.name}: onnxruntime failed while running: {_words(error)}") from error
+        except failures() as error:
+            raise ModelError(f"{self._model.name}: onnxruntime failed while running: {words_of(error)}") from error
 
 
 def vector_width() -> str:
@@ -222,11 +250,12 @@ def _open(model: Path, options: Any) -> Any:
 
     try:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except _failures() as error:
-        raise ModelError(f"{model.name}: {_reason(_words(error))}") from error
+    except failures() as error:
+        raise ModelError(f"{model.name}: {_reason(words_of(error))}") from error
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def failures() -> tuple[type[Exception], ...]:
+    """The classes of ONNX Runtime's errors, which share no base class of their own."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return tuple(
@@ -236,7 +265,7 @@ def _failures() -> tuple[type[Exception], ...]:
     )
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """ONNX Runtime's message without its status prefix."""
     return _STATUS.sub("", str(error)).strip()
 
@@ -259,20 +288,3 @@ def _spec(model: Path, value: Any) -> TensorSpec:
         raise ModelError(f"{model.name}: {value.name!r} is a {value.type}; only tensors can be inputs and outputs")
     shape = tuple(f"{value.name}.{axis}" if dim is None else dim for axis, dim in enumerate(value.shape))
     return TensorSpec(value.name, _FLOATS.get(found[1], found[1]), shape)
-
-
-def _settle(path: Path, source: Path) -> tuple[str, ...]:
-    """Take external data from `source` into the engine, which must stand alone; notes on what the graph became."""
-    import onnx
-
-    engine = onnx.load(path, load_external_data=False)
-    if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in engine.graph.initializer):
-        onnx.load_external_data_for_model(engine, str(source))
-        onnx.save(engine, path)
-    widened = sum(any(_WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
-    if not widened:
-        return ()
-    share = f"{widened} of {len(engine.graph.node)} operators"
-    return (
-        f"{share} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
-    )

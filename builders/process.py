@@ -4,7 +4,8 @@ The caller writes WORKDIR/job.json and starts `python -m builders.child WORKDIR`
 leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
 process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
 killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
-vanish with WORKDIR.
+vanish with WORKDIR. A job that has said it heeds this (`heed_stop`) is asked to end before it is killed for its time
+or because it was cancelled, and has `GRACE_S` to put away what it learnt.
 
 The memory limit is on the resident set (RSS) of the process and its descendants, looked at every `TICK_S`; a limit on
 address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
@@ -30,7 +31,10 @@ from builders.resident import resident_mib
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
+# For a job that was asked to end, and heeds that.
+GRACE_S = 10.0
 _WORKDIR = "ENGINERY_JOB_FOLDER"
+_HEEDS, _STOP = "job.heeds", "job.stop"
 # What a watch is told of memory: growth by a tenth, and by this much.
 _NOTABLE_MIB = 16.0
 
@@ -50,6 +54,8 @@ def run_job(job: Job, workdir: Path, cancelled: Callable[[], bool] = lambda: Fal
     ended = None
     try:
         ended = _watch(process.pid, job, cancelled, sight)
+        if ended is not None and ended[0] in ("timeout", "cancelled"):
+            _ask_to_end(process.pid, workdir)
     finally:  # also on Ctrl-C
         _kill_group(process)
         os.close(lifeline)
@@ -70,6 +76,19 @@ def enter_phase(name: str) -> None:
             fresh = Path(folder) / "job.phase.part"
             fresh.write_text(name)
             fresh.replace(fresh.with_name("job.phase"))
+
+
+def heed_stop() -> Callable[[], bool]:
+    """Promise that this job ends by itself soon after it is asked to; what comes back tells whether it was asked.
+
+    For the job's own process; elsewhere nobody asks.
+    """
+    folder = os.environ.get(_WORKDIR)
+    if folder is None:
+        return lambda: False
+    with suppress(OSError):
+        (Path(folder) / _HEEDS).touch()
+    return (Path(folder) / _STOP).exists
 
 
 def log_tail(workdir: Path) -> str:
@@ -181,6 +200,17 @@ def _watch(pid: int, job: Job, cancelled: Callable[[], bool], sight: _Sight) -> 
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; raise the limit"
         time.sleep(TICK_S)
     return None
+
+
+def _ask_to_end(pid: int, workdir: Path) -> None:
+    """Give a job that heeds it the time to end by itself."""
+    if not (workdir / _HEEDS).exists():
+        return
+    with suppress(OSError):
+        (workdir / _STOP).touch()
+    deadline = time.monotonic() + GRACE_S
+    while not _has_ended(pid) and time.monotonic() < deadline:
+        time.sleep(TICK_S)
 
 
 def _has_ended(pid: int) -> bool:

@@ -61,3 +61,12 @@ class DeviceMemory(Protocol):
     def used_bytes(self) -> int:
         """Bytes of that memory that are in use, by everybody."""
         ...
+
+
+@runtime_checkable
+class DeviceTimed(Protocol):
+    """A session that can tell how long the device itself is busy with a run, by events on it."""
+
+    def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
+        """Seconds of each run on the device, without copies to it and from it. Raises as `Session.run` does."""
+        ...

@@ -7,6 +7,7 @@ merges A100 with A10 and B200 with RTX PRO 6000.
 
 import difflib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from builders.errors import UnknownNameError
 from builders.types import Target
@@ -98,6 +99,7 @@ def names() -> list[str]:
     return out + sorted({g.family for g in GENERATIONS})
 
 
+@lru_cache(maxsize=256)
 def parse_targets(name: str) -> tuple[Target, ...]:
     """Targets that a name stands for, in order of capability.
 

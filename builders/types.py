@@ -186,6 +186,8 @@ class Engine:
     """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
 
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
+    extras: files that a build leaves beside the engine, by name, such as what the compiler tells of its layers.
+    weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
     """
 
     request: BuildRequest
@@ -194,6 +196,8 @@ class Engine:
     size_bytes: int
     suffix: str
     notes: tuple[str, ...] = ()
+    extras: tuple[tuple[str, Path], ...] = ()
+    weights: Path | None = None
 
 
 @dataclass(frozen=True)

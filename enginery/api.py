@@ -9,6 +9,7 @@ from pipeline.run import RunOptions
 def build(spec: Path | str, **options: object) -> Outcome:
     """Export, quantize, build, prove and publish the engines of a spec, in this process.
 
+    spec: as `enginery build` takes it.
     options: the fields of `pipeline.run.RunOptions`: registry, targets, precisions, backends, executor, jobs.
     Raises the errors of `builders.errors`; a unit that failed is in the outcome, not an error.
     """

@@ -39,6 +39,7 @@ COMMANDS = {
     "attribute": ("attribute", "Say which node of a graph or an engine drifted."),
     "fuzz": ("fuzz", "Try an engine on seeded shapes and values, against its graph."),
     "profile": ("profile", "Time an engine here: latency, memory, nodes, what bounds it; or two side by side."),
+    "refit": ("refit", "Give engines other weights without a build, prove them, and publish a version."),
     "rebuild": ("rebuild", "Build an engine again, several times: same bytes, same outputs?"),
     "record": ("record", "Record requests for a canary."),
     "canary": ("canary", "Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT."),
@@ -52,7 +53,7 @@ COMMANDS = {
     "mirror": ("copies", "Copy versions to another registry."),
     "export-oci": ("copies", "Write engines as OCI images."),
     "fleet": ("fleet", "Compare a cluster's nodes with the registry, and plan changes of it."),
-    "backends": ("doctor", "List compilers: installed, targets, precisions."),
+    "backends": ("backends", "List compilers: installed, what each builds, whether it runs here."),
     "doctor": ("doctor", "Say what this machine can build and run."),
 }
 

@@ -17,12 +17,11 @@ from prefect.settings import PREFECT_API_URL
 
 from builders.digest import digest_of
 from builders.errors import UnavailableError
-from pipeline.deployments.wanted import JUDGED, PUBLISHED, REGISTERED
-from pipeline.registry.records import recall, remember
+from pipeline.deployments.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED
 from pipeline.registry.registered import Registration
 from pipeline.registry.store import Store
-
-_RECORD = "told"
+from pipeline.registry.turns import turn
+from pipeline.told import remember_told, told_before
 
 
 @dataclass(frozen=True)
@@ -53,19 +52,23 @@ def judged(store: Store, model: str, version: str, channel: str, verdict: str, r
     return tell(JUDGED, model, payload)
 
 
-def told_before(store: Store, event: str, about: str) -> bool:
-    """Whether `remember_told` was called for this event about this digest."""
-    return recall(store, _RECORD, _key(event, about)) is not None
+def published_once(store: Store, model: str, version: str, manifest: str) -> Told | None:
+    """Tell that a version was published, unless that was told before; None then. Raises UnavailableError.
 
-
-def remember_told(store: Store, told: Told, about: str) -> None:
-    """Remember that an event about a digest was told, so that whoever asks does not tell it again."""
-    remember(store, _RECORD, _key(told.event, about), {"id": told.id})
+    Of several runs that end with the same version at once, one tells.
+    """
+    with turn(store, digest_of({"telling": PUBLISHED, "of": manifest}), f"telling of {model}@{version}"):
+        if told_before(store, PUBLISHED, manifest):
+            return None
+        told = published(store, model, version, manifest)
+        remember_told(store, PUBLISHED, manifest, told.id)
+        return told
 
 
 def tell(event: str, model: str, payload: Mapping[str, Any]) -> Told:
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
-    not answer."""
+    not answer; ValueError for a payload that is not what `PAYLOADS` says."""
+    PAYLOADS[event].check(event, {"model", *payload})
     server = PREFECT_API_URL.value()
     if not server:
         raise UnavailableError(f"{event} cannot be told: no Prefect server is configured; set PREFECT_API_URL")
@@ -94,7 +97,3 @@ def _run() -> list[RelatedResource]:
         return []
     found = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
     return [RelatedResource(found)]
-
-
-def _key(event: str, about: str) -> str:
-    return digest_of({"event": event, "about": about})

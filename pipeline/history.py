@@ -11,7 +11,6 @@ import statistics
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from builders.digest import canonical_json
@@ -133,11 +132,6 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
         for model, of_model in by_model.items():
             _add(store, history_key(backend, model), of_model, MOST_OF_MODEL)
         _add(store, history_key(backend), pasts, MOST_OF_BACKEND)
-
-
-def now() -> str:
-    """This moment, as a `Past` has it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _add(store: Store, key: str, pasts: Iterable[Past], most: int) -> None:

@@ -1,15 +1,17 @@
-"""Unproven engines that can run on this machine, across a whole registry, and their proof."""
+"""Unproven engines that can run on this machine, across a whole registry or of one version, and their proof."""
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from builders import backends
 from builders.errors import EngineryError
+from builders.targets import parse_targets
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import judged
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.names import Reference, version_order
+from pipeline.registry.names import Reference, check_model, check_version, version_order
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.versions import Located
@@ -45,30 +47,54 @@ class Proof:
         return self.verdict in ("proven", "unproven")
 
 
-def pending(store: Store) -> Iterator[Pending]:
+def pending(store: Store, only: str | None = None) -> Iterator[Pending]:
     """Of each model's newest version and of what its channels serve: the unproven engines that run here.
 
-    A version that cannot be read is left out; `enginery verify` names it.
+    only: that model alone. A version that cannot be read is left out; `enginery verify` names it.
     """
-    for model in versions.models(store):
+    for model in versions.models(store) if only is None else [check_model(only)]:
         for version in sorted(_looked_at(store, model), key=version_order):
             try:
-                manifest = versions.load(store, model, version)
-                engines = tuple(entry for entry in judged(store, manifest) if _waits(entry))
+                found = pending_of(store, model, version)
             except EngineryError as error:
                 logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
                 continue
-            if engines:
-                yield Pending(manifest, engines)
+            if found.engines:
+                yield found
+
+
+def pending_of(store: Store, model: str, version: str, target: str | None = None) -> Pending:
+    """The unproven engines of a version that run here; whichever version it is, for whoever asks.
+
+    target: only those for it, as `--target` names one.
+    Raises UnknownNameError, and IntegrityError for a version that cannot be read.
+    """
+    manifest = versions.load(store, check_model(model), check_version(version))
+    entries = _meant(judged(store, manifest), target)
+    return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and _not_here(entry) is None))
+
+
+def why_nothing(store: Store, item: Pending, target: str | None = None) -> str:
+    """Why a version has no engine that could be proven here. target: as for `pending_of`."""
+    entries = _meant(judged(store, item.manifest), target)
+    for_target = f" for {target}" if target else ""
+    waiting = [entry for entry in entries if _unproven(entry)]
+    if waiting:
+        return "; ".join(dict.fromkeys(f"{item.reference}: {_not_here(entry)}" for entry in waiting))
+    counts = Counter(entry.status for entry in entries if entry.digest)
+    there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+    return f"{item.reference} has no unproven engine{for_target}; it has {there}"
 
 
 def prove(item: Pending, shop: Workshop) -> list[Proof]:
-    """Run a version's pending engines here and attach a report to each. What goes wrong is its row: a version that the
-    trust policy does not let run, too."""
+    """Run a version's pending engines here and attach a report to each. What was proven meanwhile is not run again.
+
+    What goes wrong is its row: a version that the trust policy does not let run, too.
+    """
     try:
         require(shop.store, Located(Reference(item.manifest.model, item.manifest.version), item.manifest))
         digests = {str(entry.digest) for entry in item.engines}
-        return [_row(item, found) for found in revalidate(item.manifest, shop, engines=digests)]
+        return [_row(item, found) for found in revalidate(item.manifest, shop, engines=digests, again=False)]
     except EngineryError as error:
         return [Proof(item.reference, None, "error", str(error))]
 
@@ -81,9 +107,22 @@ def _looked_at(store: Store, model: str) -> set[str]:
     return ({found[-1]} if found else set()) | (served & set(found))
 
 
-def _waits(entry: EngineEntry) -> bool:
-    runs = backends.configure(entry.backend, dict(entry.options)).runs
-    return entry.digest is not None and entry.status == "unproven" and runs(entry.hardware) is None
+def _meant(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEntry]:
+    """The entries for a target: a generation means its products, too."""
+    if target is None:
+        return [*entries]
+    wanted = parse_targets(target)
+    names, generations = {item.name for item in wanted}, {item.sm for item in wanted if item.product is None}
+    return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
+
+
+def _unproven(entry: EngineEntry) -> bool:
+    return entry.digest is not None and entry.status == "unproven"
+
+
+def _not_here(entry: EngineEntry) -> str | None:
+    """Why an engine does not run here; None if it does."""
+    return backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
 
 
 def _row(item: Pending, found: Attested) -> Proof:

@@ -1,12 +1,12 @@
 """The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders import backends
-from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
+from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.steps.engines import recall_engine
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
@@ -94,11 +94,12 @@ def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str 
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
-        return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets"
+        return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets, or profiles: wide"
     return item.backend.refuses(request)
 
 
 def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
+    options = backends.options_of(item.backend)
     return BuildRequest(
         model=graph.model,
         precision=item.precision,
@@ -106,11 +107,16 @@ def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
         backend=item.backend.name,
         inputs=graph.inputs,
         outputs=graph.outputs,
-        profiles=_profiles(graph.inputs, spec.named_dims()),
-        options=backends.options_of(item.backend),
+        profiles=_profiles(graph.inputs, _buckets_for(options, spec.named_dims())),
+        options=options,
         toolchain=backends.toolchain_of(item.backend),
         scales=graph.scales,
     )
+
+
+def _buckets_for(options: Iterable[tuple[str, Scalar]], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The dims as a backend wants them: one bucket each where its option `profiles` is 'wide'."""
+    return tuple(replace(dim, edges=()) for dim in dims) if dict(options).get("profiles") == "wide" else dims
 
 
 @lru_cache(maxsize=64)

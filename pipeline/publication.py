@@ -4,21 +4,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from builders.digest import canonical_json, digest_of, digest_of_path
+from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
 from builders.types import BuildRequest
+from pipeline import materials
+from pipeline.moment import now
 from pipeline.plan import remember_requests
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
-from pipeline.registry.attributions import ATTRIBUTION
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, find_published, publish
-from pipeline.registry.quantization import RECIPE, RECORD
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
-from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
-from pipeline.verdict import Judged, host, now
+from pipeline.values import BuildPlan, Exported, Json, Unit
+from pipeline.verdict import Judged, host
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
 
@@ -142,30 +142,31 @@ def _sorted_out(
         if proof is None:
             others.append(_failed_entry(item))
         else:
-            approved.append((_entry(item, proof.report.digest), proof))
+            approved.append((entry_of(item, proof.report.digest), proof))
     return approved, others
 
 
 def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged]) -> Manifest:
-    graphs = _graphs(plan)
+    graphs = materials.graphs_of(plan)
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
     resolved = resolved_spec(spec)
     # How long engines are timed changes nothing about what they are.
     said = resolved | {"validation": {k: v for k, v in resolved["validation"].items() if k != "latency"}}
-    provenance = {"spec": digest_of(said), **_data_digests(spec), **_scales(graphs)}
+    provenance = {"spec": digest_of(said), **materials.data_digests(spec), **materials.scales(graphs)}
     units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
     refused = [[unit.name, unit.reason] for unit in plan.refused]
     content = digest_of({"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused})
-    records = {f"{RECORD} {graph.flavour.name}": graph.record for graph in graphs if graph.record}
+    # What stands beside the engines changes nothing about what they are either.
+    beside = materials.records(graphs) | materials.recipes(graphs) | materials.attributions(judged)
     return Manifest(
         model=spec.model,
         version="",
         created_at=now(),
         content=content,
         spec=resolved,
-        sources=sources | records | _recipes(graphs) | _attributions(judged),
-        provenance=provenance,
+        sources=sources | beside | materials.layers(judged),
+        provenance=provenance | materials.refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=host(),
         metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
@@ -183,37 +184,6 @@ def resolved_spec(spec: ModelSpec) -> Json:
         mode="json", exclude={"publication": True, "validation": True, "build": True, "golden": {"frozen": True}}
     )
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
-
-
-def _graphs(plan: BuildPlan) -> list[Graph]:
-    return list({unit.graph.flavour: unit.graph for unit in plan.units}.values())
-
-
-def _recipes(graphs: Sequence[Graph]) -> dict[str, str]:
-    """How the graphs were written, with the float models that a search wrote: for attribution, which rewrites them."""
-    known = [(graph.flavour.name, graph.recipe) for graph in graphs if graph.recipe]
-    found = {f"{RECIPE} {flavour}": recipe.digest for flavour, recipe in known}
-    return found | {f"searched model of {flavour}": recipe.model for flavour, recipe in known if recipe.model}
-
-
-def _attributions(judged: Sequence[Judged]) -> dict[str, str]:
-    found = [item for each in judged for item in each.attributed]
-    return {f"{ATTRIBUTION} {item.name}": item.digest for item in found if item.digest}
-
-
-def _scales(graphs: Sequence[Graph]) -> dict[str, str]:
-    """The scales of each int8 graph: one method chooses other ranges for other schemes."""
-    return {f"scales {graph.flavour.name}": graph.scales for graph in graphs if graph.scales}
-
-
-def _data_digests(spec: ModelSpec) -> dict[str, str]:
-    files = {
-        "source": spec.source.file,
-        "weights": spec.source.weights,
-        "calibration data": spec.calibration.file if spec.calibration else None,
-        "golden data": spec.golden.data if spec.golden else None,
-    }
-    return {name: digest_of_path(spec.file(file)) for name, file in files.items() if file}
 
 
 def _request_fields(request: BuildRequest) -> Json:
@@ -248,7 +218,8 @@ def _failed_entry(item: Judged) -> EngineEntry:
     )
 
 
-def _entry(item: Judged, report: str) -> EngineEntry:
+def entry_of(item: Judged, report: str) -> EngineEntry:
+    """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
         **_request_fields(built.unit.request),

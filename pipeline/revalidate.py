@@ -1,12 +1,19 @@
-"""Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests."""
+"""Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests.
+
+One at a time on a machine, since engines are timed, and two at once would time each other; and of several machines that
+want to prove the same engine one does, while the others wait for what it attests.
+"""
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from builders import backends
+from builders.digest import digest_of
 from builders.errors import IntegrityError
+from pipeline.presence import this_process
 from pipeline.registry.attestations import MAX_BYTES, attest, judged
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -18,6 +25,7 @@ from pipeline.steps.latency import time_engine
 from pipeline.steps.proofs import try_to_prove
 from pipeline.values import Built, Flavour, Graph, Proof, Unit
 from pipeline.verdict import make_report
+from pipeline.waiting import shown_turn
 from pipeline.workshop import Workshop
 from validation.report import Report
 
@@ -41,10 +49,12 @@ def revalidate(
     shop: Workshop,
     targets: Collection[str] | None = None,
     engines: Collection[str] | None = None,
+    again: bool = True,
 ) -> Iterator[Attested]:
     """Run every engine of a version that can run here, and attach a report to each; say of the others why not.
 
-    targets, engines: names of the targets and digests of the engines to keep to; None for all.
+    targets, engines: names of the targets and digests of the engines to keep to; None for all.  again: whether to run
+    what has been proven, or has failed, by the time when it is its turn.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
@@ -56,11 +66,36 @@ def revalidate(
         backend = backends.configure(entry.backend, dict(entry.options))
         if reason := backend.runs(entry.hardware):
             yield Attested(entry, entry.status, entry.reason if entry.status == "proven" else reason)
-        else:
-            report = _prove(manifest, entry, spec, shop)
-            attested = attest(shop.store, manifest, report)
-            timed = _time(manifest, entry, spec, shop) if report.verdict == "proven" else None
-            yield Attested(entry, report.verdict, report.reason, attested, timed)
+            continue
+        with _its_turn(manifest, entry, shop):
+            found = None if again else _settled(manifest, entry, shop)
+            found = found or _attested(manifest, entry, spec, shop)
+        yield found
+
+
+@contextmanager
+def _its_turn(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Iterator[None]:
+    """First the machine, then the engine, by everybody: who has an engine waits for nothing."""
+    host = this_process().host
+    what = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
+    with (
+        shown_turn(shop, digest_of({"proving on": host}), what),
+        shown_turn(shop, digest_of({"proving": entry.digest, "of": manifest.digest}), what),
+    ):
+        yield
+
+
+def _settled(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Attested | None:
+    """What somebody else found out meanwhile."""
+    now = next(item for item in judged(shop.store, manifest) if item.unit == entry.unit)
+    return None if now.status == "unproven" else Attested(now, now.status, now.reason)
+
+
+def _attested(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Attested:
+    report = _prove(manifest, entry, spec, shop)
+    attached = attest(shop.store, manifest, report)
+    timed = _time(manifest, entry, spec, shop) if report.verdict == "proven" else None
+    return Attested(entry, report.verdict, report.reason, attached, timed)
 
 
 def spec_of(manifest: Manifest) -> ModelSpec:

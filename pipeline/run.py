@@ -14,19 +14,18 @@ from builders.local import LocalExecutor
 from builders.targets import parse_targets
 from builders.types import PRECISIONS, Precision, Target
 from pipeline.compile import InProcess, compile_model
+from pipeline.intake.addresses import Found, spec_at
 from pipeline.plan import Selection
 from pipeline.progress import Progress, together
 from pipeline.publication import Outcome
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import open_store
 from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
-from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.tracing import spans
 from pipeline.workshop import Workshop
-
-DEFAULT_REGISTRY = "./registry"
 
 
 @dataclass(frozen=True)
@@ -74,26 +73,27 @@ def started(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]
 
 @contextmanager
 def opened(
-    spec_path: Path | str,
+    address: Path | str | Found,
     options: RunOptions,
     progress: Progress,
     executors: Executors | None = None,
     *,
     keep_state: bool = True,
 ) -> Iterator[Run]:
-    """Read the spec, open the store, start the executors, unless those of others are shared.
+    """Read the spec of an address, open the store, start the executors, unless those of others are shared.
 
     keep_state: whether the registry keeps what becomes of this run (`enginery status`).
-    Raises SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
+    Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
+    UnavailableError.
     """
-    spec = load_spec(spec_path)
-    selection = select(spec, options)
-    store = open_store(options.registry or _registry_of(spec), create=True)
     with ExitStack() as stack:
+        spec = stack.enter_context(spec_at(address, options.registry)).load()
+        selection = select(spec, options)
+        store = open_store(options.registry or _registry_of(spec), create=True)
         guard = stack.enter_context(writing(store, f"building {spec.model}", BUILDING))
         both = executors or stack.enter_context(started(options))
         if keep_state:
-            run = new_run(spec.model, str(spec.path), store, progress.by)
+            run = new_run(spec.model, spec.address, store, progress.by)
             tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
@@ -101,16 +101,17 @@ def opened(
         yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
 
 
-def compile_from_records(spec_path: Path | str, options: RunOptions) -> Outcome | None:
+def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
     """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
-    spec = load_spec(spec_path)
-    store = open_store(options.registry or _registry_of(spec), create=True)
-    tracker = new_tracker(new_run(spec.model, str(spec.path), store))
-    try:
-        shop = Workshop(store, OnlyRecords(), OnlyRecords(), tracker)
-        outcome = compile_model(spec, select(spec, options), shop, InProcess())
-    except NotOnRecord:
-        return None
+    with spec_at(address, options.registry) as found:
+        spec = found.load()
+        store = open_store(options.registry or _registry_of(spec), create=True)
+        tracker = new_tracker(new_run(spec.model, spec.address, store))
+        try:
+            shop = Workshop(store, OnlyRecords(), OnlyRecords(), tracker)
+            outcome = compile_model(spec, select(spec, options), shop, InProcess())
+        except NotOnRecord:
+            return None
     note_run(store, tracker)
     return outcome
 
@@ -130,9 +131,12 @@ class OnlyRecords:
         """There is nothing to stop."""
 
 
-def registry_of(spec_path: Path | str, options: RunOptions) -> str:
+def registry_of(address: Path | str | Found, options: RunOptions) -> str:
     """Where a run publishes. Raises SpecError."""
-    return options.registry or _registry_of(load_spec(spec_path))
+    if options.registry is not None:
+        return options.registry
+    with spec_at(address, None) as found:
+        return _registry_of(found.load())
 
 
 def _registry_of(spec: ModelSpec) -> str:

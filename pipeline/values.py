@@ -171,6 +171,8 @@ class Built:
     """A unit with its engine in the store, or with the failure that took its place.
 
     blake3: of the engine's file; None of one that was put on record before there was any, or without the library.
+    extras: what the build left beside the engine (`Engine.extras`), name -> digest.
+    refitted_from: digest of the engine that this one has its kernels from, and other weights.
     """
 
     unit: Unit
@@ -182,3 +184,5 @@ class Built:
     cached: bool = False
     failure: BuildFailure | None = None
     blake3: str | None = None
+    extras: tuple[tuple[str, str], ...] = ()
+    refitted_from: str | None = None

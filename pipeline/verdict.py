@@ -4,8 +4,8 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
+from pipeline.moment import now
 from pipeline.values import Attributed, Built, Proof
 from validation.report import Check, Report, judge
 from validation.spread import Spread
@@ -58,11 +58,6 @@ def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: 
         versions=dict(request.toolchain),
         spreads=tuple(Spread.from_json(spread) for proof in proofs for spread in proof.spreads),
     )
-
-
-def now() -> str:
-    """The time, ISO 8601, UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def host() -> dict[str, str]:

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from builders.digest import digest_of, digest_of_bytes
 from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job
 from pipeline.history import History
+from pipeline.moment import now
 from pipeline.progress.events import Progress, Silent, Told
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
@@ -35,7 +35,7 @@ class Workshop:
     local: Executor
     executor: Executor
     progress: Progress = field(default_factory=Silent)
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    started_at: str = field(default_factory=now)
 
     @cached_property
     def history(self) -> History:

@@ -33,7 +33,7 @@ from builders.onnx_torch.reading import read
 from builders.onnx_torch.table import OPERATORS
 from builders.types import BuildRequest
 
-__all__ = ["operators", "to_module", "to_program"]
+__all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
 
 # Each registers its operators.
 _FAMILIES = (
@@ -67,8 +67,21 @@ def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgr
 
     There is one symbol for each named dim, from the least to the greatest size that any of the profiles allows. Raises
     ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
+
+    An index out of range is whatever the compiler makes of it; see `to_guarded_program`.
     """
     return program_of(OnnxModule(ordered(read(model), request)).eval(), request)
+
+
+def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """The same for compilers whose code ends the process, or reads elsewhere, at an index out of range.
+
+    Indices that come from data are brought into range. Where there are any, the program has one more output, bool [n]:
+    whether those of each of the n nodes, whose names come second, were inside; if not, the outputs mean nothing.
+    """
+    module = OnnxModule(ordered(read(model), request), clamped=True).eval()
+    program = program_of(module, request)
+    return program, module.lookup_nodes
 
 
 def operators() -> frozenset[str]:

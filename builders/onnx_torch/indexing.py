@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from builders.onnx_torch.table import Known, Numbers, Value, must, operator
+from builders.onnx_torch.table import Known, Lookups, Numbers, Value, must, operator
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 @operator("Gather")
-def gather(data: Tensor, indices: Value, *, axis: int = 0) -> Tensor:
+def gather(data: Tensor, indices: Value, *, axis: int = 0, lookups: Lookups) -> Tensor:
     """Numpy's take."""
     axis = axis % data.dim()
     size = data.shape[axis]
@@ -22,29 +22,24 @@ def gather(data: Tensor, indices: Value, *, axis: int = 0) -> Tensor:
             return data.select(axis, indices.first)
         at = torch.where((found := indices.on(data.device)) < 0, found + size, found)
     else:
-        at = torch.where(indices < 0, indices + size, indices)
+        at = lookups.into(indices, size)
     if axis == 0 and data.dim() == 2 and data.is_floating_point():
         return F.embedding(at, data)
     taken = data.index_select(axis, at.reshape(-1))
     return taken.reshape([*data.shape[:axis], *at.shape, *data.shape[axis + 1 :]])
 
 
-def _from_start(indices: Tensor, size: Any) -> Tensor:
-    indices = indices.to(torch.int64)
-    return torch.where(indices < 0, indices + size, indices)
-
-
 @operator("GatherElements")
-def gather_elements(data: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+def gather_elements(data: Tensor, indices: Tensor, *, axis: int = 0, lookups: Lookups) -> Tensor:
     """Numpy's take_along_axis."""
-    return torch.gather(data, axis, _from_start(indices, data.shape[axis]))
+    return torch.gather(data, axis, lookups.into(indices, data.shape[axis]))
 
 
 @operator("GatherND")
-def gather_nd(data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+def gather_nd(data: Tensor, indices: Tensor, *, batch_dims: int = 0, lookups: Lookups) -> Tensor:
     """The last axis of the indices is a path into the data."""
     depth = indices.shape[-1]
-    flat = _flat_index(data.shape[batch_dims : batch_dims + depth], indices)
+    flat = _flat_index(data.shape[batch_dims : batch_dims + depth], indices, lookups)
     batch, inner = data.shape[:batch_dims], data.shape[batch_dims + depth :]
     rows = data.reshape([*batch, -1, *inner])
     if not batch_dims:
@@ -55,31 +50,31 @@ def gather_nd(data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     return together.index_select(0, (flat + offset).reshape(-1)).reshape([*flat.shape, *inner])
 
 
-def _flat_index(sizes: Any, indices: Tensor) -> Tensor:
+def _flat_index(sizes: Any, indices: Tensor, lookups: Lookups) -> Tensor:
     """Paths of indices into axes of these sizes, as one index into all of them together."""
     flat = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
     for position, size in enumerate(sizes):
-        flat = flat * size + _from_start(indices[..., position], size)
+        flat = flat * size + lookups.into(indices[..., position], size)
     return flat
 
 
 @operator("ScatterElements")
 def scatter_elements(
-    data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
+    data: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none", lookups: Lookups
 ) -> Tensor:
     """Torch's scatter, or scatter_reduce with what is there."""
-    at = _from_start(indices, data.shape[axis])
+    at = lookups.into(indices, data.shape[axis])
     if reduction == "none":
         return data.scatter(axis, at, updates)
     return data.scatter_reduce(axis, at, updates, _REDUCTIONS[reduction], include_self=True)
 
 
 @operator("ScatterND")
-def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none", lookups: Lookups) -> Tensor:
     """Slices written by path; rows of the data seen as one axis."""
     depth = indices.shape[-1]
     inner = data.shape[depth:]
-    flat = _flat_index(data.shape[:depth], indices).reshape(-1)
+    flat = _flat_index(data.shape[:depth], indices, lookups).reshape(-1)
     rows = data.reshape([math.prod(data.shape[:depth]), *inner])
     new = updates.reshape([flat.shape[0], *inner])
     if reduction == "none":
@@ -94,7 +89,7 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str
 def one_hot(indices: Tensor, depth: Numbers, values: Tensor, *, axis: int = -1) -> Tensor:
     """off everywhere, on at the index; an index out of range is nowhere."""
     (count,) = depth
-    at = _from_start(indices, int(count))
+    at = torch.where(indices < 0, indices + int(count), indices)
     axis = axis % (indices.dim() + 1)
     places = torch.arange(int(count), device=indices.device).reshape([-1] + [1] * (indices.dim() - axis))
     return torch.where(at.unsqueeze(axis) == places, values[1], values[0])

@@ -1,15 +1,25 @@
 """A `torch.nn.Module` that does what an ONNX graph says, node by node."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from builders.errors import ModelError
 from builders.onnx_torch.reading import Body, Graph, Node, safe_names
-from builders.onnx_torch.table import MOST_NUMBERS, ON_NUMBERS, OPERATORS, Known, Operator, Result, Value, known_tensor
+from builders.onnx_torch.table import (
+    MOST_NUMBERS,
+    ON_NUMBERS,
+    OPERATORS,
+    Known,
+    Lookups,
+    Operator,
+    Result,
+    Value,
+    known_tensor,
+)
 
 # What torch raises for sizes, types and values that an operator cannot take.
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError)
@@ -19,12 +29,17 @@ Values = dict[str, Value]
 class OnnxModule(torch.nn.Module):
     """The graph as a module: `forward` takes its inputs' tensors in their order and gives a tuple of its outputs'.
 
+    With `clamped` there is one more output, bool [n]: whether the indices at each of the nodes `lookup_nodes` stay
+    inside what they look into. The others mean something only where it is true (see `table.Lookups`).
+
     Floating-point constants are parameters (without gradients), others buffers. Raises ModelError on construction for
     an operator or attribute that is not in the table, and while running for what torch refuses; each names the node.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, clamped: bool = False) -> None:
         super().__init__()
+        self._clamped = clamped
+        self.lookup_nodes: tuple[str, ...] = ()
         self._input_names, self._output_names = graph.body.inputs, graph.body.outputs
         self._attribute_of: dict[str, str] = {}
         self._small: dict[str, Value] = {}
@@ -42,8 +57,11 @@ class OnnxModule(torch.nn.Module):
         device = inputs[0].device if inputs else self._device()
         values: Values = {name: self._constant(name) for name in self._attribute_of}
         values.update(zip(self._input_names, inputs, strict=True))
-        run_steps(self._steps, values, device, set(self._output_names))
-        return tuple(_tensor(values[name], device) for name in self._output_names)
+        lookups = Lookups(self._clamped)
+        run_steps(self._steps, values, Run(device, lookups), set(self._output_names))
+        made = tuple(_tensor(values[name], device) for name in self._output_names)
+        self.lookup_nodes = tuple(lookups.nodes)
+        return (*made, torch.stack(lookups.inside)) if lookups.inside else made
 
     def _constant(self, name: str) -> Value:
         tensor = getattr(self, self._attribute_of[name])
@@ -68,7 +86,7 @@ class OnnxModule(torch.nn.Module):
             read = step.node.reads()
             if read <= constants.keys() and sum(constants[name].numel() for name in read) <= MOST_NUMBERS:
                 values: Values = {name: known_tensor(constants[name]) for name in read}
-                step.run(values, host)
+                step.run(values, Run(host, Lookups(clamped=False)))
                 made = {name: _tensor(values[name], host) for name in step.node.outputs if name}
                 if sum(tensor.numel() for tensor in made.values()) <= MOST_NUMBERS:
                     constants.update(made)
@@ -80,6 +98,13 @@ class OnnxModule(torch.nn.Module):
         return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
 
 
+class Run(NamedTuple):
+    """What one run of a graph has for all its nodes."""
+
+    device: torch.device
+    lookups: Lookups
+
+
 class Step:
     """A node with its operator, checked and bound."""
 
@@ -89,11 +114,11 @@ class Step:
         self._attributes = _checked(node, row)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, device: torch.device) -> None:
+    def run(self, values: Values, run: Run) -> None:
         """Take the inputs from `values` and put the outputs there. Raises ModelError, naming the node."""
         inputs = [values[name] if name else None for name in self.node.inputs]
         try:
-            result = self._result(inputs, device)
+            result = self._result(inputs, run)
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         except _FAILURES as error:
@@ -103,19 +128,20 @@ class Step:
             if name and value is not None:
                 values[name] = value
 
-    def _result(self, inputs: Sequence[Value | None], device: torch.device) -> Result:
+    def _result(self, inputs: Sequence[Value | None], run: Run) -> Result:
         if self._on_numbers and all(isinstance(value, Known) for value in inputs if value is not None):
             made = self._on_numbers(*inputs, **self._attributes)
             if made is not None and made.numbers.size <= MOST_NUMBERS:
                 return made
-        given = {"opset": self._opset, "device": device, "outputs": len(self.node.outputs)}
+        run.lookups.node = self.node.name or self.node.outputs[0]
+        given = {"opset": self._opset, "device": run.device, "outputs": len(self.node.outputs), "lookups": run.lookups}
         special = {name: given[name] for name in self._row.special}
-        arguments = self._row.arguments(inputs, device)
+        arguments = self._row.arguments(inputs, run.device)
         return self._row.run(*arguments, **self._attributes, **special)
 
 
 class Branch:
-    """An `If`: the branch that is taken, where that is known; otherwise `torch.cond` while a program is exported."""
+    """An `If`. Only the branch that is taken is run; in a program it has to be known which."""
 
     def __init__(self, node: Node, opset: int) -> None:
         self.node = node
@@ -125,44 +151,26 @@ class Branch:
         self._constants = tuple({name: known_tensor(t) for name, t in body.constants.items()} for body in self._bodies)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, device: torch.device) -> None:
+    def run(self, values: Values, run: Run) -> None:
         """See `Step.run`."""
         results: Sequence[Value]
         condition = values[self.node.inputs[0]]
         if isinstance(condition, Known):
-            results = self._run(not bool(condition.first), values, device)
+            results = self._run(not bool(condition.first), values, run)
         elif torch.compiler.is_exporting():
-            results = self._both(condition, values, device)
+            raise ModelError(
+                f"{self.node}: data chooses its branch, which the program of another compiler cannot hold; "
+                "use the backend onnxruntime, or export the model without it"
+            )
         else:
-            results = self._run(not bool(condition.reshape(())), values, device)
+            results = self._run(not bool(condition.reshape(())), values, run)
         values.update((name, value) for name, value in zip(self.node.outputs, results, strict=True) if name)
 
-    def _run(self, which: int, values: Mapping[str, Value], device: torch.device) -> list[Value]:
+    def _run(self, which: int, values: Mapping[str, Value], run: Run) -> list[Value]:
         body = self._bodies[which]
         inner: Values = {**values, **self._constants[which]}
-        run_steps(self._steps[which], inner, device, set(body.outputs) | values.keys())
+        run_steps(self._steps[which], inner, run, set(body.outputs) | values.keys())
         return [inner[name] for name in body.outputs]
-
-    def _both(self, condition: Tensor, values: Values, device: torch.device) -> tuple[Tensor, ...]:
-        read = sorted(name for name in self._bodies[0].free() | self._bodies[1].free() if name in values)
-        tensors = [name for name in read if isinstance(values[name], Tensor)]
-
-        def branch(which: int) -> Callable[..., tuple[Tensor, ...]]:
-            def run(*operands: Tensor) -> tuple[Tensor, ...]:
-                given = {**values, **dict(zip(tensors, operands, strict=True))}
-                # A branch may not hand on what it was given.
-                return tuple(_tensor(value, device).clone() for value in self._run(which, given, device))
-
-            return run
-
-        operands = tuple(value for name in tensors if isinstance(value := values[name], Tensor))
-        try:
-            made: tuple[Tensor, ...] = torch.cond(condition.reshape(()), branch(0), branch(1), operands)
-        except _FAILURES as error:
-            raise ModelError(
-                f"{self.node}: torch.cond cannot take its branches: {error}; give them results of one shape and type"
-            ) from error
-        return made
 
 
 AnyStep = Step | Branch
@@ -179,10 +187,10 @@ def steps_of(body: Body, opset: int) -> list[AnyStep]:
     return steps
 
 
-def run_steps(steps: Sequence[AnyStep], values: Values, device: torch.device, keep: set[str]) -> None:
+def run_steps(steps: Sequence[AnyStep], values: Values, run: Run, keep: set[str]) -> None:
     """Run steps in order; a value goes when nothing after it reads it, unless it is in `keep`."""
     for step in steps:
-        step.run(values, device)
+        step.run(values, run)
         for name in step.last_use:
             if name not in keep:
                 values.pop(name, None)

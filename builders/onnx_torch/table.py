@@ -7,8 +7,8 @@ An operator is a function whose signature is its declaration::
 
 Positional parameters are ONNX inputs, `X | None = None` an optional one, `*xs` any number. What an input arrives as is
 its annotation: `Tensor`; `Numbers`, a flat list of Python numbers (sizes, axes, pads), symbolic ones while torch.export
-traces; or `Value`, whichever there is. Keyword-only parameters are ONNX attributes, and `opset`, `device` and `outputs`
-(how many results are asked for). An attribute that a node has and the signature has not is refused.
+traces; or `Value`, whichever there is. Keyword-only parameters are ONNX attributes, and `opset`, `device`, `outputs`
+(how many results are asked for) and `lookups`. An attribute that a node has and the signature has not is refused.
 
 Sizes stay numbers for as long as possible (`Known`): `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))` through tensors
 would freeze the sizes of the example that is traced.
@@ -28,7 +28,7 @@ from builders.errors import ModelError
 
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]
-SPECIAL = ("opset", "device", "outputs")
+SPECIAL = ("opset", "device", "outputs", "lookups")
 # Numbers of a tensor that are looked at one by one; a longer one is data.
 MOST_NUMBERS = 1024
 
@@ -70,6 +70,31 @@ class Known:
             return torch.tensor(self.numbers.tolist(), dtype=self.dtype, device=device).reshape(self.numbers.shape)
         each = [torch.full((), number, dtype=self.dtype, device=device) for number in self.each]
         return torch.stack(each).reshape(self.numbers.shape)
+
+
+class Lookups:
+    """Indices that come from data, of one run, and whether each stays inside what it looks into.
+
+    Torch raises for one that does not. Code that a compiler makes of it ends the process, or reads what lies there:
+    with `clamped`, indices are brought inside, and what they were is kept for whoever runs the code.
+
+    nodes: which looked.  inside: a truth for each.
+    """
+
+    def __init__(self, clamped: bool) -> None:
+        self.clamped = clamped
+        self.nodes: list[str] = []
+        self.inside: list[Tensor] = []
+        self.node = ""
+
+    def into(self, indices: Tensor, size: Any) -> Tensor:
+        """Indices into an axis of that size, those from its end (negative ones) counted from its start."""
+        indices = indices.to(torch.int64)
+        if self.clamped:
+            self.nodes.append(self.node)
+            self.inside.append(((indices >= -size) & (indices < size)).all())
+        found = torch.where(indices < 0, indices + size, indices)
+        return found.clamp(0, size - 1) if self.clamped else found
 
 
 Value = Tensor | Known

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from builders import backends
 from builders.errors import InputError
-from builders.types import Engine, Session, Target
+from builders.fitting import open_engine
+from builders.types import Session, Target
+from pipeline.jobs.blobs import fetched_engine
 from pipeline.registry.attestations import judged
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
@@ -50,7 +52,8 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judged(store, located.manifest, require(store, located).counts)
     entry = resolve(entries, target, precision, proven_only=located.proven_only, what=what).chosen
-    if reason := backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware):
+    # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
+    if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return Chosen(located.manifest, entry)
 
@@ -58,11 +61,9 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
 @contextmanager
 def opened(store: Store, chosen: Chosen, folder: Path) -> Iterator[Session]:
     """The engine, fetched into `folder` and verified, ready to run."""
-    entry, digest = chosen.entry, str(chosen.entry.digest)
-    path = folder / f"engine{entry.suffix}"
-    store.fetch(digest, path)
-    engine = Engine(request_of(entry), path, digest, path.stat().st_size, str(entry.suffix))
-    with backends.configure(entry.backend, dict(entry.options)).open(engine) as session:
+    entry = chosen.entry
+    engine = fetched_engine(store, request_of(entry), str(entry.digest), str(entry.suffix), folder)
+    with open_engine(engine) as session:
         yield session
 
 

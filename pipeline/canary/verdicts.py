@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from builders.errors import ConflictError, InputError, UnknownNameError
+from pipeline.moment import now
 from pipeline.registry import channels
 from pipeline.registry.channels import Channel
 from pipeline.registry.landing import reachable, write_whole
@@ -75,7 +75,7 @@ def _same(candidate: Observations, baseline: Observations) -> list[str]:
 def facts(source: str, notes: Sequence[str], traffic: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says beside the statistics."""
     return {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_at": now(),
         "host": host(),
         "versions": versions("enginery", "numpy"),
         "thresholds_from": source,

@@ -1,7 +1,6 @@
 """`enginery attribute`."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +8,9 @@ import click
 
 from builders.types import PRECISIONS
 from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, say, shown_progress
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pipeline.attribution import Answer
     from validation.attribution.result import Attribution
 
@@ -73,8 +71,6 @@ def attribute(
 
 
 def _show(answer: "Answer") -> None:
-    from rich.console import Console
-
     from validation.attribution.words import lines
 
     click.echo(f"{answer.told.name} ({answer.told.joint})")
@@ -84,20 +80,18 @@ def _show(answer: "Answer") -> None:
     first, *rest = lines(answer.found)
     click.echo(f"  {first}")
     if answer.found.rows:
-        Console(width=None if os.isatty(1) else 180).print(_table(answer.found))
+        _print_segments(answer.found)
     for line in rest:
         click.echo(f"  {line}")
 
 
-def _table(found: "Attribution") -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
+def _print_segments(found: "Attribution") -> None:
     from validation.attribution.words import COLUMNS, SHOWN, cells
 
-    table = Table(*COLUMNS)
-    for index, row in enumerate(found.rows[:SHOWN]):
-        table.add_row(*(escape(cell) for cell in cells(index, row)), style="red" if row.blamed else None)
-    if len(found.rows) > SHOWN:
-        table.caption = f"{len(found.rows) - SHOWN} more segments err less by themselves; --json has them"
-    return table
+    rows, more = found.rows[:SHOWN], len(found.rows) - SHOWN
+    print_table(
+        COLUMNS,
+        [cells(index, row) for index, row in enumerate(rows)],
+        note=f"{more} more segments err less by themselves; --json has them" if more > 0 else "",
+        red=[index for index, row in enumerate(rows) if row.blamed],
+    )

@@ -17,12 +17,11 @@ from pipeline.commands.options import (
     say,
     shown_progress,
 )
+from pipeline.commands.tables import print_table
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pipeline.progress import Progress
     from pipeline.publication import Outcome
     from pipeline.run import RunOptions
@@ -40,7 +39,7 @@ STYLES = {
 
 def _shared_options(command: Any) -> Any:
     for option in (
-        click.argument("spec", type=click.Path(path_type=Path)),
+        click.argument("spec"),
         click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
         click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
         click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
@@ -54,8 +53,8 @@ def _shared_options(command: Any) -> Any:
 
 @click.command()
 @_shared_options
-def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why.
+def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
+    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
 
     Exports and quantizes first where that is not on record yet, so that every build key is complete.
     """
@@ -67,7 +66,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
     if as_json:
         emit_json(_plan_json(units))
     else:
-        _print(_plan_table(units))
+        _print_plan(units)
 
 
 @click.command()
@@ -92,7 +91,7 @@ def plan(spec: Path, as_json: bool, quiet: bool, **chosen: Any) -> None:
 def build(
     ctx: click.Context,
     /,
-    spec: Path,
+    spec: str,
     as_json: bool,
     quiet: bool,
     runner: str,
@@ -102,7 +101,10 @@ def build(
     wait_for_nodes: timedelta,
     **chosen: Any,
 ) -> None:
-    """Export, quantize, build, prove and publish the engines of SPEC."""
+    """Export, quantize, build, prove and publish the engines of SPEC.
+
+    SPEC: a file, registered:MODEL[@DIGEST] of the registry, or a file in a bucket (s3://bucket/specs/model.yaml).
+    """
     from pipeline.run import RunOptions, registry_of
 
     options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
@@ -140,11 +142,11 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 
 
 def _compile(
-    spec: Path, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
+    spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
     from pipeline.compile import InProcess, compile_model
     from pipeline.progress import together
-    from pipeline.run import compile_from_records, opened
+    from pipeline.run import compile_from_records, opened, registry_of
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -158,6 +160,8 @@ def _compile(
         and (outcome := compile_from_records(spec, options))
     ):
         say("every step is on record: nothing was started")
+        if with_prefect:
+            _tell_if_untold(outcome, registry_of(spec, options))
         return outcome
     if with_prefect:
         from pipeline.flows.compile_model import run_flow
@@ -167,6 +171,21 @@ def _compile(
         progress = together(display, *([counting] if counting else []))
         with opened(spec, options, progress) as run:
             return compile_model(run.spec, run.selection, run.shop, InProcess())
+
+
+def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
+    """Tell a configured server of the version, if the run that published it did not come to that."""
+    from pipeline.deployments.payloads import PUBLISHED
+    from pipeline.registry.store import open_store
+    from pipeline.told import told_before
+
+    store = open_store(registry)
+    if outcome.manifest is None or told_before(store, PUBLISHED, outcome.manifest):
+        return
+    from pipeline.flows.compile_model import tell
+    from pipeline.intake.once import Compiled
+
+    tell(Compiled(outcome, store))
 
 
 def _plan_json(units: "BuildPlan") -> dict[str, Any]:
@@ -188,22 +207,20 @@ def _plan_json(units: "BuildPlan") -> dict[str, Any]:
     }
 
 
-def _plan_table(units: "BuildPlan") -> "Table":
-    from rich.table import Table
-
+def _print_plan(units: "BuildPlan") -> None:
     counts = {action: sum(unit.action == action for unit in units.units) for action in ("build", "cached", "refused")}
-    title = f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items())
-    table = Table("target", "precision", "backend", "action", "why", title=title, title_justify="left")
-    for unit in units.units:
-        request = unit.request
-        action = f"[{STYLES[unit.action]}]{unit.action}[/]"
-        table.add_row(request.target.name, request.precision, request.backend, action, _escaped(unit.reason))
-    return table
+    named = [(unit.request.target.name, unit.request.precision, unit.request.backend) for unit in units.units]
+    print_table(
+        ("target", "precision", "backend", "action", "why"),
+        [[*name, unit.action, unit.reason] for name, unit in zip(named, units.units, strict=True)],
+        title=f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items()),
+        styles=STYLES,
+    )
 
 
 def show_outcome(outcome: "Outcome") -> None:
     """The table of engines, the task metric of each graph they are built from, and where everything lies."""
-    _print(_engine_table(outcome))
+    _print_engines(outcome)
     for engine in outcome.failed:
         say(f"failed: {engine['target']} {engine['precision']} {engine['backend']}: {engine['reason']}")
         if "failure" in engine:
@@ -240,41 +257,29 @@ def _show_place(outcome: "Outcome") -> None:
         click.echo(f"report: {outcome.page}")
 
 
-def _engine_table(outcome: "Outcome") -> "Table":
-    from rich.table import Table
-
+def _print_engines(outcome: "Outcome") -> None:
     metrics = sorted({name for engine in outcome.engines for name in engine["metrics"]})
-    table = Table("target", "precision", "backend", "status", "size", "checks", *metrics, "why", title_justify="left")
-    table.title = f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else "")
-    if metrics:
-        table.caption = f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from"
+    rows = []
     for engine in outcome.engines:
         checks = engine["checks"]
         total = checks["passed"] + checks["failed"]
-        table.add_row(
-            engine["target"],
-            engine["precision"],
-            engine["backend"],
-            f"[{STYLES[engine['status']]}]{engine['status']}[/]",
-            _size(engine["size"]),
-            f"{checks['passed']}/{total}" if total else "",
-            *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
-            _escaped(engine["reason"]),
+        rows.append(
+            [
+                *(engine[name] for name in ("target", "precision", "backend", "status")),
+                _size(engine["size"]),
+                f"{checks['passed']}/{total}" if total else "",
+                *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
+                engine["reason"],
+            ]
         )
-    return table
+    print_table(
+        ("target", "precision", "backend", "status", "size", "checks", *metrics, "why"),
+        rows,
+        title=f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""),
+        note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
+        styles=STYLES,
+    )
 
 
 def _size(size: int | None) -> str:
     return "" if size is None else f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def _print(table: "Table") -> None:
-    from rich.console import Console
-
-    Console(width=None if os.isatty(1) else 160).print(table)

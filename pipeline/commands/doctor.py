@@ -1,4 +1,4 @@
-"""`enginery backends` and `enginery doctor`: what this machine can build and run, and what is missing."""
+"""`enginery doctor`: what this machine can build and run, and what is missing."""
 
 import os
 import platform
@@ -6,14 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.commands.backends import builds_of
 from pipeline.commands.options import emit_json, json_option, registry_option
-
-if TYPE_CHECKING:
-    from builders.types import Backend, BuildRequest, Precision, Target
+from pipeline.commands.tables import print_table
 
 LEAST_FREE_GIB = 2.0
 EXTRAS = {
@@ -22,7 +20,7 @@ EXTRAS = {
     "prefect": "run as flows: pip install 'enginery[prefect]'",
     "ray": "build on a cluster: pip install 'enginery[ray]'",
 }
-MARKS = {"ok": "[green]ok[/green]", "missing": "[yellow]missing[/yellow]", "broken": "[red]broken[/red]"}
+MARKS = {"ok": "green", "missing": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
@@ -32,81 +30,6 @@ class Finding:
     subject: str
     state: str
     detail: str
-
-
-@click.command("backends")
-@json_option
-def list_backends(as_json: bool) -> None:
-    """List the compilers: installed or how to install, targets and precisions, and whether engines run here."""
-    rows = list(_backend_rows())
-    if as_json:
-        emit_json({"backends": rows})
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("backend", "installed", "builds", "runs here", "options")
-    table.columns[-1].overflow = "fold"
-    for row in rows:
-        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        builds = "\n".join(f"{target}: {' '.join(kinds)}" for target, kinds in row["builds"].items())
-        options = "\n".join(f"{name}={value}" for name, value in row["options"].items())
-        installed = escape(versions) or f"[yellow]{escape(row['missing'])}[/yellow]"
-        table.add_row(row["name"], installed, escape(builds), row["runs"], escape(options))
-    Console(width=None if os.isatty(1) else 160).print(table)
-
-
-def _backend_rows() -> Iterator[dict[str, Any]]:
-    from builders import backends
-
-    for name in backends.names():
-        backend = backends.configure(name, {})
-        versions = backend.versions()
-        builds = _builds(backend)
-        yield {
-            "name": name,
-            "versions": versions,
-            "missing": None if versions else _reason(backend),
-            "builds": builds,
-            "runs": _runs(backend),
-            "options": dict(backends.options_of(backend)),
-        }
-
-
-def _targets() -> "tuple[Target, ...]":
-    from builders.targets import parse_targets
-
-    return parse_targets("all")
-
-
-def _builds(backend: "Backend") -> dict[str, list[str]]:
-    """For each target the precisions that are not refused, asked of the backend itself."""
-    from builders.types import PRECISIONS
-
-    served = [target for target in _targets() if backend.serves(target)]
-    table: dict[str, list[str]] = {
-        target.name: [p for p in PRECISIONS if not backend.refuses(_probe(backend, target, p))] for target in served
-    }
-    return {name: kinds for name, kinds in table.items() if kinds}
-
-
-def _reason(backend: "Backend") -> str:
-    served = next(target for target in _targets() if backend.serves(target))
-    return backend.refuses(_probe(backend, served, "fp16")) or ""
-
-
-def _probe(backend: "Backend", target: "Target", precision: "Precision") -> "BuildRequest":
-    """A request for a model with one float input of fixed shape."""
-    from builders.types import BuildRequest, TensorSpec
-
-    tensor = (TensorSpec("x", "float32", (1, 4)),)
-    return BuildRequest("0" * 64, precision, target, backend.name, tensor, tensor, ())
-
-
-def _runs(backend: "Backend") -> str:
-    here = [target.name for target in _targets() if backend.serves(target) and backend.runs(target) is None]
-    return ", ".join(here) or "no"
 
 
 @click.command()
@@ -124,14 +47,7 @@ def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
 
 
 def _show(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        table.add_row(MARKS[finding.state], finding.subject, escape(finding.detail))
-    Console(width=None if os.isatty(1) else 160).print(table)
+    print_table(("", "", ""), [[item.state, item.subject, item.detail] for item in findings], styles=MARKS)
 
 
 def _machine() -> Iterator[Finding]:
@@ -166,10 +82,10 @@ def _compilers() -> Iterator[Finding]:
         backend = backends.configure(name, {})
         versions = backend.versions()
         if versions:
-            targets = ", ".join(_builds(backend))
+            targets = ", ".join(builds_of(backend))
             yield Finding(name, "ok", f"{' '.join(sorted(set(versions.values())))}; builds for {targets}")
         else:
-            yield Finding(name, "missing", _reason(backend))
+            yield Finding(name, "missing", f"not installed; {backend.install}")
 
 
 def _services() -> Iterator[Finding]:

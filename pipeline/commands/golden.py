@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pipeline.golden import Shown
     from pipeline.spec.model import ModelSpec
 
-_spec = click.argument("spec", type=click.Path(path_type=Path))
+_spec = click.argument("spec")
 _registry = click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
 
 
@@ -25,7 +25,7 @@ def golden() -> None:
 @_registry
 @progress_options
 @json_option
-def make(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
+def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC, unless it is there already, and say how it differs from the one before it."""
     told = _made(spec, registry, quiet, accepting=False)
     _print_made(told, as_json)
@@ -36,13 +36,13 @@ def make(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
 @_registry
 @progress_options
 @json_option
-def accept(spec: Path, registry: str | None, quiet: bool, as_json: bool) -> None:
+def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC and write its digest into the spec: builds keep to it from then on."""
     from pipeline.golden import write_frozen
 
     told = _made(spec, registry, quiet, accepting=True)
     if told["frozen"] != told["digest"]:
-        write_frozen(spec, told["digest"])
+        write_frozen(Path(spec), told["digest"])
     _print_made({**told, "frozen": told["digest"]}, as_json)
 
 
@@ -78,7 +78,8 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     click.echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
-def _made(path: Path, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
+def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
+    from builders.errors import InputError
     from pipeline import steps
     from pipeline.golden import unfrozen
     from pipeline.run import RunOptions, opened
@@ -86,9 +87,11 @@ def _made(path: Path, registry: str | None, quiet: bool, accepting: bool) -> dic
 
     with (
         shown_progress(quiet) as progress,
-        opened(path, RunOptions(registry=registry), progress, keep_state=False) as run,
+        opened(address, RunOptions(registry=registry), progress, keep_state=False) as run,
     ):
         spec, shop = run.spec, run.shop
+        if accepting and spec.is_copy:
+            raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
         before = _frozen(spec) or latest_golden(spec.model, shop)
         exported = steps.export(unfrozen(spec) if accepting else spec, shop)
         changed = before is not None and before != exported.golden

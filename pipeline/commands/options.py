@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipeline.registry import DEFAULT_REGISTRY
+
 if TYPE_CHECKING:
     from pipeline.canary.engines import Chosen
     from pipeline.progress import Progress
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DEFAULT_REGISTRY = "./registry"
 LOG_FORMATS = ("text", "json")
 # Where the command's root context keeps it.
 LOG_FORMAT = "log_format"

@@ -22,13 +22,22 @@ if TYPE_CHECKING:
 @click.option(
     "--quantization", is_flag=True, help="Show what quantizing did, tensor by tensor, and what it left alone."
 )
+@click.option("--layers", metavar="UNIT", help="Show what the compiler tells of an engine's layers and tactics.")
 @click.option("--provenance", is_flag=True, help="Print the SLSA provenance statement, as it is stored.")
 @click.option(
     "--sbom", is_flag=True, help="Print the CycloneDX SBOM of the environment that built it, as it is stored."
 )
 @registry_option
 @json_option
-def show(reference: str, quantization: bool, provenance: bool, sbom: bool, registry: str, as_json: bool) -> None:
+def show(
+    reference: str,
+    quantization: bool,
+    layers: str | None,
+    provenance: bool,
+    sbom: bool,
+    registry: str,
+    as_json: bool,
+) -> None:
     """Show the version that REF (name, name@VERSION or name:CHANNEL) stands for, and its engines."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.shown import shown
@@ -36,6 +45,9 @@ def show(reference: str, quantization: bool, provenance: bool, sbom: bool, regis
 
     if quantization:
         _show_quantization(reference, registry, as_json)
+        return
+    if layers is not None:
+        _show_layers(reference, layers, registry, as_json)
         return
     if provenance or sbom:
         _show_stored(reference, registry, "provenance statement" if provenance else "sbom")
@@ -175,6 +187,21 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         for line in left_lines(record):
             click.echo(line)
         click.echo()
+
+
+def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
+    from pipeline.registry.layers import COLUMNS, layers_of, row
+    from pipeline.registry.names import parse_reference
+    from pipeline.registry.store import open_store
+    from pipeline.registry.versions import locate
+
+    store = open_store(registry)
+    entry, told = layers_of(store, locate(store, parse_reference(reference)).manifest, unit)
+    if as_json:
+        emit_json(told)
+        return
+    click.echo(f"{entry.unit}: {len(told['Layers'])} layers")
+    print_table(COLUMNS, [row(layer) for layer in told["Layers"]])
 
 
 def _show_stored(reference: str, registry: str, source: str) -> None:

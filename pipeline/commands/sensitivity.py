@@ -1,22 +1,20 @@
 """`enginery sensitivity`."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pipeline.spec.model import ModelSpec
 
 
 @click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec")
 @click.option(
     "--activation",
     type=click.Choice(["int8", "uint8"]),
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
 @click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
 @progress_options
 @json_option
-def sensitivity(
-    spec: Path, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool
-) -> None:
+def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Rank the parts of SPEC's model by what int8 costs there, and show quality against compute in int8.
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first where that is not on record yet.
@@ -75,36 +71,31 @@ def _write(folder: Path, choice: dict[str, Any]) -> None:
 
 
 def _show(choice: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from validation.pictures import decibels_text
 
-    console = Console(width=None if os.isatty(1) else 160)
-    console.print(_groups(choice))
+    _print_groups(choice)
     for point in choice["frontier"]:
         run = "" if point["sqnr_db"] is None else f", run: {decibels_text(point['sqnr_db'])}"
         click.echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
     click.echo(f"chosen: {choice['summary']}")
 
 
-def _groups(choice: dict[str, Any]) -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
+def _print_groups(choice: dict[str, Any]) -> None:
     from validation.pictures import decibels_text
 
     measured = any(row["int8_ms"] is not None for row in choice["groups"])
     heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
-    table = Table(*heads, title_justify="left")
-    table.title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    rows = []
     for row in choice["groups"]:
         alone = decibels_text(row["sqnr_db"])
         strength = "" if row["strength"] is None else f"{row['strength']:.2f}{' folded' if row['folded'] else ''}"
         state = "yes" if row["kept"] else "left in float"
-        nodes = escape(", ".join(row["nodes"]))
         times = [_times(row)] if measured else []
-        table.add_row(nodes, f"{row['share']:.1%}", alone, strength, f"{row['clip']:.2f}", *times, state)
-    return table
+        rows.append(
+            [", ".join(row["nodes"]), f"{row['share']:.1%}", alone, strength, f"{row['clip']:.2f}", *times, state]
+        )
+    title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    print_table(heads, rows, title=title)
 
 
 def _times(row: dict[str, Any]) -> str:

@@ -100,9 +100,8 @@ def _print_run(one: "Seen", steps: bool) -> None:
         click.echo(printable(f"version: {run.model}@{run.version}"))
     if why := one.lost or run.reason:
         click.echo(printable(f"why: {why}"))
-    rows = [
-        _row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in ("running", "failed")
-    ]
+    telling = ("waiting", "running", "failed")
+    rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
     if rows:
         print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
     if run.left_out:

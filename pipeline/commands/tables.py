@@ -1,7 +1,7 @@
 """Tables on stdout, for commands that list things."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _PIPE_COLUMNS = 240
@@ -13,19 +13,35 @@ def printable(text: str) -> str:
     return "".join(char for char in lines if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    note: str = "",
+    styles: Mapping[str, str] | None = None,
+    red: Collection[int] = (),
+) -> None:
+    """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut.
+
+    columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
+    as rich has them.  red: rows that stand out.
+    """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_COLUMNS
-    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False)
+    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False, title_justify="left")
+    table.title, table.caption, table.caption_justify = printable(title) or None, printable(note) or None, "left"
+    table.show_header = any(columns)
     for column in table.columns:
         column.overflow = "fold"
-    for row in rows:
-        table.add_row(*map(printable, row))
+    for index, row in enumerate(rows):
+        cells = (Text(printable(text), (styles or {}).get(text, "")) for text in row)
+        table.add_row(*cells, style="red" if index in red else None)
     console.print(table)
 
 

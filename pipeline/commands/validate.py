@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
     from pipeline.registry.manifest import Manifest
@@ -140,11 +141,4 @@ def _row(item: "Attested") -> dict[str, str | None]:
 
 
 def _show(title: str, rows: list[tuple[str, str, str]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("unit", "status", "why", title=escape(title), title_justify="left")
-    for unit, verdict, reason in rows:
-        table.add_row(escape(unit), verdict, escape(reason))
-    Console().print(table)
+    print_table(("unit", "status", "why"), [list(row) for row in rows], title=title)

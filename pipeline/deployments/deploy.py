@@ -21,6 +21,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from builders.errors import InputError
 from pipeline.deployments.pools import check_variables, template
+from pipeline.deployments.silence import automation
 from pipeline.deployments.wanted import Plan, Wanted
 from pipeline.flows.api import api_in_reach, require_api
 from pipeline.flows.runner import limit_name
@@ -48,14 +49,15 @@ class Change:
 
 
 def deploy(plan: Plan, *, dry: bool = False) -> list[Change]:
-    """Work pool, concurrency limits and deployments with their schedules and triggers.
+    """Work pool, concurrency limits, deployments with their schedules and triggers, and what looks for lost runs.
 
     Raises InputError for a pool of another kind or unknown job variables, UnavailableError without a server.
     """
     require_api("the deployments need one")
     check_variables(plan.kind, plan.variables)
     with api_in_reach(), get_client(sync_client=True) as client:
-        return [*_pool(client, plan, dry), *_limits(client, plan, dry), *_deployments(client, plan, dry)]
+        parts = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
+        return [change for part in (*parts, _silence(client, dry)) for change in part]
 
 
 def _pool(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
@@ -111,6 +113,23 @@ def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[C
             # Without this Prefect would look at the git repository of the current folder for a version.
             made.apply(version_info=VersionInfo(type="prefect:simple", version=version))
         yield Change("deployment", wanted.full_name, action, detail)
+
+
+def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[Change]:
+    """One for all deployments of this server, whatever their names."""
+    wanted = automation(*TAGS)
+    there = client.read_automations_by_name(wanted.name)
+    if not there:
+        if not dry:
+            client.create_automation(wanted)
+        yield Change("automation", wanted.name, "created", wanted.description)
+    elif _comparable(there[0]) == _comparable(wanted):
+        yield Change("automation", wanted.name, "unchanged", wanted.description)
+    else:
+        if not dry:
+            # Whether a person disabled it is theirs to say.
+            client.update_automation(there[0].id, wanted.model_copy(update={"enabled": there[0].enabled}))
+        yield Change("automation", wanted.name, "updated", wanted.description)
 
 
 def _deployment(wanted: Wanted, version: str) -> RunnerDeployment:
@@ -176,8 +195,8 @@ def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> li
 def _comparable(automation: Any) -> Json:
     """Without what the server numbers anew, and without whether a person disabled it."""
     found = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
-    found["trigger"].pop("id", None)
-    return dict(found)
+    trigger = {name: sorted(value) if isinstance(value, list) else value for name, value in found["trigger"].items()}
+    return {**found, "trigger": {name: value for name, value in trigger.items() if name != "id"}}
 
 
 def _when(wanted: Wanted) -> str:

@@ -5,12 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.targets import GENERATIONS
-
-# The events that start them; `pipeline.events` tells them.
-REGISTERED = "enginery.model.registered"
-PUBLISHED = "enginery.engine.published"
-UNPROVEN = "enginery.engine.unproven"
-JUDGED = "enginery.canary.finished"
+from pipeline.deployments.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"
 POOL = "enginery"
@@ -120,7 +115,7 @@ class Plan:
                 "validate_pending",
                 "Proves unproven engines that can run on the workers of this pool.",
                 {"registry": self.registry},
-                Trigger(UNPROVEN, _from_event("registry")),
+                Trigger(UNPROVEN, _from_event("model", "version", "target", "registry")),
                 cron="15 * * * *",
             ),
             Wanted(

@@ -1,18 +1,14 @@
 """Telling a Prefect server what the fleet lacks, so that its deployments build and prove it.
 
-::
-
-    enginery.model.registered     a model to be built again: payload model, spec ('registered:MODEL', the newest that is
-                                  registered), registry, units, by
-    enginery.engine.unproven      engines to be proven on their hardware: payload model, version, target, engines
-                                  (digests), registry, by
+`enginery.model.registered` for a model to be built again, `enginery.engine.unproven` for engines to be proven on their
+hardware; what is in them stands in `pipeline.deployments.payloads`.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.deployments.wanted import REGISTERED, UNPROVEN
+from pipeline.deployments.payloads import REGISTERED, UNPROVEN
 from pipeline.fleet.work import Work
 
 _BY = "enginery fleet"

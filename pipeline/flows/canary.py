@@ -12,8 +12,8 @@ from pipeline.artifacts import show_document
 from pipeline.canary.automatic import Wanted
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.flows.runner import PrefectRunner
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY
 
 
 def _run_name() -> str:

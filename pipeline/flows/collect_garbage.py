@@ -9,10 +9,10 @@ from prefect.states import Completed
 
 from pipeline.flows.runner import PrefectRunner
 from pipeline.flows.tables import show_table
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.retention.gc import Collected, collect
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY
 
 
 @flow(name="collect-garbage", flow_run_name="collect garbage", persist_result=False)

@@ -15,12 +15,10 @@ from prefect.states import Failed
 from builders.errors import EngineryError
 from pipeline import events
 from pipeline.artifacts import show_document
-from pipeline.deployments.wanted import PUBLISHED
 from pipeline.flows.api import api_in_reach
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.intake.once import Compiled, compile_once
 from pipeline.pages import published_document
-from pipeline.prefect_server import start_server
 from pipeline.publication import Outcome
 from pipeline.published_page import failed_document
 from pipeline.registry.versions import load
@@ -48,12 +46,11 @@ def compile_model(
 ) -> Outcome | State[Outcome]:
     """Export, quantize, build, prove and publish the engines of one spec.
 
-    spec: a path that the worker sees, or 'registered:MODEL[@DIGEST]'. gpu_slots: see PrefectRunner.
+    spec: a path that the worker sees, 'registered:MODEL[@DIGEST]', or a file in a bucket. gpu_slots: see PrefectRunner.
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
-    logger = get_run_logger()
     with tags("enginery"), started(options, signals=False) as executors:
-        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(logger), executors, logger.info)
+        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
     tell(done)
     if done.outcome.version is None:
@@ -61,7 +58,7 @@ def compile_model(
     return done.outcome
 
 
-def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
+def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     """Run the flow here, on the configured Prefect API or on a server of its own.
 
     Raises UnavailableError when that API does not answer.
@@ -69,8 +66,11 @@ def run_flow(spec: Path, options: RunOptions, quiet: bool = False) -> Outcome:
     chosen = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
+            # Here: it takes longer to import than all that a worker's flow run needs.
+            from pipeline.prefect_server import start_server
+
             start_server()
-        state: State[Any] = chosen(str(spec), **asdict(options), return_state=True)
+        state: State[Any] = chosen(spec, **asdict(options), return_state=True)
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):
         raise found
@@ -94,9 +94,7 @@ def tell(done: Compiled) -> None:
     outcome = done.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
         return
-    if not events.told_before(done.store, PUBLISHED, outcome.manifest):
-        told = events.published(done.store, outcome.model, outcome.version, outcome.manifest)
-        events.remember_told(done.store, told, outcome.manifest)
+    events.published_once(done.store, outcome.model, outcome.version, outcome.manifest)
 
 
 @contextmanager

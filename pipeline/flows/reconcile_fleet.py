@@ -14,8 +14,8 @@ from pipeline.fleet.standing import Standing
 from pipeline.fleet.telling import messages, tell
 from pipeline.flows.runner import PrefectRunner
 from pipeline.flows.tables import show_table
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY
 
 
 @flow(name="reconcile-fleet", flow_run_name="reconcile fleet", persist_result=False)

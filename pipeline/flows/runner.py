@@ -16,6 +16,7 @@ from prefect.tasks import exponential_backoff
 
 from builders.errors import EngineryError, UnavailableError
 from pipeline.progress import Silent
+from pipeline.progress.clocks import Clocks
 from pipeline.runs.prefect_progress import ProgressArtifact
 from pipeline.runs.state import RunState
 from pipeline.values import Unit
@@ -118,11 +119,22 @@ class FlowProgress(Silent):
         self._logger = logger
         self.by = f"Prefect flow run {flow_run.name}"
         self._artifact = ProgressArtifact()
+        self._clocks = Clocks()
 
     def recorded(self, run: RunState) -> None:
         """Show it as a progress artifact."""
         self._artifact(run)
 
+    def waiting(self, name: str, why: str) -> None:
+        """Log what it waits for, when that is news."""
+        if self._clocks.waiting(name, why):
+            self._logger.info("%s: waiting: %s", name, why)
+
+    def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - the progress artifact says it
+        """It waits no more."""
+        self._clocks.gone(name)
+
     def finished(self, name: str, outcome: str) -> None:
         """Log how it ended."""
+        self._clocks.gone(name)
         self._logger.info("%s: %s", name, outcome)

@@ -8,8 +8,8 @@ from prefect.states import Completed
 
 from pipeline.canary.automatic import settle
 from pipeline.flows.runner import PrefectRunner
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY
 
 
 @flow(name="settle-canary", flow_run_name="settle {model}:{channel}", persist_result=False)

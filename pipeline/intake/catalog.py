@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 from builders.errors import EngineryError, InputError
 from pipeline.compile import Runner
-from pipeline.intake.addresses import SCHEME
+from pipeline.intake.addresses import SCHEME, Found, below
 from pipeline.intake.once import Compiled, compile_once
-from pipeline.intake.places import files_below, place_at
-from pipeline.progress import Progress
+from pipeline.intake.places import Bucket, Place, files_below, place_at
+from pipeline.progress import Progress, by_model
 from pipeline.publication import Outcome
+from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.registered import addresses
 from pipeline.registry.store import open_store
-from pipeline.run import DEFAULT_REGISTRY, Executors, RunOptions
+from pipeline.run import Executors, RunOptions
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
@@ -50,7 +51,7 @@ class Row:
 
 
 @contextmanager
-def gathered(specs: str, registry: str | None) -> Iterator[list[str]]:
+def gathered(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]]:
     """Addresses of the specs in a folder, a `file://` or `s3://` place (a copy, while inside), or, for 'registered',
     of the newest registration of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
@@ -63,10 +64,16 @@ def gathered(specs: str, registry: str | None) -> Iterator[list[str]]:
         return
     with place_at(specs) as place:
         place.refresh()
-        found = [str(path) for path in spec_files(place.folder)]
-        if not found:
+        paths = spec_files(place.folder)
+        if not paths:
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
-        yield found
+        yield [_found(path, place, specs) for path in paths]
+
+
+def _found(path: Path, place: Place, specs: str) -> Found:
+    """A file of a place; of a copied one it is called by where it was copied from."""
+    copied = isinstance(place, Bucket)
+    return Found(below(specs, path.relative_to(place.folder).as_posix()) if copied else str(path), path)
 
 
 def spec_files(folder: Path) -> list[Path]:
@@ -76,7 +83,7 @@ def spec_files(folder: Path) -> list[Path]:
 
 
 def compile_row(
-    address: str,
+    address: str | Found,
     options: RunOptions,
     runner: Runner,
     progress: Progress,
@@ -88,18 +95,18 @@ def compile_row(
     done: is given what was compiled.
     """
     try:
-        compiled = compile_once(address, options, runner, progress, executors, logging.getLogger(__name__).info)
+        compiled = compile_once(address, options, runner, progress, executors)
         done(compiled)
     except EngineryError as error:
-        return Row(address, None, "failed", reason=str(error))
+        return Row(str(address), None, "failed", reason=str(error))
     except Exception as error:
         logging.getLogger(__name__).exception("%s", address)
-        return Row(address, None, "failed", reason=f"{type(error).__name__}: {error}")
-    return _row(address, compiled.outcome)
+        return Row(str(address), None, "failed", reason=f"{type(error).__name__}: {error}")
+    return _row(str(address), compiled.outcome)
 
 
 def compile_all(
-    addresses: Sequence[str],
+    addresses: Sequence[str | Found],
     options: RunOptions,
     runner: Runner,
     progress: Progress,
@@ -107,7 +114,7 @@ def compile_all(
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> list[Row]:
     """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
-    return runner.map(compile_row, addresses, options, runner, progress, executors, done)
+    return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
 
 
 def words(rows: Sequence[Row]) -> str:

@@ -1,18 +1,16 @@
 """Putting a spec and its files into a registry, from where any worker that reaches it can build them."""
 
-from datetime import UTC, datetime
-
 from builders.digest import canonical_json
-from builders.errors import ConflictError, UndecidedError
+from builders.errors import ConflictError
 from pipeline.intake.bundle import MOST_BYTES, bundle_of
+from pipeline.moment import now
+from pipeline.registry.documents import change
 from pipeline.registry.keys import registered_key
 from pipeline.registry.registered import KEPT, Registration, parse
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
-
-_ATTEMPTS = 20
 
 
 def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
@@ -25,22 +23,21 @@ def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tup
         guard.secure(bundle.files.values())
         if lost := [name for name, digest in bundle.files.items() if not store.has(digest)]:
             raise ConflictError(f"{spec.path}: {lost[0]} was collected while it was registered; run again")
-        return _append(store, Registration(bundle, datetime.now(UTC).isoformat(timespec="seconds"), user()))
+        return _append(store, Registration(bundle, now(), user()))
 
 
 def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
-    """Make it the newest, by compare-and-swap."""
-    model = new.bundle.model
-    for _ in range(_ATTEMPTS):
-        data = store.read(registered_key(model))
+    """Make it the newest, unless that is the same; and whether it was."""
+    model, tried = new.bundle.model, False
+
+    def appended(data: bytes | None) -> bytes | None:
+        nonlocal tried
         before = parse(data, model)
         if before and before[-1].bundle.digest == new.bundle.digest:
-            return before[-1], True
+            return None
+        tried = True
         others = [item for item in before if item.bundle.digest != new.bundle.digest]
-        after = [item.to_json() for item in [*others, new][-KEPT:]]
-        try:
-            if store.replace(registered_key(model), canonical_json({"registered": after}), data):
-                return new, False
-        except UndecidedError:
-            continue  # the next look tells
-    raise ConflictError(f"{model} is being registered by many at once; run again")
+        return canonical_json({"registered": [item.to_json() for item in [*others, new][-KEPT:]]})
+
+    newest = parse(change(store, registered_key(model), appended), model)[-1]
+    return newest, not (tried and newest == new)

@@ -16,7 +16,7 @@ from typing import Self
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, UnavailableError
 from pipeline import events
-from pipeline.deployments.wanted import REGISTERED
+from pipeline.deployments.payloads import REGISTERED
 from pipeline.intake.bundle import bundle_of, named_files
 from pipeline.intake.catalog import spec_files
 from pipeline.intake.places import place_at
@@ -24,6 +24,7 @@ from pipeline.intake.register import register
 from pipeline.registry.registered import registrations
 from pipeline.registry.store import Store
 from pipeline.spec.file import load_spec
+from pipeline.told import remember_told, told_before
 
 # Of a file: size in bytes, time of its last change in ns, inode.
 Stamp = tuple[int, int, int]
@@ -97,10 +98,10 @@ class Watch:
         kept = registrations(self._store, spec.model)
         # What was told once, and is the newest no more, has come back: somebody took a change back.
         newest = bool(kept) and kept[-1].bundle.digest == digest
-        if not (newest and events.told_before(self._store, REGISTERED, digest)):
+        if not (newest and told_before(self._store, REGISTERED, digest)):
             item, _ = register(self._store, spec)
             told = events.registered(self._store, item)
-            events.remember_told(self._store, told, item.bundle.digest)
+            remember_told(self._store, REGISTERED, item.bundle.digest, told.id)
             self._say(Seen(name, f"registered as {item.address}", True, item.bundle.digest))
         self._taken[path] = digest
         self._complaints.pop(name, None)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import IntegrityError
-from builders.types import Dim, Precision, Session, TensorSpec, tensor_from_json
+from builders.refitting import is_stripped
+from builders.types import BuildRequest, Dim, Engine, Precision, Session, TensorSpec, tensor_from_json
 from pipeline.registry.store import Store
 from pipeline.values import Json
 
@@ -38,6 +39,13 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
             ) from error
         raise
     return dest
+
+
+def fetched_engine(store: Store, request: BuildRequest, digest: str, suffix: str, folder: Path) -> Engine:
+    """An engine, verified, with the model that has its weights where its own file leaves them out."""
+    path = fetch(store, digest, folder / f"engine{suffix}")
+    weights = fetch(store, request.model, folder / "weights.onnx") if is_stripped(request) else None
+    return Engine(request, path, digest, path.stat().st_size, suffix, weights=weights)
 
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from builders import backends
-from builders.errors import InputError
+from builders import backends, fitting
+from builders.errors import EngineryError, InputError
 from builders.process import enter_phase
-from builders.types import Backend, BuildRequest, Engine, Session
-from pipeline.jobs.blobs import dims_from, fetch, golden_set, proof_of, runnable, tensors_from
+from builders.types import Backend, BuildRequest, Session
+from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | None = None) -> Json:
-    """Compile one engine and upload it: digests, size, suffix, notes, seconds. Puts itself on record by build key.
+    """Compile one engine and upload it: digests, size, suffix, notes, seconds, and the digests of what the build left
+    beside it. Puts itself on record by build key.
 
     workspace_mib: instead of the request's, for a build whose first try ran out of memory; a note says so.
     """
@@ -40,10 +41,15 @@ def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | 
     timing.fetch()
     enter_phase("compiling")
     begun = time.monotonic()
-    engine = _with_workspace(backend, workspace_mib).build(wanted, model, workdir)
+    try:
+        engine = _with_workspace(backend, workspace_mib).build(wanted, model, workdir)
+    except EngineryError:
+        timing.keep()  # what was measured until then makes the next try shorter
+        raise
     seconds = round(time.monotonic() - begun, 3)
     enter_phase("storing")
     stored = place.seal_file(engine.path)
+    extras = {name: place.put_file(path) for name, path in engine.extras}
     timing.keep()
     value: Json = {
         "digest": stored.digest,
@@ -52,9 +58,10 @@ def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | 
         "suffix": engine.suffix,
         "notes": [*engine.notes, *timing.notes, *_lean_notes(wanted, workspace_mib)],
         "seconds": seconds,
+        "extras": extras,
         "request": request,
     }
-    remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"]])
+    remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"], *extras.values()])
     return value
 
 
@@ -143,6 +150,4 @@ def engine_session(
     place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
 ) -> AbstractContextManager[Session]:
     """The engine of this digest, fetched and verified, opened by its backend."""
-    path = fetch(place, digest, workdir / f"engine{suffix}")
-    engine = Engine(request, path, digest, path.stat().st_size, suffix)
-    return backends.configure(request.backend, dict(request.options)).open(engine)
+    return fitting.open_engine(fetched_engine(place, request, digest, suffix, workdir))

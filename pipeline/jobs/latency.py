@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from builders import backends
 from builders.digest import canonical_json
+from builders.fitting import open_engine
 from builders.profiles import Profiling, RunProfile
 from builders.types import Backend, BuildRequest, Engine
-from pipeline.jobs.blobs import dims_from, fetch, golden_set, tensors_from
+from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, tensors_from
+from pipeline.moment import now
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
-from pipeline.verdict import now
 
 if TYPE_CHECKING:
     from validation.latency.buckets import Bucket
@@ -41,10 +42,10 @@ def measure_engine(
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
     backend = backends.configure(wanted.backend, dict(wanted.options))
-    made = _fetched(place, wanted, engine, suffix, workdir)
+    made = fetched_engine(place, wanted, engine, suffix, workdir)
     buckets = _buckets(place, golden, model, asked, workdir)
     imported = _import_runtime(backend)
-    speed = measure_speed(partial(backend.open, made), buckets, Asked(asked["seconds"], asked["streams"]))
+    speed = measure_speed(partial(open_engine, made), buckets, Asked(asked["seconds"], asked["streams"]))
     dims = dims_from(model["dims"])
     at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned_for(dims)), len(buckets) - 1)
     graph = graph_costs(
@@ -80,16 +81,10 @@ def race_engines(store: str, sides: Sequence[Json], golden: str, model: Json, as
         wanted = BuildRequest.from_json(side["request"])
         folder = workdir / str(index)
         folder.mkdir()
-        made = _fetched(place, wanted, side["engine"], side["suffix"], folder)
-        opens.append(partial(backends.configure(wanted.backend, dict(wanted.options)).open, made))
+        opens.append(partial(open_engine, fetched_engine(place, wanted, side["engine"], side["suffix"], folder)))
     (bucket,) = _buckets(place, golden, model, {"buckets": [asked["sizes"]]}, workdir)
     found = judge(race((opens[0], opens[1]), bucket.inputs, asked["seconds"], asked["seed"]), asked["seed"])
     return {"bucket": bucket.name, "items": bucket.items, "seed": asked["seed"], **found.to_json()}
-
-
-def _fetched(place: Store, request: BuildRequest, digest: str, suffix: str, folder: Path) -> Engine:
-    path = fetch(place, digest, folder / f"engine{suffix}")
-    return Engine(request, path, digest, path.stat().st_size, suffix)
 
 
 def _buckets(place: Store, golden: str, model: Json, asked: Mapping[str, object], workdir: Path) -> "list[Bucket]":

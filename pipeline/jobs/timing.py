@@ -1,15 +1,15 @@
 """Timing caches in the registry: fetched before a build, merged into what is there after it; never a reason to fail.
 
-Kept per GPU product, driver and compiler version (`builders.tensorrt_timing`), as a blob that one small document names.
+Kept per GPU product, driver and compiler version (`builders.tensorrt.timing`), as a blob that one small document names.
 """
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError
-from builders.tensorrt_timing import GIVEN, GROWN, TimingCached
+from builders.tensorrt.timing import GIVEN, GROWN, TimingCached
 from builders.types import Backend
+from pipeline.moment import now
 from pipeline.registry import parsing
 from pipeline.registry.documents import change
 from pipeline.registry.keys import timing_key
@@ -62,8 +62,7 @@ class TimingCache:
         digest = self._store.put_bytes(whole)
         if digest == there:
             return None
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        return canonical_json({"format": 1, "cache": digest, "size_bytes": len(whole), "at": now})
+        return canonical_json({"format": 1, "cache": digest, "size_bytes": len(whole), "at": now()})
 
     def _merged(self, there: str, data: bytes) -> bytes:
         """What is there is damaged or of another kind: then ours replaces it."""

@@ -3,6 +3,7 @@
 Whoever wants to know is a `Progress`; `together` tells several.
 """
 
+from pipeline.progress.by_model import by_model
 from pipeline.progress.display import progress_display
 from pipeline.progress.events import Progress, Silent, Told, state_of
 from pipeline.progress.json_lines import JsonLines
@@ -10,4 +11,15 @@ from pipeline.progress.lines import Lines
 from pipeline.progress.table import LiveTable
 from pipeline.progress.together import together
 
-__all__ = ["JsonLines", "Lines", "LiveTable", "Progress", "Silent", "Told", "progress_display", "state_of", "together"]
+__all__ = [
+    "JsonLines",
+    "Lines",
+    "LiveTable",
+    "Progress",
+    "Silent",
+    "Told",
+    "by_model",
+    "progress_display",
+    "state_of",
+    "together",
+]

@@ -1,5 +1,6 @@
 """What runs now, since when, in which phase, and for how long still: what both displays for people show."""
 
+import re
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
+
+
+# How often a wait is told again whose reason only counts on: a countdown changes every other second.
+RECOUNT_S = 15.0
+_COUNTS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,19 @@ class Clock:
         return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, left) if part)
 
 
+@dataclass(frozen=True)
+class Wait:
+    """Something that waits. told: by the monotonic clock."""
+
+    why: str
+    told: float
+
+    @property
+    def reason(self) -> str:
+        """Why, without what counts on."""
+        return _COUNTS.sub("", self.why)
+
+
 class Clocks:
     """Every clock by name; safe from several threads."""
 
@@ -37,7 +56,7 @@ class Clocks:
         self._lock = threading.Lock()
         self._running: dict[str, Clock] = {}
         self._expected: dict[str, Expectation] = {}
-        self._waits: dict[str, str] = {}
+        self._waits: dict[str, Wait] = {}
 
     def expects(self, name: str, expectation: "Expectation") -> None:
         """Keep it until the unit starts."""
@@ -45,10 +64,24 @@ class Clocks:
             self._expected[name] = expectation
 
     def waiting(self, name: str, why: str) -> bool:
-        """Whether that is news."""
+        """Whether that is news: another reason, or the same one that has counted on for `RECOUNT_S`."""
+        new = Wait(why, time.monotonic())
         with self._lock:
-            known, self._waits[name] = self._waits.get(name), why
-            return known != why
+            known = self._waits.get(name)
+            if known and known.reason == new.reason and (known.why == why or new.told < known.told + RECOUNT_S):
+                self._waits[name] = Wait(why, known.told)
+                return False
+            self._waits[name] = new
+            return True
+
+    def waits(self) -> list[tuple[list[str], str]]:
+        """What waits now, together where the reason is the same, and why."""
+        found: dict[str, tuple[list[str], str]] = {}
+        with self._lock:
+            for name, wait in self._waits.items():
+                names, _ = found.setdefault(wait.reason, ([], wait.why))
+                names.append(name)
+        return list(found.values())
 
     def started(self, name: str) -> None:
         """Start its clock, afresh after a retry."""

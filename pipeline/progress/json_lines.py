@@ -9,10 +9,11 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from builders.jobs import Usage
+from pipeline.moment import precise_now
+from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import VERDICT, Silent, state_of
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class JsonLines(Silent):
         self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
         self._lock = threading.Lock()
         self._about = about
+        self._clocks = Clocks()
 
     def tell(self, event: str, level: str = "info", **fields: Any) -> None:
         """Write one line. Fields that are None are left out."""
         given = {name: value for name, value in fields.items() if value is not None}
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "level": level, "event": event, **self._about, **given}, ensure_ascii=False)
+        line = json.dumps(
+            {"time": precise_now(), "level": level, "event": event, **self._about, **given}, ensure_ascii=False
+        )
         self._write_alone(line)
 
     def of_run(self, model: str, run: str) -> "JsonLines":
@@ -60,11 +63,13 @@ class JsonLines(Silent):
         self.tell("predicted", unit=name, **expectation.to_json())
 
     def waiting(self, name: str, why: str) -> None:
-        """What it waits for."""
-        self.tell("waiting", unit=name, why=why)
+        """What it waits for, when that is news."""
+        if self._clocks.waiting(name, why):
+            self.tell("waiting", unit=name, why=why)
 
     def started(self, name: str, where: str = "here") -> None:
         """Where it runs."""
+        self._clocks.gone(name)
         self.tell("started", unit=name, where=where)
 
     def phase(self, name: str, phase: str) -> None:

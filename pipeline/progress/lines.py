@@ -30,7 +30,7 @@ class Lines(Silent):
         self._clocks.expects(name, expectation)
 
     def waiting(self, name: str, why: str) -> None:
-        """Print what it waits for, when that is another reason than before."""
+        """Print what it waits for, when that is news."""
         if self._clocks.waiting(name, why):
             self._print(f"{name}: waiting: {why}")
 

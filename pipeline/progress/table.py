@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from pipeline.history import Expectation
 
 
+# Of those that wait for the same, so many are named.
+_MOST_NAMES = 3
+
+
 class LiveTable(Silent):
-    """What runs, with phase, elapsed and predicted time; above it a line for what is finished."""
+    """What runs, with phase, elapsed and predicted time, and what waits; above it a line for what is finished."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -34,9 +38,8 @@ class LiveTable(Silent):
         self._clocks.expects(name, expectation)
 
     def waiting(self, name: str, why: str) -> None:
-        """Say what it waits for, when that is another reason than before."""
-        if self._clocks.waiting(name, why):
-            self._console.print(f"[dim]… {_plain(name)}: waiting: {_plain(why)}[/dim]", highlight=False)
+        """Show it below what runs."""
+        self._clocks.waiting(name, why)
 
     def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - `enginery status` has a column for it
         """Show it among what runs."""
@@ -64,6 +67,9 @@ class LiveTable(Silent):
         table = Table.grid(padding=(0, 1))
         for clock in self._clocks.running():
             table.add_row(Spinner("dots"), _plain(clock.name), f"[dim]{_plain(clock.text)}[/dim]")
+        for names, why in self._clocks.waits():
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            table.add_row("…", f"[dim]{_plain(', '.join(names[:_MOST_NAMES]))}{more}: waiting: {_plain(why)}[/dim]", "")
         return table
 
 

@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError, UnknownNameError
+from pipeline.moment import now
 from pipeline.registry import parsing, policies
 from pipeline.registry.attestations import Attestation, judged
 from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
@@ -154,7 +154,7 @@ def point(
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
-    move = Move(manifest.version, manifest.digest, _now(), by, why, proven_only, canary=reports)
+    move = Move(manifest.version, manifest.digest, now(), by, why, proven_only, canary=reports)
 
     def next_move(channel: Channel | None) -> Move | None:
         if channel is not None and channel.manifest == move.manifest and channel.proven_only == proven_only:
@@ -189,7 +189,7 @@ def rollback(
             reason = "has served one version only" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
         _secure(guard, model, name, previous)
-        return Move(previous.version, previous.manifest, _now(), by, why, previous.proven_only, "rollback")
+        return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
 
     with writing(store, f"rolling back {model}:{name}") as guard:
         return _append(store, model, name, next_move)
@@ -243,9 +243,9 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
                 return after
         except UndecidedError:
             # The history tells: it only ever grows, so a move that happened is where it was put, whatever came after.
-            now = _parse(store.read(key), model, name)
-            if now is not None and now.history[: len(after.history)] == after.history:
-                return now
+            found = _parse(store.read(key), model, name)
+            if found is not None and found.history[: len(after.history)] == after.history:
+                return found
     raise ConflictError(f"channel {model}:{name} keeps moving; run again when fewer others move it")
 
 
@@ -275,7 +275,3 @@ def _move(value: Any, path: str) -> Move:
         action="rollback" if action == "rollback" else "promote",
         canary=parsing.field({"canary": [], **data}, "canary", parsing.many(parsing.digest), path),
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -25,7 +25,7 @@ from pipeline.registry.pace import CONNECTIONS, Pace
 from pipeline.registry.seals import Seal
 
 PART_BYTES = 8 << 20
-SPAN_PARTS = 4
+SPAN_PARTS = 16
 # Parts that wait in memory for those before them: 96 MiB.
 KEPT_PARTS = 12
 _BLOCK_BYTES = 1 << 18

@@ -2,15 +2,13 @@
 
 Rules and where they are from:
 
-- A TensorRT engine runs on the TensorRT version that built it, unless it was built version compatible: then on later
-  ones, too (docs.nvidia.com/deeplearning/tensorrt, "Engine Compatibility"). A TensorRT-RTX engine runs on the release
-  that built it and no other (docs.nvidia.com/deeplearning/tensorrt-rtx, "Engine Compatibility"). Versions are compared
-  as far as both are given, so 10.16 stands for every 10.16.x.
+- Which release of TensorRT runs an engine, and which GPU beside the one it was built for: `builders.compatibility`.
 - The driver must be as new as the CUDA that the wheels of the runtime are for (CUDA release notes, "Minimum Required
   Driver Version for CUDA Minor Version Compatibility").
 - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
 """
 
+from builders.compatibility import numbers, runtime_of, version_serves
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
@@ -24,13 +22,13 @@ def unmet(entry: EngineEntry, machine: Machine) -> str | None:
     if entry.backend not in _TITLES:
         return None
     needs, found = _runtime(entry), _found(entry, machine)
-    if needs and found and not _serves(entry, needs, found):
+    if needs and found and not version_serves(entry.backend, entry.options, needs, found):
         return f"needs {_TITLES[entry.backend]} {needs}, found {found}"
     driver = _driver(entry)
-    if driver and machine.driver and _numbers(machine.driver) < _numbers(driver):
+    if driver and machine.driver and numbers(machine.driver) < numbers(driver):
         return f"needs driver >= {driver}, found {machine.driver}"
     cuda = _cuda(entry)
-    if cuda and not machine.driver and machine.cuda and _numbers(machine.cuda) < (cuda,):
+    if cuda and not machine.driver and machine.cuda and numbers(machine.cuda) < (cuda,):
         return f"needs CUDA {cuda}, the driver supports {machine.cuda}"
     size = entry.size_bytes or 0
     if machine.memory_bytes is not None and size > machine.memory_bytes:
@@ -54,7 +52,17 @@ def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
         said.append(f"needs driver >= {driver}; the driver here is unknown")
     if machine.memory_bytes is None:
         said.append("the GPU's memory is unknown")
-    return tuple(said)
+    return (*said, *_other_gpu(entry, machine))
+
+
+def _other_gpu(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    """What is to be said of a GPU that the engine was not built on, where it may run all the same."""
+    if entry.compute_capability not in (None, machine.compute_capability):
+        return (f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}",)
+    alike = entry.product is None or machine.product in (None, entry.product)
+    if alike or entry.backend != "tensorrt" or entry.options.get("hardware_compatibility") != "none":
+        return ()
+    return ("TensorRT warns of errors on another product, but for engines with hardware_compatibility",)
 
 
 def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
@@ -65,21 +73,11 @@ def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
 
 
 def _runtime(entry: EngineEntry) -> str | None:
-    """The version of the runtime that built it, from whichever of its wheels is on record."""
-    names = [entry.backend, *(name for name in sorted(entry.toolchain) if name.startswith(f"{entry.backend}-cu"))]
-    return next((entry.toolchain[name] for name in names if name in entry.toolchain), None)
+    return runtime_of(entry.backend, entry.toolchain)
 
 
 def _found(entry: EngineEntry, machine: Machine) -> str | None:
     return machine.tensorrt_rtx if entry.backend == "tensorrt-rtx" else machine.tensorrt
-
-
-def _serves(entry: EngineEntry, needs: str, found: str) -> bool:
-    pair = list(zip(_numbers(needs), _numbers(found), strict=False))
-    if all(wanted == here for wanted, here in pair):
-        return True
-    compatible = entry.backend == "tensorrt" and entry.options.get("version_compatible") is True
-    return compatible and [wanted for wanted, _ in pair] < [here for _, here in pair]
 
 
 def _driver(entry: EngineEntry) -> str | None:
@@ -93,13 +91,3 @@ def _cuda(entry: EngineEntry) -> int | None:
     """The CUDA version that the runtime's wheels are for."""
     found = (number for number in _DRIVER_OF_CUDA for name in entry.toolchain if f"-cu{number}" in name)
     return min(found, default=None)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """'10.16.1' as (10, 16, 1); what is no number ends it."""
-    found: list[int] = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        found.append(int(part))
-    return tuple(found)

@@ -6,12 +6,12 @@ protection from somebody who may write to the store: see docs/security.md.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from builders.targets import parse_targets
+from pipeline.moment import now
 from pipeline.registry import parsing
 from pipeline.registry.keys import policy_key
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -90,7 +90,7 @@ def checked(policy: Policy, where: str) -> Policy:
 
 def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
     """Set a policy. Raises as `checked` does, and ConflictError when somebody else sets it at the same time."""
-    at = datetime.now(UTC).isoformat(timespec="seconds")
+    at = now()
     after = replace(checked(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
     try:

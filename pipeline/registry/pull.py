@@ -29,13 +29,17 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Pulled:
-    """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from."""
+    """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
+
+    weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
+    """
 
     path: Path
     description: Path
     located: Located
     resolution: Resolution
     origin: Origin
+    weights: Path | None = None
 
     @property
     def cached(self) -> bool:
@@ -112,11 +116,28 @@ def bring(store: Store, located: Located, resolution: Resolution, dest: Path, wa
     path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
     digest = str(engine.digest)
     expected = seal(digest, located.manifest.blake3(digest))
-    origin = (way or Way.usual(store)).deliver(store, expected, engine.size_bytes or 0, path)
+    way = way or Way.usual(store)
+    weights = _bring_weights(store, located.manifest, engine, dest, way)
+    origin = way.deliver(store, expected, engine.size_bytes or 0, path)
     data = description_of(located, engine)
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
         write_whole(description, data)
-    return Pulled(path, description, located, resolution, origin)
+    return Pulled(path, description, located, resolution, origin, weights)
+
+
+def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: Path, way: Way) -> Path | None:
+    """The model that an engine without weights of its own takes them from, before the engine itself is there."""
+    name = _weights_name(manifest, engine)
+    if name is None:
+        return None
+    graph = str(engine.graph)
+    way.deliver(store, seal(graph, manifest.blake3(graph)), store.size(graph), dest / name)
+    return dest / name
+
+
+def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
+    stripped = engine.options.get("strip_weights") is True
+    return f"{stem_of(manifest, engine)}.weights.onnx" if stripped else None
 
 
 def description_of(located: Located, engine: EngineEntry) -> bytes:
@@ -150,7 +171,9 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
         "channel": located.channel.name if located.channel else None,
         "manifest": manifest.digest,
     }
-    return origin | {key: value for key, value in asdict(engine).items() if key != "checks"}
+    weights = _weights_name(manifest, engine)
+    told = {"weights": weights} if weights else {}
+    return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:

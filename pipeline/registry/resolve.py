@@ -1,9 +1,10 @@
 """Which engine of a version fits a machine best, and why not each of the others.
 
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
-capability (it runs, tuned for other clocks and memory), then a portable one (target `gpu`), then the ONNX model if the
-policy allows it; among equals a proven one before an unproven one; then by precision, as each kind of hardware likes
-it.
+capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
+(`builders.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
+equals a proven one before an unproven one; then by precision, as each kind of hardware likes it. A proof says nothing
+about another capability, so where only proven engines may be used a compatible one of another capability is none.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from builders.compatibility import hardware_serves
 from builders.errors import UnknownNameError
 from builders.types import Target
 from pipeline.registry.machine import Machine
@@ -132,22 +134,32 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
         return f"{entry.status}: {entry.reason}"
     if policy.proven_only and entry.status != "proven":
         return f"unproven, and only proven engines may be used: {entry.reason}"
+    if policy.proven_only and _is_foreign(entry, machine):
+        return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
     return unmet(entry, machine)
 
 
 def _misfit(entry: EngineEntry, machine: Machine) -> str | None:
     if entry.target == FALLBACK or (entry.target == PORTABLE and not machine.is_cpu):
         return None
-    if entry.target == PORTABLE or entry.compute_capability != machine.compute_capability:
+    capabilities = entry.compute_capability, machine.compute_capability
+    if entry.target == PORTABLE or not hardware_serves(entry.backend, entry.options, entry.precision, *capabilities):
         return f"built for {entry.target}; this is {_name(machine)}"
     return None
 
 
+def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
+    """Whether it was built for another compute capability than this machine's, and not for any."""
+    return entry.compute_capability not in (None, machine.compute_capability)
+
+
 def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
     if entry.target == FALLBACK:
-        return 4, "the ONNX model itself, for onnxruntime"
+        return 5, "the ONNX model itself, for onnxruntime"
     if entry.target == PORTABLE:
-        return 3, "portable"
+        return 4, "portable"
+    if _is_foreign(entry, machine):
+        return 3, f"built for {entry.target}, and compatible with every generation from Ampere on"
     if entry.product == machine.product:
         return 0, f"built for {_name(machine)}"
     if entry.product is None:

@@ -6,20 +6,17 @@ not change for `DEAD_AFTER_S` by the clock of whoever waits, or whose process is
 """
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError, IntegrityError, UndecidedError
+from pipeline.presence import Presence, this_process
 from pipeline.registry import parsing
 from pipeline.registry.keys import TURNS, turn_key
 from pipeline.registry.retention import clock
@@ -35,8 +32,8 @@ MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Holder:
-    """Who works. namespace: of its process number.  thread: two of one process are two holders.  began:
-    when its process did, seconds since 1970.  beat: counts up.  touched: ISO 8601, for people and collections.
+    """Who works. host, namespace, pid, began: as a `Presence`.  thread: two of one process are two holders.
+    beat: counts up.  touched: ISO 8601, for people and collections.  since: when it began to work, likewise.
     """
 
     what: str
@@ -47,23 +44,24 @@ class Holder:
     began: str
     beat: int
     touched: str
+    since: str = ""
 
     @property
     def gone(self) -> bool:
         """Whether its process was on this machine and is not there any more."""
-        if (self.host, self.namespace) != _here():
-            return False
-        try:
-            return repr(psutil.Process(self.pid).create_time()) != self.began
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.AccessDenied:
-            return False
+        return Presence(self.host, self.namespace, self.pid, self.began).gone
+
+    def __str__(self) -> str:
+        since = f", since {self.since[:19].replace('T', ' ')} UTC" if self.since else ""
+        return f"{self.what} is being done by {self.host}, process {self.pid}{since}"
 
 
 @contextmanager
 def turn(store: Store, name: str, what: str, say: Callable[[str], object] = lambda _: None) -> Iterator[None]:
-    """Work while nobody else works on `name`, a digest. what: in words, for those who wait, who are told by `say`."""
+    """Work while nobody else works on `name`, a digest. what: in words, for those who wait.
+
+    say: is told who works and since when, each time that it is somebody else.
+    """
     mine = _take(store, name, _myself(what), say)
     stop = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, name, mine, stop), daemon=True)
@@ -88,7 +86,7 @@ def forget_litter(store: Store) -> None:
 
 
 def _take(store: Store, name: str, mine: Holder, say: Callable[[str], object]) -> Holder:
-    key, seen, since, told = turn_key(name), b"", time.monotonic(), False
+    key, seen, since, told = turn_key(name), b"", time.monotonic(), ""
     while True:
         data = store.read(key)
         holder = _read(data)
@@ -97,13 +95,13 @@ def _take(store: Store, name: str, mine: Holder, say: Callable[[str], object]) -
         if data != seen:
             seen, since = data or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
+            mine = replace(mine, since=clock.stamp(clock.now()))
             with suppress(UndecidedError):  # the next look tells
                 if store.replace(key, canonical_json(asdict(mine)), data):
                     return mine
             continue
-        if not told:
-            say(f"waiting: {holder.what} is being done by {holder.host}, process {holder.pid}")
-            told = True
+        if told != (told := str(holder)):
+            say(told)
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 
@@ -125,26 +123,8 @@ def _same(one: Holder, other: Holder) -> bool:
 
 
 def _myself(what: str) -> Holder:
-    host, namespace = _here()
-    process = psutil.Process()
-    return Holder(
-        what,
-        host,
-        namespace,
-        process.pid,
-        threading.get_ident(),
-        repr(process.create_time()),
-        0,
-        clock.stamp(clock.now()),
-    )
-
-
-def _here() -> tuple[str, str]:
-    """Machine and process namespace; containers of one machine may share the first."""
-    try:
-        return socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return socket.gethostname(), ""
+    me = this_process()
+    return Holder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, clock.stamp(clock.now()))
 
 
 def _read(data: bytes | None) -> Holder | None:
@@ -154,6 +134,7 @@ def _read(data: bytes | None) -> Holder | None:
         texts = {name: parsing.field(document, name, parsing.text) for name in ("what", "host", "namespace", "began")}
         clock.read_stamp(document.get("touched"), "touched")
         counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
-        return Holder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
+        since = parsing.field({"since": "", **document}, "since", parsing.text)
+        return Holder(**texts, **counts, touched=document["touched"], since=since)  # type: ignore[arg-type]
     except IntegrityError:
         return None

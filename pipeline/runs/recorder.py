@@ -4,8 +4,6 @@ It writes what changed, at most every `pace_s`, less often where a write takes l
 at most. A store that is slow or down costs a warning, once, and the record.
 """
 
-import os
-import socket
 import sys
 import threading
 import time
@@ -16,7 +14,9 @@ from dataclasses import replace
 from builders.digest import canonical_json, digest_of_bytes
 from builders.errors import EngineryError, UndecidedError
 from builders.scrub import scrubber
-from pipeline.history import Past, now, remember_builds
+from pipeline.history import Past, remember_builds
+from pipeline.moment import precise_now
+from pipeline.presence import this_process
 from pipeline.registry.keys import run_key, run_live_key
 from pipeline.registry.store import Store
 from pipeline.runs import journal
@@ -41,9 +41,21 @@ _STORE_FAILS = "the record of this run is not kept"
 def new_run(model: str, spec: str, store: Store, by: str = "") -> RunState:
     """A run that begins now, in this process. by: what started it, such as a Prefect flow run."""
     beat = BEAT_S if store.near else FAR_BEAT_S
-    host, started = socket.gethostname(), now()
+    me, started = this_process(), precise_now()
     return RunState(
-        journal.new_id(model), model, spec, "running", started, started, beat, host, os.getpid(), user(), by
+        journal.new_id(model),
+        model,
+        spec,
+        "running",
+        started,
+        started,
+        beat,
+        me.host,
+        me.pid,
+        user(),
+        by,
+        namespace=me.namespace,
+        began=me.began,
     )
 
 
@@ -154,7 +166,7 @@ class Recorder:
         changes, beat = self._tracker.changes, time.monotonic() - self._heard > self._beat_s
         if changes == self._seen[0] and not beat and not last:
             return
-        state = self._tracker.snapshot(now())
+        state = self._tracker.snapshot(precise_now())
         self._seen, self._heard = (changes, self._seen[1]), time.monotonic()
         self._show(state)
         self._write(run_key(self._run), state.to_bytes())

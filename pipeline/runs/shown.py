@@ -1,12 +1,11 @@
 """A run's state as a person reads it, at the moment when it is read: what is lost, how long, how long still."""
 
-import os
-import socket
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from pipeline.presence import Presence
 from pipeline.runs.state import OVER, Item, RunState
 
 # A driver that has missed this many signs of life is taken for dead, even on another machine.
@@ -31,10 +30,12 @@ class Seen:
         if self.run.state != "running":
             return ""
         who = f"its driver (process {self.run.pid} on {self.run.host})"
-        if self.silent_s > self.run.beats_every_s and _is_gone_here(self.run):
-            return f"{who} is not running any more; last heard {_span(self.silent_s)} ago"
+        heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {_span(self.silent_s)} ago"
+        # After a beat, since a run that ends writes so, and may do it between the two looks of whoever reads.
+        if self.silent_s > self.run.beats_every_s and _gone(self.run):
+            return f"{heard}: {who} is not running any more"
         if self.silent_s > MISSED_BEATS * self.run.beats_every_s:
-            return f"{who} was last heard {_span(self.silent_s)} ago"
+            return f"{heard}: {who} died, or does not reach the registry"
         return ""
 
     @property
@@ -101,17 +102,9 @@ def seen(run: RunState, at: datetime | None = None) -> Seen:
     return Seen(run, at or datetime.now(UTC))
 
 
-def _is_gone_here(run: RunState) -> bool:
-    """Whether the driver ran on this machine and does not any more. Another's process of that number counts as it."""
-    if run.host != socket.gethostname() or not run.pid:
-        return False
-    try:
-        os.kill(run.pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
+def _gone(run: RunState) -> bool:
+    """Whether its driver's process was on this machine and is not there any more."""
+    return Presence(run.host, run.namespace, run.pid, run.began).gone
 
 
 def _moment(stamp: str) -> datetime:

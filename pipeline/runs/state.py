@@ -54,7 +54,8 @@ class Item:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run. id: its name in the registry.  spec: the file it was started from.  host, pid, user: where and whose.
+    """A run. id: its name in the registry.  spec: what it was started from, as `enginery build` takes it.  host, pid,
+    user: where and whose; namespace, began: of the process, as a `Presence` has them.
 
     state: 'running', 'done', 'failed' (nothing published, a unit failed, or an error) or 'interrupted'.
     heard_at: when this was written; while it runs, at the latest every `beats_every_s`.
@@ -77,6 +78,8 @@ class RunState:
     reason: str = ""
     items: tuple[Item, ...] = field(default=())
     left_out: int = 0
+    namespace: str = ""
+    began: str = ""
 
     @property
     def units(self) -> tuple[Item, ...]:
@@ -115,6 +118,7 @@ def parse_run(key: str, data: bytes) -> RunState:
             version=parsing.field(document, "version", parsing.optional(parsing.text)),
             items=parsing.field(document, "items", parsing.many(_item)),
             left_out=parsing.field(document, "left_out", parsing.count),
+            **{name: parsing.field({name: "", **document}, name, parsing.text) for name in ("namespace", "began")},
         )
     except parsing.Malformed as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from builders.errors import StepError
 from builders.jobs import Usage
-from pipeline.history import Past, now
+from pipeline.history import Past
+from pipeline.moment import precise_now
 from pipeline.progress.events import VERDICT, Silent, state_of
 from pipeline.runs.logs import KeptLog
 from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
@@ -56,7 +57,7 @@ class Tracker(Silent):
 
     def started(self, name: str, where: str = "here") -> None:
         """Note where and since when."""
-        self._note(name, state="running", where=where, why="", phase="", started_at=now(), ended_at=None)
+        self._note(name, state="running", where=where, why="", phase="", started_at=precise_now(), ended_at=None)
 
     def phase(self, name: str, phase: str) -> None:
         """Note it."""
@@ -77,7 +78,7 @@ class Tracker(Silent):
 
     def ended(self, name: str, usage: Usage) -> None:
         """Note what it took, and hand its log over."""
-        self._note(name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1), ended_at=now())
+        self._note(name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1), ended_at=precise_now())
         with self._lock:
             if log := self._logs.pop(name, None):
                 log.close()
@@ -137,7 +138,7 @@ class Tracker(Silent):
             state = "interrupted" if stopped else "failed" if bad else "done"
             reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
             left = "cancelled" if stopped or error is not None else "done"
-            ended = self._run.ended_at or now()
+            ended = self._run.ended_at or precise_now()
             for name, item in self._items.items():
                 if item.state not in OVER:
                     at = item.ended_at or (ended if item.started_at else None)
@@ -182,7 +183,14 @@ class Tracker(Silent):
         item = self._items[name]
         if item.is_unit and item.seconds is not None and state != "cached":
             past = Past(
-                self._run.model, item.target, item.precision, 0, item.seconds, item.peak_mib or 0.0, state, now()
+                self._run.model,
+                item.target,
+                item.precision,
+                0,
+                item.seconds,
+                item.peak_mib or 0.0,
+                state,
+                precise_now(),
             )
             with self._lock:
                 self._pasts.append((item.backend, self._graphs[name], past))

@@ -1,7 +1,8 @@
 """The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names on it.
 
 Canonical: local functions inlined; dead nodes, unused initializers, doc strings, metadata and stack traces gone;
-constants in name order; the inputs' shapes as the spec says them; the IR version the oldest that the opset allows.
+constants in name order, and as bytes; the inputs' shapes as the spec says them; the IR version the oldest that the
+opset allows.
 Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
 """
 
@@ -18,6 +19,7 @@ from builders.errors import ModelError
 from builders.types import TensorSpec
 from pipeline.sources.bounded import at_most
 from pipeline.sources.functions import inlined
+from pipeline.sources.walk import all_tensors
 
 OLDEST_IR_VERSION = 8
 # What checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
@@ -42,7 +44,9 @@ def canonical(
     """
     with _malformed():
         graph_model = ir.from_proto(inlined(model))
+        passed_on = {value: value.name for value in graph_model.graph.inputs if value.is_graph_output()}
         _tidy(graph_model)
+    _keep_names(passed_on, outputs)
     if inputs:
         _take_inputs(graph_model.graph, inputs)
     if outputs:
@@ -84,6 +88,17 @@ def _tidy(model: ir.Model) -> None:
         common.TopologicalSortPass()(model)
     except ValueError as error:
         raise ModelError(f"the ONNX graph has a cycle: {error}; export it again") from error
+
+
+def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]) -> None:
+    """Give inputs that are outputs as well their names back, which `OutputFixPass` leaves to the outputs.
+
+    Raises ModelError where no other names of outputs were asked for.
+    """
+    for value, name in passed_on.items():
+        if value.name != name and not outputs:
+            raise ModelError(f"{name!r} is an input and an output; name the outputs otherwise, in the spec's outputs")
+        value.name = name
 
 
 def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
@@ -162,7 +177,15 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     plain.graph.name = "model"
     plain.graph.initializer.sort(key=lambda tensor: tensor.name)
     del plain.graph.value_info[:]
+    for tensor in all_tensors(plain):
+        _write_bytes(tensor)
     return plain
+
+
+def _write_bytes(tensor: onnx.TensorProto) -> None:
+    """Numbers that stand in a list of their type, as the bytes that most writers leave."""
+    if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:

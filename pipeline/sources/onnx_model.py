@@ -56,7 +56,7 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> str:
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """The model's inputs and outputs, initializers left out. An axis without size and name becomes '?'.
 
-    Raises ModelError for inputs and outputs that are not tensors, or whose rank is unknown.
+    Raises ModelError for inputs and outputs that are not tensors of numbers, or whose rank is unknown.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, "input") for value in model.graph.input if value.name not in constants)
@@ -68,6 +68,10 @@ def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
     if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
         raise ModelError(
             f"{role} {value.name!r} is not a tensor of known rank; state its shape when you export the model"
+        )
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        raise ModelError(
+            f"{role} {value.name!r} holds strings, which no engine takes or gives; keep text out of the model"
         )
     shape = tuple(dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim)
     return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)

@@ -85,12 +85,12 @@ def _quickly_composed(text: str) -> yaml.Node | None:
 
     libyaml's composer recurses in C without a limit. Nesting takes brackets, or a line as long as it is deep.
     """
-    fast = getattr(yaml, "CSafeLoader", None)
     brackets = text.count("[") + text.count("{")
-    if fast is None or brackets > _MOST_BRACKETS or any(len(line) > _LONGEST_LINE for line in text.splitlines()):
+    deep = brackets > _MOST_BRACKETS or any(len(line) > _LONGEST_LINE for line in text.splitlines())
+    if deep or not yaml.__with_libyaml__:
         return None
     try:
-        return yaml.compose(text, Loader=fast)
+        return yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError:
         return None
 

@@ -12,13 +12,20 @@ from pipeline.spec.model import ModelSpec
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
 
 
-def load_spec(path: Path | str) -> ModelSpec:
-    """Read and check a spec. Raises SpecError with one line per mistake."""
+def load_spec(path: Path | str, address: str = "") -> ModelSpec:
+    """Read and check a spec. address: what it is called where its file is a copy. Raises SpecError with one line per
+    mistake."""
     path = Path(path)
-    spec, root = load_document(path, KIND)
-    spec._path = path
-    if missing := list(_missing_files(path, root, spec)):
-        raise SpecError(missing)
+    try:
+        spec, root = load_document(path, KIND)
+        spec._path, spec._address = path, address
+        if missing := list(_missing_files(path, root, spec)):
+            raise SpecError(missing)
+    except SpecError as error:
+        if address in ("", str(path)):
+            raise
+        lines = [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in error.lines]
+        raise SpecError(lines) from None
     return spec
 
 

@@ -56,6 +56,7 @@ class ModelSpec(Part):
     publication: Publication = Publication()
 
     _path: Path = PrivateAttr(default=Path())
+    _address: str = PrivateAttr(default="")
 
     @field_validator("backends")
     @classmethod
@@ -74,6 +75,16 @@ class ModelSpec(Part):
     def path(self) -> Path:
         """The spec file, as it was given."""
         return self._path
+
+    @property
+    def address(self) -> str:
+        """What to type for it again: its path, or where it was copied from for this run (`registered:MODEL@DIGEST`)."""
+        return self._address or str(self._path)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the file is a copy that is gone after the run."""
+        return self.address != str(self._path)
 
     @property
     def folder(self) -> Path:

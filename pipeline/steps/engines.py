@@ -59,7 +59,7 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectatio
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
     """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    words = ("enginery", "build", str(spec.path), "--registry", registry, "--targets", request.target.name)
+    words = ("enginery", "build", spec.address, "--registry", registry, "--targets", request.target.name)
     return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
 
 
@@ -103,4 +103,11 @@ def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
 
 def _engine_fields(value: Json) -> Json:
     fields = {name: value[name] for name in ("digest", "size_bytes", "suffix", "seconds")}
-    return {**fields, "notes": tuple(value["notes"]), "blake3": value.get("blake3")}
+    extras = tuple(sorted(value.get("extras", {}).items()))
+    return {
+        **fields,
+        "notes": tuple(value["notes"]),
+        "blake3": value.get("blake3"),
+        "extras": extras,
+        "refitted_from": value.get("refitted_from"),
+    }

@@ -52,11 +52,22 @@ def told_change(store: Store, before: str, after: str) -> str:
 
 
 def _not_frozen(spec: ModelSpec, frozen: str, golden: str, store: Store) -> str:
-    command = shlex.join(["enginery", "golden", "accept", str(spec.path), "--registry", _plain(store)])
     told = told_change(store, frozen, golden)
     return (
-        f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; "
-        f"put the data and the source back, or accept the change: {command}"
+        f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; put the data and the source "
+        f"back, or accept the change: {_accepting(spec, store)}"
+    )
+
+
+def _accepting(spec: ModelSpec, store: Store) -> str:
+    """The command; a copy of a spec is no place to accept anything in."""
+    where = ["--registry", _plain(store)]
+    if not spec.is_copy:
+        return shlex.join(["enginery", "golden", "accept", spec.address, *where])
+    options = shlex.join(where)
+    return (
+        f"enginery golden accept SPEC {options} where the spec of {spec.address} is kept, then enginery register SPEC "
+        f"{options}"
     )
 
 

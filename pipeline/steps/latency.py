@@ -5,11 +5,12 @@ from dataclasses import replace
 from builders import backends
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Limits
+from pipeline.moment import now
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, shapes_of
 from pipeline.values import Built, Exported, Json
-from pipeline.verdict import Judged, now
+from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
 from validation.latency.machine import machine
 

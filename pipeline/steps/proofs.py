@@ -6,10 +6,11 @@ from builders.errors import EngineryError, IntegrityError, StepError, Unavailabl
 from builders.jobs import Job, Limits
 from builders.onnxruntime import cpu_kind
 from builders.types import BuildRequest
+from pipeline.moment import now
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.keys import CHECK_CODE, MEASURING, contract_of, metric_of
 from pipeline.values import Built, Exported, Proof
-from pipeline.verdict import Judged, make_report, now
+from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop, code_of, versions
 
 

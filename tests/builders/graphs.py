@@ -8,7 +8,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from builders import targets
-from builders.types import BuildRequest, ShapeProfile, TensorSpec
+from builders.digest import digest_of_file
+from builders.types import BuildRequest, Engine, ShapeProfile, TensorSpec
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
@@ -137,3 +138,10 @@ BATCHES = ShapeProfile((("image", (1, 8), (4, 8), (16, 8)),))
 def request(target: str, precision: str = "fp32", backend: str = "tensorrt-rtx", **changes) -> BuildRequest:
     fields = {"inputs": (IMAGE,), "outputs": (LOGITS,), "profiles": (BATCHES,)} | changes
     return BuildRequest("0" * 64, precision, targets.parse_targets(target)[0], backend, **fields)
+
+
+def an_engine(folder: Path, data: bytes, backend: str, target: str = "sm_89") -> Engine:
+    """A file as the engine of a request."""
+    path = folder / f"engine.{backend}"
+    path.write_bytes(data)
+    return Engine(request(target, backend=backend), path, digest_of_file(path), len(data), path.suffix)

@@ -216,3 +216,13 @@ def sleep_once(path: str) -> str:
         mark(path)
         time.sleep(600)
     return "elsewhere"
+
+
+def end_when_asked(after_s: float, workdir: Path) -> None:
+    from builders.process import heed_stop
+
+    asked = heed_stop()
+    while not asked():
+        time.sleep(0.01)
+    time.sleep(after_s)
+    (workdir / "kept").write_text("what it learnt")

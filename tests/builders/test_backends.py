@@ -1,5 +1,7 @@
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,8 @@ def test_listing_and_configuring_imports_no_compiler():
         "import sys; from builders import backends\n"
         "for name in backends.names():\n"
         "    backend = backends.configure(name, {}); backends.options_of(backend); backend.versions()\n"
-        "heavy = {'onnxruntime', 'tensorrt_rtx', 'tensorrt', 'torch', 'onnx', 'numpy', 'ray'} & set(sys.modules)\n"
+        "heavy = {'onnxruntime', 'tensorrt_rtx', 'tensorrt', 'torch', 'jax', 'onnx', 'numpy', 'ray'}\n"
+        "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -26,6 +29,23 @@ def test_listing_and_configuring_imports_no_compiler():
 def test_an_unknown_backend_names_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'tensorrt-rtx'"):
         backends.load("tensorrtrtx")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("tensorrt-llm", "TensorRT-LLM"),
+        ("tensorrt_llm", "TensorRT-LLM"),
+        ("TRTLLM", "TensorRT-LLM"),
+        ("mlc", "MLC LLM"),
+    ],
+)
+def test_an_llm_stack_is_refused_with_the_remedy_and_not_taken_for_a_typing_mistake(name, title):
+    with pytest.raises(UnknownNameError) as caught:
+        backends.load(name)
+    assert title in str(caught.value) and "did you mean" not in str(caught.value)
+    page = re.search(r"docs/decisions/[\w.-]+\.md", str(caught.value))
+    assert page and (Path(__file__).parents[2] / page[0]).exists()
 
 
 def test_an_unknown_option_names_the_nearest():

@@ -262,3 +262,22 @@ def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
     with pytest.raises(StepError):
         run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen)
     assert seen.text.count("line 4999") == 1
+
+
+def test_a_job_that_heeds_it_is_asked_to_end_and_has_time_for_that(tmp_path):
+    error = failure(tmp_path, "end_when_asked", {"after_s": 0.0}, timeout_s=1.0)
+    assert error.kind == "timeout"
+    assert (tmp_path / "kept").read_text() == "what it learnt"
+
+
+def test_a_job_that_does_not_keep_its_promise_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("builders.process.GRACE_S", 0.2)
+    begun = time.monotonic()
+    assert failure(tmp_path, "end_when_asked", {"after_s": 60.0}, timeout_s=1.0).kind == "timeout"
+    assert time.monotonic() - begun < 10 and not (tmp_path / "kept").exists()
+
+
+def test_a_cancelled_job_is_asked_too(tmp_path):
+    with pytest.raises(StepError) as caught:
+        run_job(job("end_when_asked", {"after_s": 0.0}), tmp_path, lambda: (tmp_path / "job.heeds").exists())
+    assert caught.value.kind == "cancelled" and (tmp_path / "kept").exists()

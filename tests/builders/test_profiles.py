@@ -1,6 +1,7 @@
 """What runtimes tell about the inside of a run: ONNX Runtime's trace, TensorRT's layers (over stand-ins, not a GPU)."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -13,8 +14,8 @@ from builders.onnxruntime import OnnxRuntime
 from builders.onnxruntime_profile import element_name, read_trace
 from builders.profiles import DeviceMemory, NodeTime, Profiling
 from builders.tensorrt import TensorRTRTX
-from builders.tensorrt_profile import profiled
-from builders.tensorrt_session import EngineSession
+from builders.tensorrt.profile import profiled
+from builders.tensorrt.session import EngineSession
 from builders.types import Engine
 from tests.builders import graphs
 
@@ -22,7 +23,7 @@ from tests.builders import graphs
 def test_an_engines_nodes_are_timed_with_shapes_and_packed_weights(tmp_path):
     model = graphs.int8_mlp(tmp_path / "model.onnx", "float32")
     backend = OnnxRuntime()
-    engine = backend.build(graphs.request("cpu", "int8"), model, tmp_path)
+    engine = backend.build(graphs.request("cpu", "int8", "onnxruntime"), model, tmp_path)
     with backend.open(engine) as session:
         (spec,) = session.inputs
     shape = tuple(3 if isinstance(dim, str) else dim for dim in spec.shape)
@@ -108,6 +109,7 @@ class FakeContext:
 class FakeSession(EngineSession):
     def __init__(self):
         self._context = FakeContext()
+        self._lanes = [SimpleNamespace(context=self._context)]
 
     def run(self, inputs):
         self._context.report()

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.cli import COMMANDS, main
+from pipeline.commands.tables import print_table
 from tests.pipeline.projects import Project
 
 
@@ -156,3 +157,19 @@ def _raising(error: Exception) -> Any:
         raise error
 
     return command
+
+
+def test_a_table_shows_what_others_wrote_as_it_is_and_obeys_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [["cpu", "failed", "[red]x[/red]\x1b[2J"], ["sm_89", "proven", "y"]]
+    print_table(("unit", "status", "why"), rows, title="tiny\x1b@1", note="below", styles={"failed": "red"}, red=[1])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["tiny@1", "unit   status  why", "cpu    failed  [red]x[/red][2J", "sm_89  proven  y", "below"]
+    print_table(("", ""), [["ok", "python"]])
+    assert capsys.readouterr().out.split() == ["ok", "python"], "no headings, no line for them"
+
+
+def test_commands_draw_their_tables_in_one_place() -> None:
+    """Each with a way of its own to escape, to be wide and to look was how control characters got through."""
+    folder = Path(cli.__file__).parent / "commands"
+    drawn = {path.name for path in folder.glob("*.py") if "rich.table" in path.read_text()}
+    assert drawn == {"tables.py", "bar.py"}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextvars import copy_context
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,8 +13,12 @@ from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_setting
 
 from builders.errors import UnavailableError
 from pipeline import events
-from pipeline.deployments.wanted import JUDGED, PUBLISHED
+from pipeline.deployments.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown
+from pipeline.intake.register import register
 from pipeline.registry.store import open_store
+from pipeline.spec.file import load_spec
+from pipeline.told import told_before
+from tests.pipeline.projects import Project
 
 
 class Api(ThreadingHTTPServer):
@@ -75,7 +80,50 @@ def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tm
 
 def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    assert not events.told_before(store, PUBLISHED, "0" * 64)
-    events.remember_told(store, events.published(store, "tiny", "3", "0" * 64), "0" * 64)
-    assert events.told_before(store, PUBLISHED, "0" * 64)
-    assert not events.told_before(store, PUBLISHED, "1" * 64) and not events.told_before(store, JUDGED, "0" * 64)
+    assert not told_before(store, PUBLISHED, "0" * 64)
+    assert events.published_once(store, "tiny", "3", "0" * 64) and not events.published_once(
+        store, "tiny", "3", "0" * 64
+    )
+    assert len(api.taken) == 1 and told_before(store, PUBLISHED, "0" * 64)
+    assert not told_before(store, PUBLISHED, "1" * 64) and not told_before(store, JUDGED, "0" * 64)
+
+
+def test_of_many_runs_that_end_with_one_version_one_tells(api: Api, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    threads = [
+        Thread(target=copy_context().run, args=(events.published_once, store, "tiny", "3", "0" * 64)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(api.taken) == 1
+
+
+def test_a_run_with_nothing_to_do_tells_what_the_one_that_published_could_not(api: Api, built: Project) -> None:
+    api.code = 500
+    first = built.build("--runner", "prefect")
+    assert first.code == 3 and "did not reach the Prefect server" in first.err
+    api.code = 204
+    second, third = (built.build("--runner", "prefect") for _ in range(2))
+    assert second.code == third.code == 0 and "nothing was started" in third.err
+    [event] = api.taken
+    assert event["event"] == PUBLISHED and event["payload"]["version"] == "1"
+    built.build()
+    assert len(api.taken) == 1, "in this process, nobody asked for Prefect"
+
+
+def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: Project) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    item, _ = register(store, load_spec(project.spec))
+    events.registered(store, item)
+    events.published(store, "tiny", "3", "0" * 64)
+    events.judged(store, "tiny", "3", "stable", "PASS", "1" * 64)
+    for event in api.taken:
+        PAYLOADS[event["event"]].check(event["event"], event["payload"])
+    with pytest.raises(ValueError, match=r"lacks \['manifest'\], has unknown \['digest'\]"):
+        events.tell(PUBLISHED, "tiny", {"version": "3", "registry": store.uri, "digest": "0" * 64})
+
+
+def test_the_page_has_the_table_of_events() -> None:
+    assert markdown() in (Path(__file__).parents[2] / "docs" / "deployments.md").read_text()

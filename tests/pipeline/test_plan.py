@@ -85,6 +85,15 @@ def test_profiles_combine_the_buckets_of_all_dims() -> None:
     assert list(profiles(inputs[1:], ())) == []
 
 
+def test_wide_is_one_profile_that_spans_every_bucket_and_is_tuned_for_opt() -> None:
+    inputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
+    dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 48, 64, (32, 64)))
+    (one,) = profiles(inputs, plan._buckets_for((("profiles", "wide"),), dims))
+    assert one.inputs[0][1:] == ((1, 1), (2, 48), (4, 64))
+    for options in ((("profiles", "per-bucket"),), ()):
+        assert len(list(profiles(inputs, plan._buckets_for(options, dims)))) == 2
+
+
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True), st.integers(1, 64))
 def test_buckets_cover_every_size_once(edges: list[int], low: int) -> None:
     edges = sorted(edge for edge in edges if edge >= low) or [low]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from builders import tensorrt_timing
 from builders.errors import EngineryError, UnavailableError
 from builders.tensorrt import TensorRT, TensorRTRTX
-from builders.tensorrt_timing import GIVEN, GROWN, TimingCached, keep_grown, merged, use_given
+from builders.tensorrt import timing as tensorrt_timing
+from builders.tensorrt.timing import GIVEN, GROWN, TimingCached, keep_grown, merged, use_given
 from pipeline.jobs import timing
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.filestore import FileStore

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
-from builders.profiles import DeviceMemory
+from builders.profiles import DeviceMemory, DeviceTimed
 from builders.types import Session, Tensors
 from validation.latency.buckets import Bucket
 from validation.latency.loop import latencies, streams_per_second, timed
@@ -17,6 +18,8 @@ from validation.npz import Array
 
 Opens = Callable[[], AbstractContextManager[Session]]
 FORMAT = 1
+# Of a bucket, timed by the device's events besides those timed by the clock here.
+DEVICE_RUNS = 30
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class BucketLatency:
     whether what followed looked steady.  items_per_s: one stream, closed loop.  streams_items_per_s: of several at
     once.  memory_bytes: peak over the process before it loaded the engine; of all buckets so far, in rising order.
     device_bytes: in use on the engine's own device, by everybody; None where it has none.
+    device_s: median of what the device itself is busy with a run, by its own events; None where it tells nothing.
     """
 
     name: str
@@ -53,6 +57,7 @@ class BucketLatency:
     device_bytes: int | None = None
     streams: int = 1
     streams_items_per_s: float | None = None
+    device_s: float | None = None
 
     @property
     def median_s(self) -> float:
@@ -124,6 +129,7 @@ def _measured(session: Session, bucket: Bucket, asked: Asked, before: int) -> Bu
         memory_bytes=max(peak_bytes() - before, 0),
         surroundings=surroundings.to_json(),
         device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,
+        device_s=median(session.device_seconds(inputs, DEVICE_RUNS)) if isinstance(session, DeviceTimed) else None,
     )
 
 

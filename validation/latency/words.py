@@ -72,8 +72,19 @@ def lines(report: Json) -> Iterator[str]:
     imported = "" if report["import_s"] is None else f", after {seconds_text(report['import_s'])} to import the runtime"
     first = ", ".join(f"{seconds_text(item['first_s'])} at {item['name']}" for item in report["buckets"])
     yield f"cold load {seconds_text(report['load_s'])} from a file in the page cache{imported}; first run {first}"
+    yield from _device_lines(report)
     yield busy_text(report)
     yield from anatomy_lines(report["anatomy"])
+
+
+def _device_lines(report: Json) -> Iterator[str]:
+    """How much of a run is the device's, where its events tell."""
+    told = [(item["name"], item.get("device_s"), item["median_s"]) for item in report["buckets"]]
+    texts = [
+        f"{seconds_text(busy)} of {seconds_text(whole)} at {name}" for name, busy, whole in told if busy is not None
+    ]
+    if texts:
+        yield f"the device itself is busy, without copies: {', '.join(texts)}"
 
 
 def busy_text(report: Json) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,17 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from prefect.events import DeploymentEventTrigger
+from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from builders.targets import GENERATIONS
 from pipeline.cli import enginery
 from pipeline.deployments.deploy import flow_of
+from pipeline.deployments.payloads import PAYLOADS
 from pipeline.deployments.pools import template
 from pipeline.deployments.prefect_yaml import REGISTRY, text
+from pipeline.deployments.silence import SILENT, automation
 from pipeline.deployments.wanted import FLOWS, KINDS, Plan, Wanted
 from pipeline.flows.runner import limit_name
 
@@ -46,7 +50,18 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
         assert item.trigger
         made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
         assert made.expect == {item.trigger.event} and made.threshold == 1
+        assert item.trigger.parameters.keys() <= PAYLOADS[item.trigger.event].fields.keys(), "always in the payload"
         assert all(value == f"{{{{ event.payload.{name} }}}}" for name, value in item.trigger.parameters.items())
+
+
+def test_whatever_ends_a_run_ends_its_watch() -> None:
+    ends = {event.rpartition(".")[2] for event in automation("enginery").trigger.expect}
+    flows = ROOT / "pipeline" / "flows"
+    names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
+    assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
+    assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
+    heartbeats_s = get_current_settings().flows.heartbeat_frequency
+    assert heartbeats_s and SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
 
 
 def test_every_generation_has_a_limit() -> None:

@@ -9,12 +9,15 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from builders.errors import UnavailableError
+from pipeline.deployments.payloads import PAYLOADS
 from pipeline.fleet.prediction import nothing_known
 from pipeline.fleet.telling import Message, messages, tell
 from pipeline.fleet.work import work_for
 from pipeline.registry.store import Store
 from tests.pipeline.fleet.fleets import built, published
 from tests.pipeline.fleet.test_standing import demand, group, stand
+
+SAID = {"spec": "registered:digits", "registry": "file:///r", "by": "enginery fleet"}
 
 
 class Events(ThreadingHTTPServer):
@@ -73,7 +76,10 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
     assert [(item.unit.kind, item.unit.target.name, item.ready) for item in found] == [
         ("prove", "a100", True), ("build", "sm_120", True), ("build", "sm_86", False), ("build", "sm_90", False),
     ]  # fmt: skip
-    assert [item.to_json() for item in messages(found, "file:///r")] == [
+    told = messages(found, "file:///r")
+    for item in told:
+        PAYLOADS[item.event].check(item.event, {"model", *item.payload})
+    assert [item.to_json() for item in told] == [
         {
             "event": "enginery.model.registered",
             "model": "digits",
@@ -106,12 +112,12 @@ def test_a_model_whose_spec_nobody_registered_is_a_persons_business(store: Store
 
 
 def test_an_event_counts_when_the_server_has_taken_it(server: Events) -> None:
-    message = Message("enginery.model.registered", "digits", {"spec": "registered:digits"})
+    message = Message("enginery.model.registered", "digits", SAID)
     told = tell(message)
     (event,) = server.taken
     assert event["id"] == told and event["event"] == "enginery.model.registered"
     assert event["resource"]["prefect.resource.id"] == "enginery.model.digits"
-    assert event["payload"] == {"model": "digits", "spec": "registered:digits"}
+    assert event["payload"] == {"model": "digits", **SAID}
     server.answer = 500
     with pytest.raises(UnavailableError, match="did not reach the Prefect server at http") as error:
         tell(message)
@@ -120,4 +126,4 @@ def test_an_event_counts_when_the_server_has_taken_it(server: Events) -> None:
 
 def test_without_a_server_it_is_said() -> None:
     with temporary_settings({PREFECT_API_URL: None}), pytest.raises(UnavailableError, match="set PREFECT_API_URL"):
-        tell(Message("enginery.model.registered", "digits", {}))
+        tell(Message("enginery.model.registered", "digits", SAID))

@@ -1,7 +1,10 @@
 """Steps as tasks: what is retried, who holds a slot, and what a step says when its limit is missing."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -78,3 +81,16 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
     with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
         PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"))
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
+
+
+def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
+    """Which takes longer than all the rest, for each run, and again for whoever cancels it."""
+    flows = [path.stem for path in Path(runner.__file__).parent.glob("*.py") if path.stem != "__init__"]
+    code = f"import sys\nfor name in {flows}:\n    __import__(f'pipeline.flows.{{name}}')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print('prefect.server.api.server' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"

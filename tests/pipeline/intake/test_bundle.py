@@ -13,7 +13,7 @@ from pipeline.intake.bundle import bundle_of
 from pipeline.intake.register import register
 from pipeline.registry.keys import registered_key
 from pipeline.registry.parsing import Malformed
-from pipeline.registry.registered import KEPT, Bundle, find, newest, registrations
+from pipeline.registry.registered import KEPT, Bundle, addresses, find, registrations
 from pipeline.registry.retention.gc import collect
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.verify import verify
@@ -90,12 +90,13 @@ def test_a_registered_spec_is_built_where_only_the_registry_is(project: Project,
     before = bundle_of(load_spec(project.spec))
     for path in project.folder.iterdir():
         path.unlink()
-    with spec_at(item.address, store.uri) as path:
-        assert bundle_of(load_spec(path)) == before == item.bundle
-        folder = path.parent
+    with spec_at(item.address, store.uri) as found:
+        assert bundle_of(found.load()) == before == item.bundle
+        assert found.load().address == item.address and found.load().is_copy
+        folder = found.path.parent
     assert not folder.exists()
-    with spec_at("registered:tiny", store.uri) as path:
-        assert path.name == "tiny.yaml"
+    with spec_at("registered:tiny", store.uri) as found:
+        assert found.path.name == "tiny.yaml" and str(found) == item.address, "the newest may be another tomorrow"
 
 
 def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(project: Project, store: Store) -> None:
@@ -104,7 +105,7 @@ def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(p
         write_model(project.folder / "tiny.onnx", weights(seed))
         digests.append(register(store, load_spec(project.spec))[0].bundle.digest)
     assert len(registrations(store, "tiny")) == KEPT
-    assert find(store, "tiny").bundle.digest == newest(store)[0].bundle.digest == digests[1]
+    assert find(store, "tiny").bundle.digest == digests[1] and addresses(store) == [f"registered:tiny@{digests[1]}"]
     with pytest.raises(UnknownNameError, match="the last 3 are kept"):
         find(store, "tiny", digests[0])
 

@@ -1,12 +1,20 @@
 """Many specs: one that fails stops no other, and what is no spec is passed over."""
 
+import json
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 
+import pytest
 import yaml
 
+from builders.digest import canonical_json
 from pipeline.intake.catalog import gathered, spec_files
-from pipeline.registry.keys import registered_key
-from pipeline.registry.store import open_store
+from pipeline.registry.keys import registered_key, turn_key
+from pipeline.registry.retention import clock
+from pipeline.registry.store import Store, open_store
+from pipeline.registry.turns import Holder, turn
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
@@ -57,3 +65,30 @@ def test_only_yaml_that_names_a_model_means_to_be_a_spec(project: Project) -> No
     (project.folder / "broken.yaml").write_text("model: [\n")
     (project.folder / ".hidden.yaml").write_text("model: x\n")
     assert [path.name for path in spec_files(project.folder)] == ["broken.yaml", "tiny.yaml"]
+
+
+def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.change_spec(**SMALL)
+    assert project.run("catalog", project.folder, "--quiet").code == 0
+    store = open_store(project.registry, create=True)
+    taken: list[str] = []
+
+    def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """Somebody's turn, until it is seen."""
+        key = turn_key(name)
+        holder = Holder(what, "elsewhere", "", 7, 1, "0", 0, clock.stamp(clock.now()), "2026-11-20T18:23:01+00:00")
+        store.replace(key, canonical_json(asdict(holder)), None)
+        taken.append(key)
+        return turn(store, name, what, lambda who: (say(who), store.remove(key)))
+
+    monkeypatch.setattr("pipeline.waiting.turn", held)
+    done = project.run("catalog", project.folder)
+    assert done.code == 0 and taken
+    assert (
+        "tiny turn: waiting: compiling tiny is being done by elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
+        in done.err
+    )
+    assert "tiny turn: done: waited " in done.err and "tiny export: cached" in done.err
+    run = json.loads(project.run("status", "tiny", "--json").out)
+    assert next(item for item in run["items"] if item["name"] == "turn")["why"].startswith("waited ")
+    assert store.read(taken[0]) is None

@@ -1,12 +1,14 @@
 """The displays, and several listeners at once."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from builders.jobs import Usage
-from pipeline.progress import JsonLines, Lines, LiveTable, Silent, Told, state_of, together
+from pipeline.progress import JsonLines, Lines, LiveTable, Silent, Told, by_model, state_of, together
 from pipeline.progress.clocks import Clocks
 from tests.pipeline.runs.runs import EXPECTED, UNIT, plan
 
@@ -75,15 +77,69 @@ def test_a_clock_says_phase_and_prediction() -> None:
     assert clocks.waiting("unit", "a slot") and not clocks.waiting("unit", "a slot")
 
 
-@pytest.mark.parametrize("display", [Lines, LiveTable])
-def test_displays_tell_of_waiting_and_retries(display: type[Lines], capsys: pytest.CaptureFixture[str]) -> None:
-    shown = display()
+def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks, now = Clocks(), [100.0]
+    monkeypatch.setattr("pipeline.progress.clocks.time.monotonic", lambda: now[0])
+    told = []
+    for second in range(0, 60, 2):
+        now[0] = 100.0 + second
+        told.append(
+            clocks.waiting("unit", f"a node with sm_90: none yet, {(60 - second) // 60}:{(60 - second) % 60:02d} left")
+        )
+    assert sum(told) == 4, "first, and each 15 seconds"
+    assert clocks.waiting("unit", "room on the cluster, where 2 of 4 nodes suit it")
+    assert clocks.waits() == [(["unit"], "room on the cluster, where 2 of 4 nodes suit it")]
+
+
+def test_lines_tell_of_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Lines()
     shown.waiting("unit", "for a [slot]")
     shown.waiting("unit", "for a [slot]")
     shown.started("unit", "node-7")
     shown.retrying("unit", "killed by SIGSEGV")
     err = capsys.readouterr().err
     assert err.count("unit: waiting: for a [slot]") == 1 and "unit: once more: killed by SIGSEGV" in err
+
+
+def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = LiveTable()
+    for number in range(5):
+        shown.waiting(f"unit {number}", f"a node: none yet, 1:0{number} left")
+    shown.waiting("turn", "compiling [tiny] is being done by vm")
+    shown.retrying("unit 1", "killed by SIGSEGV")
+    assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
+    Console(file=sys.stdout, width=120).print(shown._draw())
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
+        "… turn: waiting: compiling [tiny] is being done by vm",
+    ]
+    shown.started("unit 0")
+    shown.finished("turn", "done: waited 12 s")
+    assert shown._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
+
+
+def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = by_model(Lines()).of_run("digits", "run-1")
+    shown.waiting("turn", "compiling digits is being done by vm")
+    shown.started("export")
+    with shown.watching("export"):
+        pass
+    shown.finished("export", "done")
+    shown.finished("verdict on cpu fp32", "proven: 3 checks")
+    shown.finished("digits@1", "published")
+    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "digits turn: waiting: compiling digits is being done by vm",
+        "digits export ...",
+        "digits export: done",
+        "verdict on digits cpu fp32: proven: 3 checks",
+        "digits@1: published",
+    ]
+    lines: list[str] = []
+    by_model(JsonLines(lines.append)).of_run("digits", "run-1").finished("export", "done")
+    event = json.loads(lines[0])
+    assert (event["model"], event["unit"]) == ("digits", "export"), "a field of its own"
 
 
 def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:

@@ -105,3 +105,38 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
     assert Machine.named() == Machine(tensorrt_rtx="1.7.1.116") and Machine.named("l4") == Machine((8, 9), "l4")
     monkeypatch.setattr(module, "_installed", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
     assert Machine.named("cpu") == Machine(onnxruntime="1.31.1")
+
+
+PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
+               options={"hardware_compatibility": "ampere_plus"})  # fmt: skip
+
+
+def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
+    found = answer((PLUS, TRT), H200, Policy())
+    assert [candidate.entry for candidate in found.candidates] == [TRT, PLUS]
+    other = found.candidates[1]
+    assert other.fit == "built for sm_80, and compatible with every generation from Ampere on"
+    assert other.remarks == ("proven on sm_80, and not tried on sm_90",)
+    alone = answer((replace(PLUS, options={"hardware_compatibility": "none"}),), H200, Policy())
+    assert alone.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
+    portable = replace(PLUS, target=PORTABLE, compute_capability=None, backend="xla")
+    assert [each.entry for each in answer((portable, PLUS), H200, Policy()).candidates] == [PLUS, portable]
+
+
+def test_a_proof_on_one_generation_is_none_on_another() -> None:
+    found = answer((PLUS,), H200, Policy(proven_only=True))
+    assert found.candidates == ()
+    assert found.rejected == (
+        ("sm_80 fp16 tensorrt", "proven on sm_80 and not on sm_90, and only proven engines may be used"),
+    )
+    assert answer((PLUS,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
+
+
+def test_another_product_is_remarked_on_unless_the_engine_was_built_for_that() -> None:
+    h100 = replace(H200, product="h100")
+    none = replace(TRT, options={"hardware_compatibility": "none"})
+    assert remarks(none, h100) == (
+        "TensorRT warns of errors on another product, but for engines with hardware_compatibility",
+    )
+    assert remarks(none, H200) == ()
+    assert remarks(replace(TRT, options={"hardware_compatibility": "same_compute_capability"}), h100) == ()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from builders.digest import canonical_json, digest_of
+from pipeline.presence import this_process
 from pipeline.registry import turns
 from pipeline.registry.keys import turn_key
 from pipeline.registry.retention import clock
@@ -53,6 +54,22 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
     assert store.read(turn_key(NAME)) is None
 
 
+def test_who_works_says_since_when(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    before = clock.stamp(clock.now())
+    with turn(store, NAME, "mine"):
+        holder = turns._read(store.read(turn_key(NAME)))
+        assert holder and before <= holder.since <= clock.stamp(clock.now())
+
+
+def test_a_holder_of_a_release_that_did_not_say_since_when_counts_as_well(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    document = asdict(other(store))
+    del document["since"]
+    store.replace(turn_key(NAME), canonical_json(document), store.read(turn_key(NAME)))
+    assert str(turns._read(store.read(turn_key(NAME)))) == "compiling is being done by elsewhere, process 1"
+
+
 def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     with turn(store, NAME, "one"), turn(store, digest_of("other"), "two"):
@@ -63,18 +80,18 @@ def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "r", create=True)
-    other(store)
+    other(store, since="2026-11-20T18:23:01.123456+00:00")
     monkeypatch.setattr(turns, "_POLL_S", 0.01)
     monkeypatch.setattr(turns, "DEAD_AFTER_S", 0.2)
     said: list[str] = []
     with turn(store, NAME, "mine", said.append):
-        assert said == ["waiting: compiling is being done by elsewhere, process 1"]
+        assert said == ["compiling is being done by elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
 
 
 def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    host, namespace = turns._here()
-    other(store, host=host, namespace=namespace, pid=1, began="another boot")
+    here = this_process()
+    other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
     begun = time.monotonic()
     with turn(store, NAME, "mine"):
         assert time.monotonic() - begun < turns.DEAD_AFTER_S / 2

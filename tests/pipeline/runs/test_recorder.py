@@ -9,6 +9,7 @@ import pytest
 from builders.errors import StepError, UnavailableError, UndecidedError
 from builders.jobs import Usage
 from pipeline.history import read_pasts
+from pipeline.presence import Presence, this_process
 from pipeline.registry.filestore import FileStore
 from pipeline.registry.keys import TOTALS, history_key, run_key, run_live_key
 from pipeline.registry.retention.gc import collect
@@ -43,6 +44,11 @@ def the_run(store: FileStore) -> RunState:
     found = journal.read_run(store, run)
     assert found
     return found
+
+
+def test_a_run_says_which_process_it_is(store: FileStore) -> None:
+    run = parse_run("runs/x.json", begun(store).to_bytes())
+    assert Presence(run.host, run.namespace, run.pid, run.began) == this_process()
 
 
 def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:

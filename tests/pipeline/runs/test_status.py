@@ -11,7 +11,8 @@ from builders.errors import StepError
 from builders.jobs import UNWATCHED, Job, Usage, Watch
 from pipeline import steps
 from pipeline.commands import status as command
-from pipeline.history import History, now
+from pipeline.history import History
+from pipeline.moment import precise_now
 from pipeline.registry.keys import run_key, run_live_key
 from pipeline.registry.store import open_store
 from pipeline.runs.recorder import new_run, recorded
@@ -27,7 +28,7 @@ def going(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     found = Project(tmp_path / "project", capsys)
     store = open_store(found.registry, create=True)
     run = running(predicted=EXPECTED)
-    run = replace(run, heard_at=now(), items=(replace(run.items[0], started_at=now()),))
+    run = replace(run, heard_at=precise_now(), items=(replace(run.items[0], started_at=precise_now()),))
     store.create(run_key(run.id), run.to_bytes())
     store.create(run_live_key(run.id), json.dumps({UNIT: "layer 3 of 9\n"}).encode())
     return found
@@ -148,6 +149,6 @@ def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.Ca
 def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
     store = open_store(going.registry)
     run = running(1, log="b" * 64, log_bytes=1, state="built")
-    store.create(run_key(run.id), replace(run, heard_at=now()).to_bytes())
+    store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())
     done = going.run("status", run.id, "--log", UNIT)
     assert done.code == 2 and "was deleted with `enginery gc`, or is lost" in done.err

@@ -296,3 +296,38 @@ class TestSpecs:
         model = model_of([helper.make_node("Relu", ["x"], ["y"])], [value("x", None)], [value("y", None)])
         with pytest.raises(ModelError, match="input 'x' is not a tensor of known rank"):
             specs_of(model)
+
+
+class TestAnInputThatIsAnOutput:
+    """`OutputFixPass` would leave the name to the output and call the input 'x_orig'."""
+
+    @staticmethod
+    def passing_on() -> onnx.ModelProto:
+        both = value("x", ["N", 3])
+        return model_of([helper.make_node("Relu", ["x"], ["y"])], [both], [value("y", ["N", 3]), both])
+
+    def test_it_is_refused_as_long_as_both_have_one_name(self):
+        with pytest.raises(ModelError, match=r"'x' is an input and an output; name the outputs otherwise"):
+            canonical(self.passing_on())
+
+    def test_with_names_for_the_outputs_the_input_keeps_its_own(self):
+        plain = canonical(self.passing_on(), [TensorSpec("x", "float32", ("N", 3))], ["a", "b"])
+        inputs, outputs = specs_of(plain)
+        assert [spec.name for spec in inputs] == ["x"] and [spec.name for spec in outputs] == ["a", "b"]
+        onnx.checker.check_model(plain)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(TensorProto.STRING, TensorProto.INT64), (1, TensorProto.STRING)])
+def test_text_goes_in_and_out_of_no_engine(inputs, outputs):
+    made = model_of([], [value("x", ["N"], inputs)], [value("y", ["N"], outputs)])
+    with pytest.raises(ModelError, match="holds strings, which no engine takes or gives"):
+        specs_of(made)
+
+
+def test_numbers_as_a_list_are_written_as_bytes_of_the_same_numbers():
+    made = linear()
+    odd = np.array([0, -0.0, np.nan, 1e-45], "f")
+    made.graph.initializer[1].CopyFrom(helper.make_tensor("b", TensorProto.FLOAT, [4], odd))
+    plain = canonical(made)
+    found = next(tensor for tensor in plain.graph.initializer if tensor.name == "b")
+    assert found.HasField("raw_data") and found.raw_data == odd.tobytes()

@@ -91,3 +91,14 @@ def test_the_page_has_a_section_with_table_distribution_and_roofline():
     assert section.count("<svg") == 2 and "Roofline at batch=8: 28 nodes" in section
     assert "/encoder/layers.13/attention/output/dense/MatMul" in section and "16 more nodes take less" in section
     assert "<h2>Latency</h2>" not in render({**version_report(), "latencies": {}})
+
+
+def test_what_the_device_itself_takes_is_told_where_it_tells():
+    report = latency_report()
+    assert not any("device itself" in line for line in lines(report))
+    report["buckets"][1]["device_s"] = 2e-3
+    (told,) = [line for line in lines(report) if "device itself" in line]
+    assert told.startswith("the device itself is busy, without copies: 2 ms of ")
+    for bucket in report["buckets"]:
+        bucket.pop("device_s", None)
+    assert not any("device itself" in line for line in lines(report)), "a report of before that"

@@ -51,10 +51,11 @@ def keep_grown(config: Any, workdir: Path) -> None:
 def merged(trt: Any, logger: Any, older: bytes, newer: bytes) -> bytes:
     """Both caches as one. Raises EngineryError when TensorRT does not take them together."""
     config = trt.Builder(logger).create_builder_config()
-    caches = [config.create_timing_cache(data) for data in (older, newer)]
-    if None in caches or not caches[0].combine(caches[1], False):
+    first = config.create_timing_cache(older)
+    second = config.create_timing_cache(newer)
+    if first is None or second is None or not first.combine(second, False):
         raise EngineryError("TensorRT does not merge these timing caches; the newer one alone is kept")
-    return bytes(caches[0].serialize())
+    return bytes(first.serialize())
 
 
 def _set(config: Any, data: bytes) -> str:

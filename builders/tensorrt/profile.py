@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builders.profiles import NodeTime, RunProfile
-from builders.tensorrt_session import EngineSession
+from builders.tensorrt.session import EngineSession
 from builders.types import Tensors
 
 

@@ -1,0 +1,67 @@
+"""What code that was compiled ahead of time needs of the CPU that runs it: the microarchitecture levels of x86-64.
+
+The levels and their flags are the x86-64 psABI's ("Micro-Architecture Levels"); LLVM and GCC know them by these names.
+A level says more than a model's name: code compiled for x86-64-v3 runs on every CPU that has its flags, whoever made
+it, and what is missing on this one can be said before the first illegal instruction.
+"""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+from builders.errors import EngineryError
+from builders.types import BuildRequest, Engine
+
+# Level -> the flags it adds to the one before, as /proc/cpuinfo spells them (pni is SSE3, abm is LZCNT).
+_ADDED: dict[str, frozenset[str]] = {
+    "x86-64": frozenset(),
+    "x86-64-v2": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]),
+    "x86-64-v3": frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"]),
+    "x86-64-v4": frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+}
+LEVELS: tuple[str, ...] = tuple(_ADDED)
+HOST = "host"
+
+
+def lacking(level: str) -> tuple[str, ...]:
+    """Flags that code for `level` needs and this CPU lacks, sorted; its architecture where that is another.
+
+    level: one of LEVELS, or another architecture's name, which needs just that.
+    """
+    machine = platform.machine()
+    if level not in _ADDED:
+        return () if level == machine else (level,)
+    if machine != "x86_64":
+        return ("x86_64",)
+    needed = frozenset().union(*(_ADDED[name] for name in LEVELS[: LEVELS.index(level) + 1]))
+    return tuple(sorted(needed - _flags()))
+
+
+def host_level() -> str:
+    """The highest level that this CPU has; on another architecture its name, such as 'aarch64'."""
+    return next((level for level in reversed(LEVELS) if not lacking(level)), platform.machine())
+
+
+@cache
+def _flags() -> frozenset[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return frozenset()
+    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return frozenset(next(lines, "").split())
+
+
+def level_of(request: BuildRequest) -> str:
+    """The level that a request with an option `cpu` names; of 'host', the one of the machine that planned it."""
+    level = str(dict(request.options).get("cpu", HOST))
+    return dict(request.toolchain).get("cpu", host_level()) if level == HOST else level
+
+
+def check_cpu(engine: Engine) -> None:
+    """Raise EngineryError when this CPU lacks what the engine's code was compiled for."""
+    level = level_of(engine.request)
+    if missing := lacking(level):
+        raise EngineryError(
+            f"{engine.path.name} is compiled for {level}, and this CPU has no {', '.join(missing)}; run it on another, "
+            f"or build it with backends.{engine.request.backend}.cpu = {host_level()!r}"
+        )

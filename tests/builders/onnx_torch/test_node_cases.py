@@ -1,0 +1,55 @@
+"""ONNX's own node tests: those of operators that are known pass, the others are refused with a reason."""
+
+import re
+
+import pytest
+
+from builders.onnx_torch import operators
+from tests.builders.onnx_torch import node_cases
+
+# The expected outputs are of a reference that takes scale * size, unrounded, for the resized length; onnxruntime, whose
+# graphs are the yardstick here, and PyTorch take the length itself, and give what is given here.
+OTHERWISE = {
+    "test_resize_downsample_scales_linear_align_corners",
+    "test_resize_downsample_scales_cubic_align_corners",
+}
+# Of them every case of opset 13 and later is to pass, as far as torch has the types.
+WHOLE = ("test_add", "test_relu", "test_softmax", "test_conv_", "test_gather", "test_layer_normalization", "test_slice")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, node_cases.Outcome]:
+    return {outcome.case: outcome for outcome in node_cases.outcomes()}
+
+
+def test_nothing_is_wrong_and_nothing_ends_in_words_of_torch(found):
+    failed = {name: outcome.reason for name, outcome in found.items() if outcome.kind == "failed"}
+    assert failed.keys() == OTHERWISE, failed
+
+
+def test_most_cases_pass(found):
+    """A floor, raised with the table of operators; what is refused is in the table that the module prints."""
+    assert sum(outcome.kind == "passed" for outcome in found.values()) >= 1350
+
+
+def test_every_refusal_names_what_is_refused_and_a_remedy(found):
+    for outcome in found.values():
+        if outcome.kind == "refused":
+            assert re.search(r"'|opset|local functions|Cast|QuantizeLinear", outcome.reason), outcome
+            assert re.search(r"; |only tensors", outcome.reason), outcome
+
+
+def test_no_case_of_an_operator_is_refused_for_want_of_the_operator(found):
+    """Unless the graph has another one beside it."""
+    for case in node_cases.cases():
+        kinds = {node.op_type for node in case.model.graph.node}
+        if kinds <= operators() and {node.domain for node in case.model.graph.node} <= {"", "ai.onnx"}:
+            assert "does not know this operator" not in found[case.name].reason, case.name
+
+
+@pytest.mark.parametrize("prefix", WHOLE)
+def test_the_operators_that_models_are_made_of_are_there_whole(found, prefix):
+    chosen = {name: outcome for name, outcome in found.items() if name.startswith(prefix)}
+    missed = {name: outcome.reason for name, outcome in chosen.items() if outcome.kind != "passed"}
+    assert len(chosen) >= 2
+    assert all("torch has no operators" in reason for reason in missed.values()), missed

@@ -1,0 +1,122 @@
+"""Exported programs: dynamic dims stay dynamic through arithmetic on shapes, and a dim that is fixed is an error."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+
+from builders.errors import ModelError
+from builders.onnx_torch import to_program
+from builders.onnx_torch.arrays import to_tensor
+from builders.onnxruntime import OrtSession
+from builders.types import ShapeProfile, TensorSpec
+from tests.builders import graphs
+from tests.builders.onnx_torch.test_module import branched
+
+ONE_TO_16 = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)),))
+# x [n, 3], t [m] -> reshapes, expansions, ranges, pads and slices whose sizes are computed from those of x and t.
+SHAPES = """
+    <ir_version: 10, opset_import: ["": 20]>
+    g (float[n, 3] x, int64[m] t) => (float[a, b] y, float[c, d] z, int64[m] r, float[n, e] p)
+    <int64 zero = {0}, int64 one = {1}, int64[1] minus = {-1}, int64[1] two = {2}, int64[1] axis = {0},
+     int64[1] three = {3}, int64[1] first = {0}, int64[2] front = {0, 1}, float[1] k = {7.0}, int64[1] row = {1}>
+    {
+        s = Shape (x)
+        n = Gather (s, zero)
+        n1 = Unsqueeze (n, axis)
+        m = Shape (t)
+        nm = Concat <axis = 0> (n1, m)
+        flat = Concat <axis = 0> (n1, minus)
+        sum = Reshape (x, flat)
+        wide = Unsqueeze (x, row)
+        shape3 = Concat <axis = 0> (n1, m, three)
+        spread = Expand (wide, shape3)
+        both = Mul (n1, m)
+        final = Concat <axis = 0> (both, three)
+        y = Reshape (spread, final)
+        doubled = Mul (nm, two)
+        half = Div (doubled, two)
+        zeros = ConstantOfShape (half)
+        z = Add (zeros, k)
+        ms = Squeeze (m)
+        ramp = Range (zero, ms, one)
+        r = Add (ramp, t)
+        more = Slice (s, row, two)
+        pads = Concat <axis = 0> (front, first, more)
+        p = Pad (sum, pads)
+    }
+"""
+
+
+def request(inputs, outputs, profiles):
+    return graphs.request("cpu", inputs=inputs, outputs=outputs, profiles=profiles)
+
+
+def test_sizes_computed_from_sizes_stay_dynamic(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(SHAPES), path)
+    inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("t", "int64", ("m",)))
+    outputs = tuple(TensorSpec(name, "float32", ()) for name in "yzrp")
+    both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (2,), (3,), (9,))))
+    program = to_program(path, request(inputs, outputs, (both,)))
+    module, reference = program.module(), OrtSession(path, optimized=False)
+    for n, m in ((1, 2), (5, 9), (16, 3)):
+        arrays = {"x": np.random.default_rng(n).random((n, 3), dtype="f"), "t": np.arange(m)}
+        expected = reference.run(arrays)
+        for tensor, name in zip(module(*map(to_tensor, arrays.values())), "yzrp", strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), expected[name], err_msg=f"{name} at {n}, {m}")
+
+
+def test_a_request_orders_inputs_and_outputs_and_its_profiles_span_the_sizes(tmp_path):
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (float[n, 3] a, float[n, 3] b) => (float[n, 3] d, float[n, 3] s) { d = Sub (a, b)  s = Add (a, b) }
+    """)
+    onnx.save(model, tmp_path / "model.onnx")
+    low = ShapeProfile((("a", (1, 3), (1, 3), (1, 3)), ("b", (1, 3), (1, 3), (1, 3))))
+    high = ShapeProfile((("a", (2, 3), (8, 3), (8, 3)), ("b", (2, 3), (8, 3), (8, 3))))
+    swapped = tuple(TensorSpec(name, "float32", ("n", 3)) for name in "ba")
+    outputs = tuple(TensorSpec(name, "float32", ("n", 3)) for name in "sd")
+    program = to_program(tmp_path / "model.onnx", request(swapped, outputs, (low, high)))
+    (limits,) = program.range_constraints.values()
+    assert (limits.lower, limits.upper) == (1, 8)
+    s, d = program.module()(torch.ones(1, 3), torch.full((1, 3), 5.0))  # b, a
+    assert (s[0, 0].item(), d[0, 0].item()) == (6, 4)
+
+
+def test_a_dim_that_the_graph_fixes_is_an_error_that_names_it(tmp_path):
+    weights = [("rows", np.array([4, 3]))]
+    nodes = [onnx.helper.make_node("Reshape", ["x", "rows"], ["y"], name="fixed")]
+    path = graphs.save(
+        tmp_path / "m.onnx",
+        nodes,
+        [("x", TensorProto.FLOAT, ("batch", 3))],
+        [("y", TensorProto.FLOAT, (4, 3))],
+        weights,
+    )
+    inputs, outputs = (TensorSpec("x", "float32", ("batch", 3)),), (TensorSpec("y", "float32", (4, 3)),)
+    with pytest.raises(ModelError, match=r"fixed|is batch"):
+        to_program(path, request(inputs, outputs, (ONE_TO_16,)))
+
+
+def test_a_dim_without_a_range_and_other_names_are_refused(tmp_path):
+    path = graphs.mlp(tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"dim 'batch' has no range; add dims.batch.max"):
+        to_program(path, graphs.request("cpu", profiles=()))
+    with pytest.raises(ModelError, match=r"the model has the inputs \['image'\], the request \['x'\]"):
+        to_program(
+            path, graphs.request("cpu", inputs=(TensorSpec("x", "float32", ("batch", 8)),), profiles=(ONE_TO_16,))
+        )
+
+
+@pytest.mark.parametrize("condition", [True, None])
+def test_a_known_branch_is_in_the_program_and_one_that_data_chooses_is_refused(tmp_path, condition):
+    path = branched(tmp_path / "model.onnx", condition)
+    asked = request((TensorSpec("x", "float32", ("n", 3)),), (TensorSpec("y", "float32", ("n", 3)),), (ONE_TO_16,))
+    if condition is None:
+        with pytest.raises(ModelError, match=r"node 'choice' \(If\): data chooses its branch"):
+            to_program(path, asked)
+    else:
+        (made,) = to_program(path, asked).module()(torch.ones(2, 3))
+        assert made[0].tolist() == [1, 2, 3]

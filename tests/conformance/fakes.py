@@ -1,0 +1,247 @@
+"""Backends that break one promise each. The suite must catch every one of them."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+
+from builders.digest import digest_of_file
+from builders.errors import EngineryError
+from builders.onnxruntime import OnnxRuntime
+from builders.types import BuildRequest, Engine, Session, Tensors
+
+
+@dataclass(frozen=True)
+class Honest(OnnxRuntime):
+    """Breaks nothing: what is complained of in the others is their own doing."""
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """The engine behind `_Session`."""
+        with super().open(engine) as session:
+            yield self.wrapped(session)
+
+    def wrapped(self, session: Session) -> Session:
+        return session
+
+
+class _Session:
+    """Hands everything on."""
+
+    def __init__(self, inner: Session) -> None:
+        self.inner, self.inputs, self.outputs = inner, inner.inputs, inner.outputs
+
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        return self.inner.run(inputs)
+
+
+class _SlightlyWrong(_Session):
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        """One number in a thousand, by one in fifty."""
+        answer = super().run(inputs)
+        for array in answer.values():
+            if array.dtype == np.float32 and array.size:
+                array.reshape(-1)[:: 1 + array.size // 2] *= 1.02
+        return answer
+
+
+class WrongAnswers(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _SlightlyWrong(session)
+
+
+class _WrongAtOneSize(_Session):
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        """Compiled for the largest batch: a smaller one is filled up with the last row, which then is in the sums."""
+        if any(array.ndim and len(array) == 1 for array in inputs.values()):
+            return {
+                name: array + 1 if array.dtype.kind == "f" else array for name, array in super().run(inputs).items()
+            }
+        return super().run(inputs)
+
+
+class WrongAtOneSize(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _WrongAtOneSize(session)
+
+
+class _IgnoresShapes(_Session):
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        """Cuts or repeats what it is given until it fits."""
+        sizes = {"n": 4}
+        return super().run({spec.name: np.resize(inputs[spec.name], spec.at(sizes)) for spec in self.inputs})
+
+
+class IgnoresShapes(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _IgnoresShapes(session)
+
+
+class _ConvertsSilently(_Session):
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        """Casts to the declared dtype, whatever it loses, and takes no notice of other names."""
+        return super().run({spec.name: np.asarray(inputs[spec.name], spec.dtype) for spec in self.inputs})
+
+
+class ConvertsSilently(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _ConvertsSilently(session)
+
+
+class _SharesMemory(_Session):
+    def __init__(self, inner: Session) -> None:
+        super().__init__(inner)
+        self._buffers: dict[str, Any] = {}
+
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        """Answers in the same buffer each time, as engines with bound outputs do."""
+        for name, array in super().run(inputs).items():
+            old = self._buffers.get(name)
+            if old is None or old.shape != array.shape:
+                self._buffers[name] = array
+            else:
+                old[...] = array
+        return dict(self._buffers)
+
+
+class SharesMemory(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _SharesMemory(session)
+
+
+class _WritesToInputs(_Session):
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        answer = super().run(inputs)
+        for array in inputs.values():
+            if array.flags.writeable:
+                array[...] = 0
+        return answer
+
+
+class WritesToInputs(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _WritesToInputs(session)
+
+
+class _SwapsOutputs(_Session):
+    def run(self, inputs: Tensors) -> dict[str, Any]:
+        """Sorts outputs by name and hands them out in the model's order."""
+        answer = super().run(inputs)
+        return dict(zip(answer, [answer[name] for name in sorted(answer)], strict=True))
+
+
+class SwapsOutputs(Honest):
+    def wrapped(self, session: Session) -> Session:
+        return _SwapsOutputs(session)
+
+
+class LiesAboutBytes(Honest):
+    """Claims equal bytes, and puts what time or chance gave into the engine."""
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        made = super().build(request, model, workdir)
+        graph = onnx.load(made.path)
+        graph.doc_string = secrets.token_hex(8)
+        onnx.save(graph, made.path)
+        return Engine(request, made.path, digest_of_file(made.path), made.path.stat().st_size, made.suffix)
+
+
+class LiesAboutOutputs(Honest):
+    """Claims equal outputs, and chooses weights' last bits by chance, as a tuner chooses kernels."""
+
+    determinism: ClassVar[Any] = "outputs"
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        made = super().build(request, model, workdir)
+        graph = onnx.load(made.path)
+        for tensor in graph.graph.initializer:
+            array = onnx.numpy_helper.to_array(tensor)
+            if array.dtype == np.float32:
+                moved = array * (1 + np.float32(1e-6) * np.float32(1 + secrets.randbelow(1000) / 1000))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+        onnx.save(graph, made.path)
+        return Engine(request, made.path, digest_of_file(made.path), made.path.stat().st_size, made.suffix)
+
+
+class FalseDigest(Honest):
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        made = super().build(request, model, workdir)
+        return Engine(request, made.path, "0" * 64, made.size_bytes, made.suffix)
+
+
+class LeansOnItsModel(Honest):
+    """Its engine is no more than the name of the model's file."""
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        path = workdir / "engine.link"
+        path.write_text(str(model))
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".link")
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        with self.session(Path(engine.path.read_text())) as session:
+            yield session
+
+
+class SaysNothing(Honest):
+    """Refuses without a reason."""
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        return "   "
+
+
+class SpeaksOfSomethingElse(Honest):
+    """Refuses control flow with words that name nothing."""
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        if any(node.op_type in ("If", "Loop") for node in onnx.load(model).graph.node):
+            raise EngineryError("compilation failed; try again")
+        return super().build(request, model, workdir)
+
+
+class RefusesThePlain(Honest):
+    def refuses(self, request: BuildRequest) -> str | None:
+        return f"input {request.inputs[0].name!r} is not to our liking; use another backend"
+
+
+class Stumbles(Honest):
+    """Raises what it runs into, as it is."""
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        raise KeyError("graph")
+
+
+class Crashes(Honest):
+    """Takes its process down at the second of three graphs."""
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        if any(node.op_type == "Conv" for node in onnx.load(model).graph.node):
+            os.abort()
+        return super().build(request, model, workdir)
+
+
+class Hangs(Honest):
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        if any(node.op_type == "Conv" for node in onnx.load(model).graph.node):
+            import time
+
+            time.sleep(600)
+        return super().build(request, model, workdir)
+
+
+class OpensAnything(Honest):
+    """Opens other versions' engines."""
+
+    def unfit(self, built: Any, here: Any) -> str | None:
+        return None
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        with self.session(engine.path) as session:
+            yield session

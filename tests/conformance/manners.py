@@ -1,0 +1,237 @@
+"""How sessions behave with what does not fit, and whether they keep their hands off what is not theirs.
+
+Each check is a function of an open session that yields complaints; none means that the session keeps the promise.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from builders.errors import DataError, EngineryError
+from builders.fitting import check_fits
+from builders.types import Backend, Dim, Engine, Session, Target
+from pipeline.sources.onnx_model import specs_of
+from tests.conformance.torture.graph import model, noise
+from tests.conformance.trial import answer_reason, fresh, request_for
+
+DIMS = (Dim("n", 2, 4, 6),)
+_W = noise(1, 4, 3)
+
+
+def graph() -> onnx.ModelProto:
+    """x [n, 4] float32, ids [n] int64, k scalar float32 -> y [n, 3] float32, doubled [n] int64."""
+    return model(
+        "g (float[n, 4] x, int64[n] ids, float k) => (float[n, 3] y, int64[n] doubled) "
+        "{ m = MatMul(x, w) y = Mul(m, k) doubled = Add(ids, ids) }",
+        {"w": _W},
+    )
+
+
+def inputs(size: int, seed: int = 0) -> dict[str, Any]:
+    """Inputs of the graph."""
+    ids = np.random.default_rng(seed).integers(-9, 9, size)
+    return {"x": noise(seed, size, 4), "ids": ids, "k": np.array(1.5, "f")}
+
+
+def right(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the graph computes."""
+    return {"y": (given["x"] @ _W) * given["k"], "doubled": given["ids"] * 2}
+
+
+def built(backend: Backend, target: Target, workdir: Path) -> Engine:
+    """The graph as an engine. Raises what the backend raises."""
+    folder = fresh(workdir / "manners")
+    path = folder / "model.onnx"
+    onnx.save(graph(), path)
+    return backend.build(request_for(backend, target, (path, *specs_of(graph())), DIMS), path, folder)
+
+
+def complaints(backend: Backend, target: Target, workdir: Path) -> Iterator[str]:
+    """Every broken promise of the sessions of a backend whose engines run here."""
+    engine = built(backend, target, workdir)
+    check_fits(backend, engine)
+    for check in CHECKS:
+        try:
+            with backend.open(engine) as session:
+                for complaint in check(session):
+                    yield f"{check.__name__}: {complaint}"
+        except Exception as error:  # whatever a session raises that it should not is a complaint
+            yield f"{check.__name__}: raises {type(error).__name__}: {error}"
+    yield from two_at_once(backend, engine)
+    yield from after_its_end(backend, engine)
+
+
+def refuses_what_does_not_fit(session: Session) -> Iterator[str]:
+    """Wrong names, dtypes and shapes are a DataError, and the session then goes on."""
+    fits = inputs(4)
+    for what, given in misfits(fits).items():
+        try:
+            answer = session.run(given)
+        except DataError as error:
+            if not str(error).strip():
+                yield f"{what}: a DataError without a word"
+        except Exception as error:
+            yield f"{what}: raises {type(error).__name__} instead of DataError: {error}"
+        else:
+            yield f"{what}: was answered, with { ({name: np.shape(value) for name, value in answer.items()}) }"
+        if reason := _wrong(session, fits):
+            yield f"after {what}: {reason}"
+
+
+def misfits(fits: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Inputs that do not fit, by what is wrong with them."""
+    x, ids = fits["x"], fits["ids"]
+
+    def changed(**other: Any) -> dict[str, Any]:
+        return {**fits, **other}
+
+    return {
+        "nothing": {},
+        "an input missing": {"x": x, "ids": ids},
+        "an input too many": changed(z=x),
+        "a name of other case": {"X": x, "ids": ids, "k": fits["k"]},
+        "an output's name": {"y": x, "ids": ids, "k": fits["k"]},
+        "float64": changed(x=x.astype("float64")),
+        "float16": changed(x=x.astype("float16")),
+        "int32 for int64": changed(ids=ids.astype("int32")),
+        "uint64 for int64": changed(ids=ids.astype("uint64")),
+        "float for int64": changed(ids=ids.astype("float32")),
+        "bool for float": changed(x=x > 0),
+        "complex": changed(x=x.astype("complex64")),
+        "objects": changed(x=x.astype(object)),
+        "the other order of bytes": changed(x=x.astype(">f4")),
+        "a rank too few": changed(x=x[:, 0]),
+        "a rank too many": changed(x=x[None]),
+        "a fixed size too large": changed(x=np.zeros((4, 5), "f")),
+        "a fixed size too small": changed(x=np.zeros((4, 3), "f")),
+        "transposed": changed(x=np.zeros((4, 4), "f")[:, :3].T.copy()),
+        "one dim with two sizes": changed(ids=ids[:3]),
+        "a vector for a scalar": changed(k=np.array([1.5], "f")),
+        "a list": changed(x=x.tolist()),
+        "a number": changed(k=1.5),
+        "None": changed(x=None),
+    }
+
+
+def answers_within_its_profile_alone(session: Session) -> Iterator[str]:
+    """Outside of the profile (2 to 6) it refuses, or answers rightly; never otherwise."""
+    for size in (2, 3, 4, 5, 6):
+        if reason := _wrong(session, inputs(size)):
+            yield f"size {size}: {reason}"
+    for size in (0, 1, 7, 64):
+        with suppress(DataError):
+            if reason := answer_reason(session.run(inputs(size)), right(inputs(size)), "fp32"):
+                yield f"size {size}, outside of the profile: {reason}"
+
+
+def takes_arrays_however_they_lie(session: Session) -> Iterator[str]:
+    """Strided, reversed, Fortran-ordered, read-only, unaligned: the same answer."""
+    fits = inputs(4)
+    wide = np.zeros((8, 8), "f")
+    wide[::2, ::2] = fits["x"]
+    frozen = fits["x"].copy()
+    frozen.setflags(write=False)
+    raw = np.zeros(fits["x"].nbytes + 1, "uint8")
+    unaligned = raw[1:].view("f").reshape(4, 4)
+    unaligned[:] = fits["x"]
+    kinds = {
+        "strided": wide[::2, ::2],
+        "in Fortran's order": np.asfortranarray(fits["x"]),
+        "reversed": np.ascontiguousarray(fits["x"][::-1])[::-1],
+        "read-only": frozen,
+        "unaligned": unaligned,
+        "repeated": np.broadcast_to(fits["x"][:1], (4, 4)),
+    }
+    for kind, array in kinds.items():
+        if reason := _wrong(session, {**fits, "x": array}):
+            yield f"{kind}: {reason}"
+
+
+def minds_its_own_memory(session: Session) -> Iterator[str]:
+    """Inputs stay as they are; an answer stays as it is when another is asked for, and may be written to."""
+    first, second = inputs(4, 1), inputs(4, 2)
+    before = {name: array.copy() for name, array in first.items()}
+    answer = session.run(first)
+    kept = {name: array.copy() for name, array in answer.items()}
+    if any(not np.array_equal(first[name], before[name]) for name in before):
+        yield "it wrote to its inputs"
+    for name in first:
+        first[name][...] = 0
+    session.run(second)
+    if any(not np.array_equal(answer[name], kept[name]) for name in kept):
+        yield "an answer changed when its inputs did, or when the next was asked for"
+    for name, array in answer.items():
+        if not array.flags.writeable:
+            yield f"answer {name!r} is read-only"
+    if reason := _wrong(session, second):
+        yield f"in the end: {reason}"
+
+
+def says_the_same_again(session: Session) -> Iterator[str]:
+    """The same inputs, the same bits, whatever was asked in between."""
+    fits = inputs(5)
+    first = session.run(fits)
+    session.run(inputs(3))
+    again = session.run(fits)
+    if any(first[name].tobytes() != again[name].tobytes() for name in first):
+        yield "other bits for the same inputs"
+
+
+def works_in_another_thread(session: Session) -> Iterator[str]:
+    """What is opened in one thread is used in another."""
+    found: list[str] = []
+
+    def use() -> None:
+        try:
+            found.extend(filter(None, [_wrong(session, inputs(4))]))
+        except Exception as error:
+            found.append(f"raises {type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    yield from found
+
+
+def two_at_once(backend: Backend, engine: Engine) -> Iterator[str]:
+    """Two sessions of one engine do not share what they compute."""
+    with backend.open(engine) as one, backend.open(engine) as two:
+        first, second = inputs(4, 1), inputs(6, 2)
+        early = one.run(first)
+        if reason := _wrong(two, second):
+            yield f"the second of two sessions: {reason}"
+        if reason := answer_reason(early, right(first), "fp32"):
+            yield f"the first of two sessions, after the second ran: {reason}"
+
+
+def after_its_end(backend: Backend, engine: Engine) -> Iterator[str]:
+    """A session that was closed says so."""
+    with backend.open(engine) as session:
+        session.run(inputs(4))
+    try:
+        session.run(inputs(4))
+    except EngineryError:
+        return
+    except Exception as error:
+        yield f"a closed session raises {type(error).__name__} instead of EngineryError: {error}"
+        return
+    yield "a closed session answers"
+
+
+def _wrong(session: Session, given: Mapping[str, Any]) -> str | None:
+    return answer_reason(session.run(given), right(given), "fp32")
+
+
+CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (
+    refuses_what_does_not_fit,
+    answers_within_its_profile_alone,
+    takes_arrays_however_they_lie,
+    minds_its_own_memory,
+    says_the_same_again,
+    works_in_another_thread,
+)

@@ -1,0 +1,59 @@
+"""Engines that must not be opened: of other backends, targets and versions, and what is no engine at all."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from builders import backends
+from builders.digest import digest_of_file
+from builders.errors import EngineryError
+from builders.targets import parse_targets
+from builders.types import Backend, Engine, Target
+
+
+def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str]]:
+    """Engines that do not fit here: what is wrong with each, and a word that its refusal must have."""
+    request = engine.request
+    for name in backends.names():
+        if name != backend.name:
+            yield f"an engine of {name}", replace(engine, request=replace(request, backend=name)), name
+    elsewhere = [target for target in parse_targets("all") if backend.runs(target)]
+    for target in elsewhere[:2]:
+        yield f"an engine for {target.name}", replace(engine, request=replace(request, target=target)), target.name
+    newer = tuple((name, version if name.startswith("enginery-") else "99.9") for name, version in request.toolchain)
+    yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=newer)), "99.9"
+
+
+def damaged(engine: Engine, folder: Path) -> Iterator[tuple[str, Engine]]:
+    """Files that are no engine any more. Two of them as a manifest would have it that was made of the damaged file."""
+    whole = engine.path.read_bytes()
+    for what, data in {"nothing": b"", "garbage": bytes(range(256)) * 8}.items():
+        path = folder / f"{what}{engine.suffix}"
+        path.write_bytes(data)
+        yield what, replace(engine, path=path, digest=digest_of_file(path), size_bytes=len(data))
+    half = folder / f"half{engine.suffix}"
+    half.write_bytes(whole[: len(whole) // 2])
+    yield "the first half of it", replace(engine, path=half)
+    yield "no file at all", replace(engine, path=folder / f"gone{engine.suffix}")
+
+
+def open_complaints(backend: Backend, target: Target, engine: Engine, folder: Path) -> Iterator[str]:
+    """What is opened and should not be, and what is refused in words that help nobody."""
+    for what, wrong, word in foreign(backend, engine):
+        yield from _refused(backend, what, wrong, word)
+    if backend.runs(target):
+        yield from _refused(backend, f"an engine for {target.name}", engine, target.name)
+        return
+    for what, wrong in damaged(engine, folder):
+        yield from _refused(backend, what, wrong, "")
+
+
+def _refused(backend: Backend, what: str, engine: Engine, word: str) -> Iterator[str]:
+    try:
+        with backend.open(engine):
+            yield f"{what}: was opened"
+    except EngineryError as error:
+        if word not in str(error) or not str(error).strip():
+            yield f"{what}: the refusal does not name {word!r}: {error}"
+    except Exception as error:
+        yield f"{what}: raises {type(error).__name__} instead of EngineryError: {error}"

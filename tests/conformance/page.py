@@ -1,0 +1,153 @@
+"""docs/conformance.json, what was found, and the tables that docs/conformance.md shows of it.
+
+`python -m tests.conformance.page` (`make conformance`) tries the torture set on what is installed and writes both.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from builders import backends
+from tests.conformance.outcomes import Outcome
+from tests.conformance.survey import survey
+from tests.conformance.torture import GRAPHS
+from tests.conformance.trial import backend_of, target_for
+
+DOCS = Path(__file__).parents[2] / "docs"
+FOUND, PAGE = DOCS / "conformance.json", DOCS / "conformance.md"
+_SHORT = 150
+_KINDS = ("passed", "built", "refused", "wrong", "broke", "crashed", "hung")
+
+
+def record(suite: str, backend: str, target: str, found: Mapping[str, Outcome]) -> None:
+    """Keep what was found with a backend, in place of what was found before."""
+    known = stored()
+    known.setdefault(suite, {})[backend] = {
+        "target": target,
+        "versions": backend_of(backend).versions(),
+        "counts": counts_of(found.values()),
+        "others": grouped(o for o in found.values() if o.kind not in ("passed", "built")),
+    }
+    known[suite] = dict(sorted(known[suite].items()))
+    FOUND.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def grouped(found: Iterable[Outcome]) -> list[list[str]]:
+    """[kind, by, reason, names] of those that have one reason but for names and numbers; that of the first."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in sorted(found, key=lambda outcome: outcome.name):
+        groups.setdefault((outcome.kind, outcome.by, _pattern(outcome.reason)), []).append(outcome)
+    largest = sorted(groups.items(), key=lambda group: (group[0][0] == "refused", -len(group[1]), group[0]))
+    return [[kind, by, _short(each[0].reason), " ".join(o.name for o in each)] for (kind, by, _), each in largest]
+
+
+def others(item: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each of a backend's items that neither passed nor were built, by name."""
+    return {name: kind for kind, _, _, names in item["others"] for name in names.split()}
+
+
+def stored() -> dict[str, Any]:
+    """What was found, by suite and backend."""
+    found: dict[str, Any] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    return found
+
+
+def counts_of(found: Any) -> dict[str, int]:
+    """How many of each kind, in the order of `_KINDS`."""
+    counts = Counter(outcome.kind for outcome in found)
+    return {kind: counts[kind] for kind in _KINDS if counts[kind]}
+
+
+def write_page() -> None:
+    """Bring the tables of the page up to what is stored."""
+    PAGE.write_text(with_tables(PAGE.read_text(), stored()))
+
+
+def with_tables(page: str, found: Mapping[str, Any]) -> str:
+    """The page with its tables between '<!-- NAME -->' and '<!-- /NAME -->' made anew."""
+    parts = {
+        "torture": _summary("graphs", found.get("torture", {})),
+        "nodes": _summary("tests", found.get("nodes", {})),
+    }
+    parts["torture-refused"] = _by_graph(found.get("torture", {}))
+    parts["nodes-refused"] = _by_reason(found.get("nodes", {}))
+    for name, lines in parts.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        body = "\n".join(lines) + "\n"
+        page = pattern.sub(lambda found, body=body: found[1] + body + found[2], page)
+    return page
+
+
+def _summary(what: str, found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"| backend | target | versions | {what} | passed | built | refused | failed |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, item in found.items():
+        counts = item["counts"]
+        failed = sum(count for kind, count in counts.items() if kind not in ("passed", "built", "refused"))
+        versions = ", ".join(f"{package} {version}" for package, version in _main(item["versions"]))
+        shown = [str(counts.get(kind, 0)) for kind in ("passed", "built", "refused")]
+        yield f"| `{name}` | {item['target']} | {versions} | {sum(counts.values())} | {' | '.join(shown)} | {failed} |"
+
+
+def _main(versions: Mapping[str, str]) -> Sequence[tuple[str, str]]:
+    """Without the parts of one distribution that is named already."""
+    names = sorted(versions)
+    return [(name, versions[name]) for name in names if not any(name.startswith(f"{other}-") for other in names)]
+
+
+def _by_graph(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "| backend | graph | outcome | reason |"
+    yield "|---|---|---|---|"
+    for backend, item in found.items():
+        for kind, by, reason, names in item["others"]:
+            yield f"| `{backend}` | {', '.join(names.split())} | {kind} ({by}) | {_cell(reason)} |"
+
+
+def _by_reason(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "| backend | outcome | tests | reason, and a test it is from |"
+    yield "|---|---|---|---|"
+    for backend, item in found.items():
+        for kind, by, reason, names in item["others"]:
+            tests = names.split()
+            yield f"| `{backend}` | {kind} ({by}) | {len(tests)} | {_cell(reason)} (`{tests[0]}`) |"
+
+
+def _pattern(reason: str) -> str:
+    """A reason without what differs from test to test: names, numbers and shapes."""
+    return re.sub(r"'[^']*'|\d+|\([^)]*\)|\[[^]]*\]", "_", reason)[:60]
+
+
+def _short(reason: str) -> str:
+    words = re.sub(r"/\S*/", "", " ".join(reason.split()))
+    return words if len(words) <= _SHORT else f"{words[:_SHORT]} ..."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def main(chosen: Sequence[str]) -> int:
+    """Try the torture set on these backends, or on all that are installed; 1 where one breaks a promise."""
+    bad = []
+    for name in chosen or backends.names():
+        target = target_for(backend_of(name)) if backend_of(name).versions() else None
+        if target is None:
+            print(f"{name}: not installed, left out", file=sys.stderr)
+            continue
+        with TemporaryDirectory() as folder:
+            found = survey(name, target.name, "torture", list(GRAPHS), Path(folder))
+        record("torture", name, target.name, found)
+        print(f"{name} {target.name}: {counts_of(found.values())}", file=sys.stderr)
+        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good]
+    write_page()
+    print("\n".join(bad), file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""What every installed backend promises, held to it: one suite for all of them (docs/conformance.md)."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from builders import backends, targets
+from builders.jobs import Job
+from builders.process import run_job
+from builders.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
+from tests.conformance.repeats import broken_claims
+from tests.conformance.survey import survey
+from tests.conformance.torture import GRAPHS
+from tests.conformance.trial import backend_of, target_for
+
+ALL = backends.names()
+INSTALLED = [name for name in ALL if backend_of(name).versions() and target_for(backend_of(name))]
+HEAVY = ("numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "tvm", "iree", "jax", "torchax", "ray")
+
+
+def target(name: str) -> str:
+    found = target_for(backend_of(name))
+    assert found is not None
+    return found.name
+
+
+def call(function: str, folder: Path, **arguments: object):
+    """A function of the suite in a process of its own."""
+    folder.mkdir()
+    return run_job(Job("conformance", f"tests.conformance.{function}", arguments), folder)
+
+
+def probe(name: str, hardware: targets.Target, precision: str) -> BuildRequest:
+    tensor = (TensorSpec("x", "float32", (1, 4)),)
+    return BuildRequest("0" * 64, precision, hardware, name, tensor, tensor, ())
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_every_graph_is_answered_rightly_or_refused_with_a_reason_that_names_it(name, tmp_path):
+    found = survey(name, target(name), "torture", list(GRAPHS), tmp_path)
+    assert found.keys() == GRAPHS.keys()
+    assert [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good] == []
+    assert [f"{o.name}: {o.reason}" for o in found.values() if _refuses_the_plain(o)] == []
+    assert [f"{o.name}: {o.reason}" for o in found.values() if _names_nothing(o)] == []
+
+
+def _refuses_the_plain(outcome) -> bool:
+    return outcome.kind == "refused" and GRAPHS[outcome.name].core
+
+
+def _names_nothing(outcome) -> bool:
+    words = GRAPHS[outcome.name].words
+    return outcome.kind == "refused" and not (words and re.search(words, outcome.reason))
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_sessions_and_openings_keep_every_promise(name, tmp_path):
+    assert call("survey:behave", tmp_path / "job", backend=name, target=target(name)) == []
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
+    digests, answers = [], []
+    for turn in ("first", "second"):
+        out = tmp_path / f"{turn}.npz"
+        arguments = {"backend": name, "target": target(name), "out": str(out)}
+        digests.append(call("repeats:build_all", tmp_path / f"job {turn}", **arguments))
+        with np.load(out) as stored:
+            answers.append(dict(stored))
+    assert digests[0], "nothing was built"
+    assert list(broken_claims(backend_of(name).determinism, digests, answers)) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_backend_is_what_the_protocol_says(name):
+    cls = backends.load(name)
+    assert cls.name == name and isinstance(cls.revision, int) and cls.revision >= 1
+    assert isinstance(cls.tunes_on_target, bool) and cls.determinism in get_args(Determinism) and cls.install.strip()
+    assert cls.__dataclass_params__.frozen, "options are values"
+    backend = backends.configure(name, {})
+    assert isinstance(backend.scheme(), QuantizationScheme)
+    assert json.loads(json.dumps(backends.options_of(backend))) == [list(item) for item in backends.options_of(backend)]
+    assert dataclasses.replace(backend) == backend and hash(backend) == hash(dataclasses.replace(backend))
+    assert all(isinstance(item, str) and item for pair in backend.versions().items() for item in pair)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_business(name):
+    backend = backend_of(name)
+    for hardware in targets.parse_targets("all"):
+        for precision in PRECISIONS:
+            reason = backend.refuses(probe(name, hardware, precision))
+            assert reason is None or re.search(r"\S+.*[;:,] .*\S+", reason), f"{hardware.name} {precision}: {reason!r}"
+            assert reason or backend.serves(hardware), f"{hardware.name} is not served and not refused"
+        if not backend.serves(hardware):
+            assert backend.runs(hardware), "what is not served does not run"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, monkeypatch):
+    cls = backends.load(name)
+    served = [hardware for hardware in targets.parse_targets("all") if backend_of(name).serves(hardware)]
+    monkeypatch.setattr(cls, "versions", lambda self: {})
+    reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served]
+    assert None not in reasons
+    assert any(reason.endswith(cls.install) for reason in reasons), reasons
+
+
+def test_asking_imports_no_compiler():
+    code = f"""if True:
+        import sys
+        from builders import backends, targets
+        from builders.fitting import misfit
+        from builders.types import PRECISIONS, BuildRequest, TensorSpec
+        tensor = (TensorSpec("x", "float32", (1, 4)),)
+        for name in backends.names():
+            backend = backends.configure(name, {{}})
+            for target in targets.parse_targets("all"):
+                for precision in PRECISIONS:
+                    request = BuildRequest("0" * 64, precision, target, name, tensor, tensor, ())
+                    backend.serves(target), backend.refuses(request), backend.runs(target), misfit(backend, request)
+            backend.scheme(), backend.versions(), backends.options_of(backend)
+            if heavy := set({HEAVY!r}) & set(sys.modules):
+                sys.exit(f"{{name}} has imported {{heavy}}")
+        """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

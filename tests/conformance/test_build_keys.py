@@ -1,0 +1,293 @@
+"""What changes a build key and what does not: two engines under one key would be mistaken for one another, and a key
+that changes for nothing builds a fleet anew. `pipeline/sources/canonical.py` says what the canonical form forgets."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from builders import backends, targets
+from builders.types import BuildRequest, Dim, ShapeProfile, TensorSpec
+from pipeline.plan import profiles
+from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
+from tests.conformance.torture.graph import BATCH, model, noise
+
+_W = noise(1, 4, 4)
+
+
+def base() -> ModelProto:
+    """Two branches, an attribute of each kind, a 0.0, a scale and a zero point."""
+    return model(
+        """g (float[n, 4] x, float[n, 4] z) => (float[n, 4] y, float[n, 4] u, float[2] kept) {
+            a = MatMul(x, w)
+            b = LeakyRelu <alpha = 0.125> (a)
+            c = Concat <axis = 1> (b, z)
+            y, v = Split <axis = 1, num_outputs = 2> (c)
+            q = QuantizeLinear(v, s, o)
+            u = DequantizeLinear(q, s, o)
+            kept = Identity(zeros)
+        }""",
+        {"w": _W, "s": np.array(0.1, "f"), "o": np.array(0, "int8"), "zeros": np.array([0, 1], "f")},
+    )
+
+
+def key_of(made: ModelProto, folder, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATCH) -> str:
+    """The key of a plan that builds this model, from a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(made, folder / "model.onnx")
+    return key_of_file(folder / "model.onnx", backend, dims)
+
+
+def key_of_file(path, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATCH) -> str:
+    plain = canonical(load_onnx(path, path.parent))
+    digest = save_onnx(plain, path.with_name("canonical.onnx"))
+    inputs, outputs = specs_of(plain)
+    tool = backends.configure(backend, {})
+    hardware = targets.parse_targets("cpu")[0]
+    return BuildRequest(
+        digest, "fp32", hardware, backend, inputs, outputs, tuple(profiles(inputs, dims)),
+        backends.options_of(tool), backends.toolchain_of(tool),
+    ).key  # fmt: skip
+
+
+def node(made: ModelProto, op: str):
+    return next(item for item in made.graph.node if item.op_type == op)
+
+
+def weight(made: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    tensor = next(item for item in made.graph.initializer if item.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+
+
+def next_float(array: np.ndarray) -> np.ndarray:
+    array.reshape(-1)[0] = np.nextafter(array.reshape(-1)[0], np.float32(np.inf))
+    return array
+
+
+def negative_zero(array: np.ndarray) -> np.ndarray:
+    array[0] = -0.0
+    return array
+
+
+def other_nan(bits: int):
+    def change(array: np.ndarray) -> np.ndarray:
+        array.view("uint32")[0] = bits
+        return array
+
+    return change
+
+
+def _alpha(made: ModelProto) -> None:
+    node(made, "LeakyRelu").attribute[0].f = np.nextafter(np.float32(0.125), np.float32(1))
+
+
+MATTERS: dict[str, Callable[[ModelProto], object]] = {
+    "an attribute by one bit": _alpha,
+    "an axis counted from behind": lambda m: setattr(node(m, "Concat").attribute[0], "i", -1),
+    "an attribute that goes": lambda m: node(m, "LeakyRelu").attribute.pop(),
+    "an edge": lambda m: node(m, "MatMul").input.__setitem__(0, "z"),
+    "two inputs of a node change places": lambda m: node(m, "Concat").input.reverse(),
+    "two outputs of a node change places": lambda m: node(m, "Split").output.reverse(),
+    "an operator": lambda m: setattr(node(m, "Identity"), "op_type", "Abs"),
+    "a weight by its last bit": lambda m: weight(m, "w", next_float),
+    "the sign of a zero": lambda m: weight(m, "zeros", negative_zero),
+    "a number becomes NaN": lambda m: weight(m, "zeros", other_nan(0x7FC00000)),
+    "a weight transposed": lambda m: weight(m, "w", lambda array: array.T.copy()),
+    "a weight of another dtype with the same bytes": lambda m: weight(m, "o", lambda array: array.view("uint8")),
+    "a scale by its last bit": lambda m: weight(m, "s", next_float),
+    "a zero point": lambda m: weight(m, "o", lambda array: array + np.int8(1)),
+    "the opset": lambda m: setattr(m.opset_import[0], "version", 21),
+    "the order of outputs": lambda m: _swapped(m.graph.output),
+    "the order of inputs": lambda m: _swapped(m.graph.input),
+    "the name of an input": lambda m: _input_renamed(m),
+    "the name of an output": lambda m: _output_renamed(m),
+    "an output more": lambda m: m.graph.output.append(helper.make_tensor_value_info("b", 1, ["n", 4])),
+    "an output fewer": lambda m: m.graph.output.pop(),
+    "a fixed size for a dynamic one": lambda m: _fixed(m),
+}
+
+
+def _swapped(values) -> None:
+    first, second, *rest = [type(value).FromString(value.SerializeToString()) for value in values]
+    del values[:]
+    values.extend([second, first, *rest])
+
+
+def _input_renamed(made: ModelProto) -> None:
+    made.graph.input[0].name = node(made, "MatMul").input[0] = "image"
+
+
+def _output_renamed(made: ModelProto) -> None:
+    made.graph.output[1].name = node(made, "DequantizeLinear").output[0] = "answer"
+
+
+def _fixed(made: ModelProto) -> None:
+    for value in (*made.graph.input, *made.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = 4
+
+
+def _documented(made: ModelProto) -> None:
+    made.doc_string, made.graph.doc_string, node(made, "MatMul").doc_string = "a", "b", "c"
+
+
+def _annotated(made: ModelProto) -> None:
+    made.metadata_props.add(key="stack_trace", value="model.py:1")
+    node(made, "MatMul").metadata_props.add(key="k", value="v")
+
+
+def _signed(made: ModelProto) -> None:
+    made.producer_name, made.producer_version, made.model_version, made.domain = "pytorch", "9", 7, "ai.acme"
+
+
+def _spare(made: ModelProto) -> None:
+    made.graph.initializer.append(numpy_helper.from_array(np.ones(3, "f"), "spare"))
+
+
+FORGOTTEN: dict[str, Callable[[ModelProto], object]] = {
+    "doc strings": _documented,
+    "metadata": _annotated,
+    "who wrote it": _signed,
+    "the graph's name": lambda m: setattr(m.graph, "name", "other"),
+    "a dead node": lambda m: m.graph.node.append(helper.make_node("Relu", ["x"], ["nobody"], name="dead")),
+    "a weight that nothing reads": _spare,
+    "the order of weights": lambda m: _reversed(m.graph.initializer),
+    "shapes of inner values": lambda m: m.graph.value_info.append(helper.make_tensor_value_info("a", 1, ["n", 4])),
+    "an operator set that nothing uses": lambda m: m.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3)),
+    "the version of the file format": lambda m: setattr(m, "ir_version", 9),
+    "numbers as a list and not as bytes": lambda m: _listed(m),
+    "weights that are inputs as well": lambda m: m.graph.input.append(helper.make_tensor_value_info("w", 1, [4, 4])),
+}
+
+
+def _reversed(values) -> None:
+    copies = [type(value).FromString(value.SerializeToString()) for value in values]
+    del values[:]
+    values.extend(reversed(copies))
+
+
+def _listed(made: ModelProto) -> None:
+    tensor = next(item for item in made.graph.initializer if item.name == "w")
+    tensor.CopyFrom(helper.make_tensor("w", 1, [4, 4], _W.reshape(-1).tolist()))
+
+
+@pytest.mark.parametrize("what", MATTERS)
+def test_what_matters_changes_the_key(what, tmp_path):
+    changed = base()
+    MATTERS[what](changed)
+    assert changed != base(), "the change is one"
+    assert key_of(changed, tmp_path / "b") != key_of(base(), tmp_path / "a")
+
+
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_what_does_not_matter_does_not(what, tmp_path):
+    changed = base()
+    FORGOTTEN[what](changed)
+    assert changed != base(), "the change is one"
+    assert key_of(changed, tmp_path / "b") == key_of(base(), tmp_path / "a")
+
+
+def test_where_the_file_lies_and_when_it_was_written_do_not_matter(tmp_path):
+    first = key_of(base(), tmp_path / "a")
+    elsewhere = tmp_path / "a b" / "ü"
+    elsewhere.mkdir(parents=True)
+    onnx.save(base(), elsewhere / "ïmodel.onnx")
+    os.utime(elsewhere / "ïmodel.onnx", (1, 1))
+    assert key_of_file(elsewhere / "ïmodel.onnx") == first
+
+
+def test_weights_in_the_file_or_beside_it_are_the_same(tmp_path):
+    (tmp_path / "b").mkdir()
+    onnx.save(base(), tmp_path / "b" / "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert (tmp_path / "b" / "w.bin").stat().st_size
+    assert key_of_file(tmp_path / "b" / "model.onnx") == key_of(base(), tmp_path / "a")
+    data = bytearray((tmp_path / "b" / "w.bin").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "b" / "w.bin").write_bytes(data)
+    assert key_of_file(tmp_path / "b" / "model.onnx") != key_of(base(), tmp_path / "a")
+
+
+def test_a_function_called_or_written_out_is_the_same(tmp_path):
+    called = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20, "local" : 1]>
+        g (float[n, 4] x) => (float[n, 4] y) { y = local.Twice(x) }
+        <domain: "local", opset_import: ["" : 20]>
+        Twice (a) => (b) { b = Add(a, a) }"""
+    )
+    plain = model("g (float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }")
+    assert key_of(called, tmp_path / "a") == key_of(plain, tmp_path / "b")
+
+
+REQUEST = BuildRequest(
+    "a" * 64,
+    "fp32",
+    targets.parse_targets("sm_89")[0],
+    "tensorrt-rtx",
+    (TensorSpec("x", "float32", ("n", 4)), TensorSpec("z", "float32", ("n", 4))),
+    (TensorSpec("y", "float32", ("n", 4)),),
+    (ShapeProfile((("x", (1, 4), (4, 4), (8, 4)), ("z", (1, 4), (4, 4), (8, 4)))),),
+    (("tf32", False), ("workspace_mib", 0)),
+    (("tensorrt-rtx", "1.7.1"),),
+    "b" * 64,
+)
+_PROFILE = REQUEST.profiles[0].inputs
+REQUESTS = {
+    "the model": {"model": "c" * 64},
+    "the scales": {"scales": "c" * 64},
+    "no scales": {"scales": None},
+    "the precision": {"precision": "fp16"},
+    "the generation": {"target": targets.parse_targets("sm_86")[0]},
+    "a product of the generation": {"target": targets.parse_targets("l4")[0]},
+    "another product of the generation": {"target": targets.parse_targets("l40s")[0]},
+    "the backend": {"backend": "tensorrt"},
+    "a dtype": {"inputs": (TensorSpec("x", "float16", ("n", 4)), REQUEST.inputs[1])},
+    "a dim's name": {"inputs": (TensorSpec("x", "float32", ("m", 4)), REQUEST.inputs[1])},
+    "a size": {"inputs": (TensorSpec("x", "float32", ("n", 5)), REQUEST.inputs[1])},
+    "the order of inputs": {"inputs": REQUEST.inputs[::-1]},
+    "an output's name": {"outputs": (TensorSpec("y2", "float32", ("n", 4)),)},
+    "a profile's least": {"profiles": (ShapeProfile((("x", (2, 4), (4, 4), (8, 4)), _PROFILE[1])),)},
+    "what a profile is tuned for": {"profiles": (ShapeProfile((("x", (1, 4), (5, 4), (8, 4)), _PROFILE[1])),)},
+    "a profile's most": {"profiles": (ShapeProfile((("x", (1, 4), (4, 4), (9, 4)), _PROFILE[1])),)},
+    "a profile more": {"profiles": REQUEST.profiles * 2},
+    "no profile": {"profiles": ()},
+    "an option": {"options": (("tf32", True), ("workspace_mib", 0))},
+    "an option's type": {"options": (("tf32", 0), ("workspace_mib", 0))},
+    "an option fewer": {"options": (("workspace_mib", 0),)},
+    "a version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
+    "a version more": {"toolchain": (("cuda", "13"), ("tensorrt-rtx", "1.7.1"))},
+}
+
+
+def test_every_part_of_a_request_is_in_its_key_and_each_in_its_own_way():
+    keys = {what: replace(REQUEST, **changes).key for what, changes in REQUESTS.items()}
+    assert REQUEST.key not in keys.values(), [what for what, key in keys.items() if key == REQUEST.key]
+    assert len(set(keys.values())) == len(keys), "two changes have one key"
+    assert replace(REQUEST).key == REQUEST.key
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_every_option_of_every_backend_is_in_the_key(name):
+    tool = backends.configure(name, {})
+    options = dict(backends.options_of(tool))
+    keys = {replace(REQUEST, backend=name, options=tuple(sorted(options.items()))).key}
+    for option, (kind, default) in backends.option_fields(type(tool)).items():
+        other = {bool: not default, int: 7919, float: 0.123, str: "another"}[kind]
+        keys.add(replace(REQUEST, backend=name, options=tuple(sorted({**options, option: other}.items()))).key)
+    assert len(keys) == 1 + len(options)
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_every_version_and_the_revision_of_every_backend_are_in_the_key(name, monkeypatch):
+    cls = backends.load(name)
+    monkeypatch.setattr(cls, "versions", lambda self: {"compiler": "1.0", "runtime": "2.0"})
+    tool = backends.configure(name, {})
+    before = replace(REQUEST, toolchain=backends.toolchain_of(tool)).key
+    monkeypatch.setattr(cls, "revision", cls.revision + 1)
+    revised = replace(REQUEST, toolchain=backends.toolchain_of(tool)).key
+    monkeypatch.setattr(cls, "versions", lambda self: {"compiler": "1.0", "runtime": "2.1"})
+    assert len({before, revised, replace(REQUEST, toolchain=backends.toolchain_of(tool)).key}) == 3

@@ -1,0 +1,75 @@
+"""A sample of ONNX's node tests, the list of known failures, and the page. `make node-tests` runs all of them."""
+
+import json
+
+import pytest
+
+from tests.conformance import page
+from tests.conformance.items import node_cases
+from tests.conformance.node_tests import BACKENDS, known_failures, surprises
+from tests.conformance.outcomes import Outcome
+from tests.conformance.survey import survey
+from tests.conformance.trial import backend_of, target_for
+
+# Of each kind: convolutions, shapes that are inputs, control flow, integers, and a known failure. None whose inputs are
+# drawn by chance and which pass or fail with it: what is drawn depends on which tests were made before.
+MODULES = ("conv", "slice", "loop", "bitwiseand", "maxunpool")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sample_of_the_node_tests_does_what_the_list_of_known_failures_says(backend, tmp_path):
+    target = target_for(backend_of(backend))
+    if not backend_of(backend).versions() or target is None:
+        pytest.skip(f"{backend} is not installed")
+    names = sorted(name for module in MODULES for name in node_cases(module))
+    found = survey(backend, target.name, f"nodes/{','.join(MODULES)}", names, tmp_path)
+    assert found.keys() == set(names)
+    known = {name: reason for name, reason in known_failures(backend).items() if name in names}
+    assert surprises(found, known) == []
+    assert any(outcome.kind in ("passed", "built") for outcome in found.values())
+
+
+def test_a_new_failure_and_an_unexpected_pass_are_both_surprises():
+    found = {name: Outcome(name, kind, "because") for name, kind in (("a", "passed"), ("b", "wrong"), ("c", "crashed"))}
+    assert surprises(found, {"b": "known"}) == ["c: crashed at : because"]
+    assert surprises(found, {"a": "known", "b": "known", "c": "known"}) == ["a: known to fail, and it passed"]
+
+
+def test_every_known_failure_has_a_reason_and_is_on_record():
+    stored = page.stored()["nodes"]
+    for backend, item in stored.items():
+        failed = {name for name, kind in page.others(item).items() if kind != "refused"}
+        assert failed == set(known_failures(backend)), "run `make node-tests`"
+        assert all(len(reason) > 20 for reason in known_failures(backend).values())
+
+
+def test_the_page_shows_what_is_stored():
+    text = page.PAGE.read_text()
+    assert page.with_tables(text, page.stored()) == text, "run `make conformance`"
+    assert "| `onnxruntime` | cpu | onnxruntime " in text
+
+
+def test_what_is_stored_has_no_places_of_this_machine():
+    text = page.FOUND.read_text()
+    assert not [word for word in ("/tmp", "/home", "/usr", "process0") if word in text]
+
+
+def test_the_torture_set_did_what_is_on_record(tmp_path):
+    """With the versions on record: what the page says of a graph is what happens to it."""
+    stored = page.stored()["torture"]["onnxruntime"]
+    if stored["versions"] != backend_of("onnxruntime").versions():
+        pytest.skip("another version of onnxruntime than the one on record")
+    names = [*page.others(stored), "plain", "if_by_an_input"]
+    found = survey("onnxruntime", "cpu", "torture", names, tmp_path)
+    assert {name: o.kind for name, o in found.items() if o.kind != "passed"} == page.others(stored)
+
+
+def test_tables_are_put_between_their_marks_and_nowhere_else():
+    item = {"target": "cpu", "versions": {"x": "1", "x-libs": "1"}, "counts": {"passed": 2, "wrong": 1}}
+    found = {"torture": {"x": {**item, "others": [["wrong", "run", "a | b", "g h"]]}}}
+    text = (
+        "before\n<!-- torture -->\nold\n<!-- /torture -->\nafter\n<!-- torture-refused -->\n<!-- /torture-refused -->\n"
+    )
+    made = page.with_tables(text, json.loads(json.dumps(found)))
+    assert "| `x` | cpu | x 1 | 3 | 2 | 0 | 0 | 1 |" in made and "old" not in made and made.startswith("before\n")
+    assert "| `x` | g, h | wrong (run) | a \\| b |" in made and "\nafter\n" in made

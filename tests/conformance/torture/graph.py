@@ -1,0 +1,96 @@
+"""What a graph of the torture set is, and how one is written."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from builders.types import Dim, Precision, TensorSpec
+
+Array = np.ndarray[Any, Any]
+Feed = dict[str, Array]
+# The sizes of a feed, and a source of numbers.
+Fill = Callable[[Mapping[str, int], np.random.Generator], Feed]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph.
+
+    make: the model.  dims: of its dynamic axes.  feeds: sizes of each feed; by default every dim at min, opt and max.
+    fill: the inputs that are not plain noise.  inputs: how a spec would declare them, where the model does not say.
+    core: no backend may refuse it.  words: what a refusal must name, as a regular expression.
+    external: its weights lie in a file of their own.
+    """
+
+    name: str
+    make: Callable[[], onnx.ModelProto]
+    dims: tuple[Dim, ...] = ()
+    feeds: tuple[Mapping[str, int], ...] = ()
+    fill: Fill | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    precision: Precision = "fp32"
+    core: bool = False
+    words: str = ""
+    external: bool = False
+
+    def sizes(self) -> Sequence[Mapping[str, int]]:
+        """The sizes of the dims in each feed."""
+        if self.feeds:
+            return self.feeds
+        found = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
+        return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
+
+
+@dataclass
+class _Graphs:
+    found: dict[str, Graph] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[], onnx.ModelProto], **rest: Any) -> None:
+        assert name not in self.found, name
+        self.found[name] = Graph(name, make, **rest)
+
+
+_graphs = _Graphs()
+GRAPHS = _graphs.found
+add = _graphs.add
+
+BATCH = (Dim("n", 1, 4, 8),)
+
+
+def model(text: str, weights: Mapping[str, Array] | None = None, opset: int = 20, ir: int = 10) -> onnx.ModelProto:
+    """A model from ONNX's text format ('name (inputs) => (outputs) {...}'), with these initializers."""
+    made = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> {text}')
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
+    return made
+
+
+def written(text: str, weights: Mapping[str, Array] | None = None, opset: int = 20) -> Callable[[], onnx.ModelProto]:
+    """`model`, later."""
+    return lambda: model(text, weights, opset)
+
+
+def noise(seed: int, *shape: int, dtype: Any = "float32") -> Array:
+    """Standard normal numbers."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def feed_of(graph: Graph, specs: Sequence[TensorSpec], sizes: Mapping[str, int], seed: int) -> Feed:
+    """Inputs at these sizes: noise of the right kind, and what the graph itself fills in."""
+    rng = np.random.default_rng(seed)
+    own = graph.fill(sizes, rng) if graph.fill else {}
+    return {spec.name: own[spec.name] if spec.name in own else _drawn(spec, spec.at(sizes), rng) for spec in specs}
+
+
+def _drawn(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    if spec.dtype == "bool":
+        return rng.random(shape) < 0.5
+    if "int" in spec.dtype:
+        low = 0 if spec.dtype.startswith("u") else -5
+        return np.asarray(rng.integers(low, 6, shape)).astype(spec.dtype)
+    kind = ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype
+    return np.asarray(rng.standard_normal(shape)).astype(kind)

@@ -1,0 +1,89 @@
+"""A spec that is copied for a run is called by what can be typed again, and never by the copy's path."""
+
+import shutil
+
+import boto3
+import pytest
+
+from builders.errors import InputError, SpecError
+from pipeline.intake.addresses import below, spec_at
+from pipeline.intake.catalog import gathered
+from pipeline.intake.places import place_at
+from pipeline.registry.registered import registrations
+from pipeline.registry.store import open_store
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.engines import reproduce
+from tests.pipeline.projects import Project
+from tests.pipeline.registry.s3_server import BUCKET
+from tests.pipeline.test_steps import an_engine
+
+SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
+
+
+def registered(project: Project) -> str:
+    """Its address; nothing else is left of the project."""
+    assert project.run("register", project.spec, "--no-event").code == 0
+    shutil.rmtree(project.folder)
+    return registrations(open_store(project.registry), "tiny")[0].address
+
+
+def test_a_registered_spec_is_built_and_built_again_by_what_status_says(project: Project) -> None:
+    project.change_spec(**SMALL)
+    address = registered(project)
+    assert project.run("build", "registered:tiny", "--json").json["version"] == "1"
+    said = project.run("status", "tiny", "--json").json["spec"]
+    assert said == address, "with the digest: another may be the newest tomorrow"
+    again = project.run("build", said, "--json")
+    assert again.code == 0 and again.json["cached"] is True
+    plan = project.run("plan", said, "--json").json
+    assert [unit["action"] for unit in plan["units"]] == ["cached"]
+
+
+def test_remedies_name_the_registered_spec(project: Project) -> None:
+    golden = {"data": "golden.npz", "labels": "label", "frozen": "0" * 64}
+    project.change_spec(**SMALL, golden=golden)
+    address = registered(project)
+    done = project.run("build", address)
+    assert done.code != 0 and "golden.frozen is 000000000000" in done.err
+    assert f"where the spec of {address} is kept, then enginery register SPEC" in done.err
+    with spec_at(address, str(project.registry)) as found:
+        command = reproduce(an_engine().unit, found.load(), "/a registry")
+        assert f" build {address} --registry '/a registry' " in command and str(found.path) not in command
+    accepted = project.run("golden", "accept", address)
+    assert accepted.code == 2 and "is a copy; accept the golden set where the spec is kept" in accepted.err
+
+
+def test_mistakes_in_a_copy_are_told_by_its_address(project: Project) -> None:
+    project.change_spec(precisions=["fp99"], source={"onnx": "gone.onnx"})
+    with pytest.raises(SpecError, match=r"^registered:tiny@1:[0-9]+: precisions") as error:
+        load_spec(project.spec, "registered:tiny@1")
+    assert str(project.folder) not in str(error.value)
+    project.change_spec(precisions=["fp32"])
+    with pytest.raises(SpecError, match=r"'gone.onnx' does not exist in registered:tiny@1;"):
+        load_spec(project.spec, "registered:tiny@1")
+
+
+def test_without_its_registry_a_registered_spec_is_nowhere() -> None:
+    with pytest.raises(SpecError, match="say in which"), spec_at("registered:tiny", None):
+        pass
+
+
+def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Project, s3_server: str, s3_uri: str) -> None:
+    client = boto3.client("s3", endpoint_url=s3_server)
+    prefix = s3_uri.partition("?")[0].removeprefix(f"s3://{BUCKET}/")
+    for path in project.folder.iterdir():
+        client.put_object(Bucket=BUCKET, Key=f"{prefix}/vision/{path.name}", Body=path.read_bytes())
+    with gathered(s3_uri, None) as (found,):
+        assert str(found) == below(s3_uri, "vision/tiny.yaml")
+        with spec_at(found, None) as same:
+            assert same is found
+    expected = load_spec(project.spec)
+    with spec_at(str(found), None) as again:
+        spec: ModelSpec = again.load()
+        assert spec.model_dump() == expected.model_dump() and spec.address == str(found) and spec.is_copy
+    assert not again.path.exists()
+    with pytest.raises(InputError, match=r"there is no such file; `enginery catalog`"), spec_at(s3_uri, None):
+        pass
+    with place_at(str(project.folder)), gathered(str(project.folder), None) as (here,):
+        assert str(here) == str(project.spec)

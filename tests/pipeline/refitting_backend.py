@@ -1,0 +1,95 @@
+"""Backends whose engines can be given other weights, on the CPU: for what the driver does about that.
+
+A stripped engine is the ONNX model with its float weights zeroed; a whole one is the model itself. Two names, so that
+one build has both.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from builders.digest import digest_of_file
+from builders.errors import EngineryError
+from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+
+
+@dataclass(frozen=True)
+class Whole:
+    name: ClassVar[str] = "whole"
+    revision: ClassVar[int] = 1
+    tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "bytes"
+    install: ClassVar[str] = "it is part of the tests"
+
+    strip_weights: bool = False
+    refittable: bool = True
+    gain: int = 1
+
+    def serves(self, target: Target) -> bool:
+        return target.is_cpu
+
+    def versions(self) -> dict[str, str]:
+        return {"refitting": "1.0"}
+
+    def scheme(self) -> QuantizationScheme:
+        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        return None
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        return self._engine(request, model, workdir / "engine.refitting")
+
+    def refits(self, request: BuildRequest) -> str | None:
+        return None if self.strip_weights or self.refittable else "it was built without refittable or strip_weights"
+
+    def refit_needs_gpu(self) -> bool:
+        return False
+
+    def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
+        if self.gain != 1:
+            raise EngineryError("the engine did not take the new weights: gain; build it again")
+        if self.strip_weights:
+            path = workdir / "refitted.refitting"
+            path.write_bytes(engine.path.read_bytes())
+            return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+        return self._engine(request, model, workdir / "refitted.refitting")
+
+    def _engine(self, request: BuildRequest, model: Path, path: Path) -> Engine:
+        import onnx
+        from onnx import numpy_helper
+
+        loaded = onnx.load(str(model))
+        if self.strip_weights:
+            for tensor in loaded.graph.initializer:
+                if len(tensor.dims) and tensor.data_type == onnx.TensorProto.FLOAT:
+                    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 0, tensor.name))
+        onnx.save(loaded, path)
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+
+    def runs(self, target: Target) -> str | None:
+        return None
+
+    def open(self, engine: Engine) -> AbstractContextManager[Session]:
+        from builders.onnxruntime import OrtSession
+
+        return OrtSession(engine.weights if self.strip_weights and engine.weights else engine.path)
+
+
+@dataclass(frozen=True)
+class Stripped(Whole):
+    name: ClassVar[str] = "stripped"
+
+    strip_weights: bool = True
+
+
+def install(folder: Path) -> str:
+    """A distribution in `folder` that registers both; the folder, for sys.path, where jobs find it too."""
+    info = folder / "refitting_backend-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: refitting-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[enginery.backends]\nwhole = {__name__}:Whole\nstripped = {__name__}:Stripped\n"
+    )
+    return str(folder)
