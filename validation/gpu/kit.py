@@ -76,8 +76,7 @@ class _Bench:
         try:
             found: Json = run_job(Job(name, f"validation.gpu.{function}", arguments, limits), workdir)
         except EngineryError as error:
-            log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
-            found = {"outcome": "crashed", "reason": " | ".join([str(error), *log])[:1000]}
+            found = _unfinished(error)
         self.say(f"{name}: {found.get('outcome', 'done')}" + (f", {found['reason']}" if found.get("reason") else ""))
         return {"name": name, "took_s": round(time.perf_counter() - begun, 3), **found}
 
@@ -85,6 +84,14 @@ class _Bench:
         """What a try is told of how to measure."""
         caches = str(self.folder / "inductor")
         return {"device": self.device.device, "seconds": self.asked.seconds, "peers": list(peers), "caches": caches}
+
+
+def _unfinished(error: EngineryError) -> Json:
+    """A try that ended without an answer. Only a signal tells of the engine or its driver: time, memory and what is not
+    installed are this machine's."""
+    log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
+    crashed = isinstance(error, StepError) and error.kind == "crash"
+    return {"outcome": "crashed" if crashed else "not finished", "reason": " | ".join([str(error), *log])[:1000]}
 
 
 def run_kit(asked: Asked, say: Callable[[str], None]) -> Results:

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.errors import DataError
+from builders.errors import DataError, StepError, UnavailableError
 from builders.types import BuildRequest
 from validation.double import DoubleSession
 from validation.golden import freeze
 from validation.gpu.cases import save_cases
 from validation.gpu.clocks import DeviceClock, seconds_of
+from validation.gpu.kit import _unfinished
 from validation.gpu.models import write
 from validation.gpu.peaks import Peaks, measure_peaks
 from validation.gpu.peers import _Replayed, open_peer
@@ -24,7 +25,7 @@ torch = pytest.importorskip("torch")
 def test_pytorch_runs_the_same_graph_at_every_batch(tmp_path: Path) -> None:
     from builders.targets import CPU
 
-    model = write("block", "fp32", "small", tmp_path)
+    model = write("mlp", "fp32", "small", tmp_path)
     request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
     exact = DoubleSession(model.path)
     with open_peer("eager", model.path, request, "cpu") as session:
@@ -126,3 +127,20 @@ def test_a_graph_is_recorded_once_for_each_shape_and_fed_where_it_lies(monkeypat
         key = (((size,), torch.float32),)
         assert peer(torch.full((size,), value))[0].tolist() == [2 * value] * size
     assert len(recorded) == 2
+
+
+def test_only_a_signal_speaks_against_the_engine() -> None:
+    outcomes = {
+        kind: _unfinished(StepError("x", kind, "a\nb"))["outcome"] for kind in ("crash", "timeout", "memory", "error")
+    }
+    assert outcomes == {
+        "crash": "crashed",
+        "timeout": "not finished",
+        "memory": "not finished",
+        "error": "not finished",
+    }
+    assert _unfinished(UnavailableError("no driver")) == {"outcome": "not finished", "reason": "no driver"}
+    assert (
+        _unfinished(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))["reason"]
+        == "killed by SIGSEGV | 2 | 3 | 4"
+    )
