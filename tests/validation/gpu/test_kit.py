@@ -34,13 +34,15 @@ importlib.util.find_spec = lambda name, package=None: (
 )
 """
 EVERY_MODULE = """
-import importlib, pkgutil, builders, validation.gpu
+import importlib, pathlib, builders, validation.gpu
 for package in (builders, validation.gpu):
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if found.name.startswith(("builders.dispatch", "builders.onnx_torch")):
+    folder = pathlib.Path(package.__path__[0])
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts[0] in ("dispatch", "onnx_torch"):  # Ray's, and torch's, which takes seconds and is seen below
             continue
         try:
-            importlib.import_module(found.name)
+            importlib.import_module(".".join((package.__name__, *parts)))
         except ModuleNotFoundError as error:  # rooms of one compiler may need that compiler, and nothing else
             if "as on a bare machine" in str(error):
                 raise

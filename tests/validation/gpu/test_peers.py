@@ -1,57 +1,63 @@
 """PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from builders import backends
 from builders.errors import DataError, StepError, UnavailableError
+from builders.targets import CPU
 from builders.types import BuildRequest
 from validation.double import DoubleSession
 from validation.golden import freeze
+from validation.gpu import trying
 from validation.gpu.cases import save_cases
 from validation.gpu.clocks import DeviceClock, seconds_of
 from validation.gpu.kit import _unfinished
 from validation.gpu.models import write
 from validation.gpu.peaks import Peaks, measure_peaks
-from validation.gpu.peers import _Replayed, open_peer
+from validation.gpu.peers import TorchSession, _Replayed
 from validation.gpu.tasks import request_for
-from validation.gpu.trying import try_engine
 
 torch = pytest.importorskip("torch")
 
 
-def test_pytorch_runs_the_same_graph_at_every_batch(tmp_path: Path) -> None:
-    from builders.targets import CPU
-
+def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_path: Path) -> None:
+    """That it runs the very graph is seen in test_kit, where it is exported on a bare machine."""
     model = write("mlp", "fp32", "small", tmp_path)
     request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
-    exact = DoubleSession(model.path)
-    with open_peer("eager", model.path, request, "cpu") as session:
-        for batch in (1, 4):
-            given = model.sample(batch)
-            assert np.allclose(session.run(given)["y"], exact.run(given)["y"], atol=1e-4)
-        assert isinstance(session, DeviceClock)
-        assert len(session.device_seconds(model.sample(2), 5)) == 5
-        with pytest.raises(DataError, match="is float64"):
-            session.run({"x": model.sample(1)["x"].astype(np.float64)})
+    session = TorchSession(request, lambda x: (2 * x,), "cpu")
+    given = model.sample(3)
+    assert np.array_equal(session.run(given)["y"], 2 * given["x"])
+    assert isinstance(session, DeviceClock) and len(session.device_seconds(given, 5)) == 5
+    with pytest.raises(DataError, match="is float64"):
+        session.run({"x": given["x"].astype(np.float64)})
 
 
-def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(tmp_path: Path) -> None:
-    from builders import backends
-    from builders.targets import CPU
+def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(peer: str, *_: object) -> Callable[..., Any]:
+        if peer == "eager":
+            return lambda x: (x + 1,)
+        raise RuntimeError("CUDA error: out of memory")
 
+    monkeypatch.setattr(trying, "make_peer", made)
     model = write("mlp", "fp32", "small", tmp_path)
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
     request = request_for(backends.configure("onnxruntime", {}), model, CPU)
-    asked = {"device": "cpu", "seconds": 0.02, "peers": ["eager", "eager-graph"], "caches": str(tmp_path)}
-    found = try_engine(request.to_json(), {}, vars(CPU), str(model.path), str(tmp_path), asked, tmp_path)
-    eager, graph = found["races"]
+    asked = {"device": "cpu", "seconds": 0.02, "peers": ["eager", "compile"], "caches": str(tmp_path)}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    found = trying.try_engine(request.to_json(), {}, vars(CPU), str(model.path), str(tmp_path), asked, tmp_path)
+    eager, compiled = found["races"]
     assert found["outcome"] == "passed" and eager["verdict"] in ("faster", "slower", "no difference shown")
     assert eager["runs"] > 1 and eager["batch"] == 2
-    assert "reason" in graph, "there is no CUDA graph on a CPU"
+    assert compiled == {"peer": "compile", "reason": "RuntimeError: CUDA error: out of memory"}
 
 
 def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
