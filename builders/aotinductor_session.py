@@ -35,7 +35,7 @@ class PackageSession:
 
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
-        held_shapes.check(self._request, inputs)
+        held_shapes.checked_inputs(self._request, inputs)
         given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
         try:
             results = self._model.boxed_run(list(given))

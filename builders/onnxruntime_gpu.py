@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda
+from builders.compatibility import numbers
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
-from builders.fitting import check_fits, numbers
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.onnxruntime import words_of
 from builders.onnxruntime_gpu_file import left_over, write_whole

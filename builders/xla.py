@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda
+from builders.compatibility import numbers
 from builders.digest import digest_of_file
 from builders.errors import InputError
-from builders.fitting import check_fits, numbers
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 

@@ -17,13 +17,14 @@ from pipeline import steps
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest
 from pipeline.compare.recommend import recommend
 from pipeline.compile import Prepared, Runner, prepare
+from pipeline.moment import now
 from pipeline.plan import Selection
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, shapes_of
 from pipeline.steps.latency import LATENCY_CODE, arguments_of, time_engine
 from pipeline.values import Exported, Json, Unit
-from pipeline.verdict import Judged, now
+from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
 from validation.latency.machine import machine
 
