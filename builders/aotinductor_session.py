@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from builders import held_shapes
 from builders.errors import DataError, EngineryError
+from builders.tensors import check_inputs, fitting_profile
 from builders.types import Engine, Tensors, TensorSpec
 
 
@@ -20,7 +20,7 @@ class PackageSession:
 
         self.inputs: Sequence[TensorSpec] = engine.request.inputs
         self.outputs: Sequence[TensorSpec] = engine.request.outputs
-        self._request, self._name = engine.request, engine.path.name
+        self._profiles, self._name = engine.request.profiles, engine.path.name
         self._device = torch.device("cpu" if engine.request.target.is_cpu else "cuda")
         try:
             # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
@@ -35,7 +35,9 @@ class PackageSession:
 
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
-        held_shapes.check(self._request, inputs)
+        check_inputs(self.inputs, inputs)
+        if self._profiles:
+            fitting_profile(self._profiles, inputs)
         given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
         try:
             results = self._model.boxed_run(list(given))
