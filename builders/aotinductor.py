@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from builders import cuda, held_shapes
+from builders import cuda
 from builders.cpu_levels import HOST, host_level, lacking
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError
@@ -117,6 +117,8 @@ class AotInductor:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
+        from builders import held_shapes
+
         return held_shapes.refusal(request, "AOTInductor")
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
@@ -180,7 +182,8 @@ class AotInductor:
 
         configs = {**self._configs(), "aot_inductor.metadata": notes}
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
+            with torch.no_grad():  # or freezing is passed over
+                torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
         except Exception as error:  # inductor raises classes of many modules, those of the C++ compiler included
             raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
 
@@ -195,6 +198,7 @@ class AotInductor:
             "cpp.march": self._level(),
             "cpp.simdlen": None,
             "cpp.threads": self.threads or -1,
+            "cpp.weight_prepack": False,  # in an order that oneDNN chooses for this very CPU
             "cpp.vec_isa_ok": True,  # it would compile and load a program to find out
             "freezing": self.freeze,
             "max_autotune": self.max_autotune,
