@@ -222,6 +222,7 @@ def end_when_asked(after_s: float, workdir: Path) -> None:
     from builders.process import heed_stop
 
     asked = heed_stop()
+    (workdir / "begun").write_text("it heeds")
     while not asked():
         time.sleep(0.01)
     time.sleep(after_s)
