@@ -22,7 +22,7 @@ from tests.builders import graphs
 def test_an_engines_nodes_are_timed_with_shapes_and_packed_weights(tmp_path):
     model = graphs.int8_mlp(tmp_path / "model.onnx", "float32")
     backend = OnnxRuntime()
-    engine = backend.build(graphs.request("cpu", "int8"), model, tmp_path)
+    engine = backend.build(graphs.request("cpu", "int8", "onnxruntime"), model, tmp_path)
     with backend.open(engine) as session:
         (spec,) = session.inputs
     shape = tuple(3 if isinstance(dim, str) else dim for dim in spec.shape)
