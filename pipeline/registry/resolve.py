@@ -3,9 +3,9 @@
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
 capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
 (`builders.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
-equals a proven one before an unproven one; then by precision, as each kind of hardware likes it; and of several compilers' engines
-the first in the manifest, where they stand as the spec names its backends. A proof says nothing about another
-capability, so where only proven engines may be used a compatible one of another capability is none.
+equals a proven one before an unproven one; then by precision, as each kind of hardware likes it; and of several
+compilers' engines the first in the manifest, where they stand as the spec names its backends. A proof says nothing
+about another capability, so where only proven engines may be used a compatible one of another capability is none.
 """
 
 from collections.abc import Sequence
