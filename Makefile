@@ -48,7 +48,7 @@ hunt: $(VENV)/.installed
 
 conformance: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples,tvm,iree,xla]'
-	$(BIN)/python -m pytest -n auto --maxprocesses 2 tests/conformance
+	ENGINERY_CONFORMANCE=all $(BIN)/python -m pytest -n auto --maxprocesses 2 --timeout 3600 tests/conformance
 	$(BIN)/python -m tests.conformance.page
 
 node-tests: $(VENV)/.installed

@@ -18,17 +18,18 @@ import shutil
 import subprocess
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from builders import cuda
-from builders.cpu import LEVELS, host_level, missing_flags
+from builders import cuda, held_shapes
+from builders.cpu_levels import HOST, host_level, lacking
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
@@ -70,7 +71,7 @@ class AotInductor:
     compiler: str = "g++"
 
     def __post_init__(self) -> None:
-        if self.cpu not in (known := ("host", *LEVELS)):
+        if self.cpu not in (known := (HOST, *_INSTRUCTIONS)):
             raise self._bad("cpu", f"{self.cpu!r} is not one of {', '.join(map(repr, known))}")
         if self.threads < 0:
             raise self._bad("threads", f"{self.threads} is negative; 0 leaves it to the process that runs the engine")
@@ -86,12 +87,11 @@ class AotInductor:
         except PackageNotFoundError:
             return {}
         compiler = compiler_version(self.compiler)
-        level = self._level()
-        return found | ({"c++": compiler} if compiler else {}) | ({"cpu": level} if level else {})
+        return {**found, "cpu": self._level()} | ({"c++": compiler} if compiler else {})
 
     def scheme(self) -> QuantizationScheme:
-        """Asymmetric uint8 activations, which x86's VNNI kernels take; biases stay in floating point."""
-        return QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
+        """That of onnxruntime, so that both compile one graph."""
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """FP8 on CPUs, GPUs where torch has no CUDA, I/O types that torch lacks, machines that are not x86-64, and
@@ -109,13 +109,15 @@ class AotInductor:
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype in _NO_DTYPE:
                 return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
-        if "cpu" not in found:
-            return "this machine is no x86-64 with AVX2 at least, which the code is built for; use onnxruntime"
+        if found["cpu"] not in _INSTRUCTIONS:
+            return (
+                f"the code is built for x86-64 with AVX2 at least, and this machine is {found['cpu']}; use onnxruntime"
+            )
         if "c++" not in found:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
-        return None
+        return held_shapes.refusal(request, "AOTInductor")
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.pt2.
@@ -141,15 +143,27 @@ class AotInductor:
             return None
         return f"no {target.sm} GPU on this machine"
 
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """Why an engine cannot be opened here: no torch or another one, or a CPU without its instructions. The C++
+        compiler is nothing that a serving node needs."""
+        if "torch" not in here:
+            return f"it needs torch, which is not installed; {self.install}"
+        if built.get("torch", here["torch"]) != here["torch"]:
+            return f"built with torch {built['torch']}, here is {here['torch']}; build it again"
+        if missing := lacking(level := built.get("cpu", "x86-64-v3")):
+            return (
+                f"built for {level} CPUs, and this one has no {', '.join(missing)}; "
+                f"build it with backends.aotinductor.cpu: {host_level()}"
+            )
+        return None
+
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine, which is native code. Raises EngineryError where it is for another CPU, GPU or torch, or
         holds what no package of ours has."""
         from builders.aotinductor_session import PackageSession
 
-        if reason := self.runs(engine.request.target):
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
-        check_toolchain(engine)
+        check_fits(self, engine)
         check_members(engine.path)
         session = PackageSession(engine, _MODEL, _LOOKUPS)
         try:
@@ -186,8 +200,8 @@ class AotInductor:
             "max_autotune": self.max_autotune,
         }
 
-    def _level(self) -> str | None:
-        return host_level() if self.cpu == "host" else self.cpu
+    def _level(self) -> str:
+        return host_level() if self.cpu == HOST else self.cpu
 
     def _bad(self, option: str, words: str) -> InputError:
         return InputError(f"backends.{self.name}.{option}: {words}")
@@ -206,23 +220,6 @@ def _compiler_version(path: str, _changed_ns: int) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return said.stdout.strip() or None if said.returncode == 0 else None
-
-
-def check_toolchain(engine: Engine) -> None:
-    """Raise EngineryError where this machine's torch or CPU is not what the engine was built with and for."""
-    built = dict(engine.request.toolchain)
-    try:
-        here = version("torch")
-    except PackageNotFoundError as error:
-        raise EngineryError(f"{engine.path.name} needs torch, which is not installed; {AotInductor.install}") from error
-    if built.get("torch", here) != here:
-        raise EngineryError(f"{engine.path.name} was built with torch {built['torch']}, here is {here}; build it again")
-    level = built.get("cpu")
-    if level is not None and (lacks := missing_flags(level) if level in LEVELS else ("that level",)):
-        raise EngineryError(
-            f"{engine.path.name} is for {level} CPUs, this one lacks {', '.join(lacks)}; "
-            f"build it here, or with backends.aotinductor.cpu: {host_level() or 'another'}"
-        )
 
 
 def check_members(path: Path) -> None:
@@ -259,21 +256,20 @@ def _own_cache(workdir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _instructions(level: str | None) -> Iterator[None]:
+def _instructions(level: str) -> Iterator[None]:
     """Have inductor write for a level of x86-64 and nothing beyond; left alone it takes VNNI and AMX from the host."""
     from torch._inductor import cpu_vec_isa
 
-    if level is None:
-        raise EngineryError(
-            "this machine is no x86-64 with AVX2 at least, which the code is built for; use onnxruntime"
-        )
-    chosen = getattr(cpu_vec_isa, _INSTRUCTIONS[level])()
-    usual = cpu_vec_isa.valid_vec_isa_list
-    cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]
+    if level not in _INSTRUCTIONS:
+        raise EngineryError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
+    inductor: Any = cpu_vec_isa
+    chosen = getattr(inductor, _INSTRUCTIONS[level])()
+    usual = inductor.valid_vec_isa_list
+    inductor.valid_vec_isa_list = lambda: [chosen]
     try:
         yield
     finally:
-        cpu_vec_isa.valid_vec_isa_list = usual
+        inductor.valid_vec_isa_list = usual
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from builders import held_shapes
 from builders.errors import DataError, EngineryError
-from builders.tensors import check_inputs, fitting_profile
 from builders.types import Engine, Tensors, TensorSpec
 
 
@@ -20,7 +20,7 @@ class PackageSession:
 
         self.inputs: Sequence[TensorSpec] = engine.request.inputs
         self.outputs: Sequence[TensorSpec] = engine.request.outputs
-        self._profiles, self._name = engine.request.profiles, engine.path.name
+        self._request, self._name = engine.request, engine.path.name
         self._device = torch.device("cpu" if engine.request.target.is_cpu else "cuda")
         try:
             # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
@@ -31,13 +31,11 @@ class PackageSession:
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
-        from builders.onnx_torch.arrays import to_array
+        from builders.torch_arrays import to_array
 
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
-        check_inputs(self.inputs, inputs)
-        if self._profiles:
-            fitting_profile(self._profiles, inputs)
+        held_shapes.checked_inputs(self._request, inputs)
         given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
         try:
             results = self._model.boxed_run(list(given))
@@ -67,7 +65,7 @@ def _lent(array: np.ndarray[Any, Any]) -> Any:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 
-    from builders.onnx_torch.arrays import to_tensor
+    from builders.torch_arrays import to_tensor
 
     if array.dtype.kind in "biuf" and array.flags.c_contiguous:
         with warnings.catch_warnings():

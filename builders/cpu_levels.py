@@ -7,8 +7,8 @@ it, and what is missing on this one can be said before the first illegal instruc
 
 import platform
 from functools import cache
+from pathlib import Path
 
-from builders.cpu import cpu_flags
 from builders.errors import EngineryError
 from builders.types import BuildRequest, Engine
 
@@ -44,7 +44,11 @@ def host_level() -> str:
 
 @cache
 def _flags() -> frozenset[str]:
-    return frozenset(cpu_flags())
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return frozenset()
+    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return frozenset(next(lines, "").split())
 
 
 def level_of(request: BuildRequest) -> str:

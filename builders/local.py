@@ -12,6 +12,9 @@ from builders.process import run_job
 from builders.retries import run_with_retries
 from builders.workdir import workdir
 
+# What a job waits for that is merely in the queue.
+QUEUED = "a free slot"
+
 
 class LocalExecutor:
     """An `Executor` of local processes. `jobs` is how many run at once; by default as many as there are CPUs.

@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.compatibility import numbers
-from builders.cpu import cpu_flags as _cpu_flags
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
@@ -231,6 +230,14 @@ def cpu_kind() -> str:
     Without VNNI, int8 kernels add pairs of products in 16 bits, which can saturate: other numbers from the same engine.
     """
     return vector_width() + ("-vnni" if _cpu_flags() & {"avx512_vnni", "avx_vnni"} else "")
+
+
+def _cpu_flags() -> set[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return set()
+    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return set(next(lines, "").split())
 
 
 def _options(level: str, threads: int) -> Any:

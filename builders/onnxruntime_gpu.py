@@ -12,19 +12,29 @@ the CPU wheel, whose Python API is the same.
 """
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda
+from builders.compatibility import numbers
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.onnxruntime import failures, words_of
+from builders.onnxruntime import words_of
 from builders.onnxruntime_gpu_file import left_over, write_whole
-from builders.onnxruntime_gpu_session import CUDA, INSTALL, TENSORRT, GpuSession, ProviderOptions, check_available
+from builders.onnxruntime_gpu_session import (
+    CUDA,
+    INSTALL,
+    TENSORRT,
+    GpuSession,
+    ProviderOptions,
+    check_available,
+    provider_failures,
+)
 from builders.types import (
     BuildRequest,
     Determinism,
@@ -82,6 +92,10 @@ class _OnnxRuntimeGpu:
                 return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
         return self._misinstalled()
 
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """See the providers."""
+        raise NotImplementedError
+
     def runs(self, target: Target) -> str | None:
         """Whether a GPU of that compute capability is in this machine, and the wheel installed."""
         if target.is_cpu:
@@ -92,10 +106,10 @@ class _OnnxRuntimeGpu:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine on the first GPU of its capability. Raises EngineryError when it would run elsewhere."""
+        """Load an engine on the first GPU of its capability. Raises as `check_fits` does, and EngineryError when ONNX
+        Runtime would run it elsewhere."""
+        check_fits(self, engine)
         request = engine.request
-        if reason := self.runs(request.target) or self._misfit(request):
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
         providers = self.providers(request, _gpu_of(request.target) or 0)
         with GpuSession(engine.path, request.profiles, providers, cpu_operators=self.cpu_operators) as session:
             yield session
@@ -107,10 +121,6 @@ class _OnnxRuntimeGpu:
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
         """The providers of a session with their options, the backend's own first."""
         raise NotImplementedError
-
-    def _misfit(self, request: BuildRequest) -> str | None:  # noqa: ARG002 - for the providers
-        """Why an engine of that toolchain does not load here."""
-        return None
 
     def _misinstalled(self) -> str | None:
         here, plain = self.versions().get("onnxruntime-gpu"), _installed("onnxruntime").get("onnxruntime")
@@ -162,6 +172,13 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         path = workdir / "engine.onnx"
         write_whole(model, path)
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx")
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read."""
+        was, now = built.get("onnxruntime-gpu", ""), here["onnxruntime-gpu"]
+        if numbers(was) <= numbers(now):
+            return None
+        return f"written by onnxruntime-gpu {was}, here is {now}; install {was} or later, or build it here"
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:  # noqa: ARG002
         """CUDA alone; ONNX Runtime adds the CPU for what computes shapes."""
@@ -227,7 +244,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             flags = ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED
             compiler = ort.ModelCompiler(options, str(model), embed_compiled_data_into_model=True, flags=flags)
             compiler.compile_to_file(str(path))
-        except (*failures(), RuntimeError) as error:  # a provider that does not load raises the plain class
+        except provider_failures() as error:
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
             raise ModelError(f"{words}; `enginery plan --backends tensorrt-rtx` may name the operator") from error
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
@@ -244,15 +261,6 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         }
         limit = {"trt_max_workspace_size": str(self.workspace_mib << 20)} if self.workspace_mib else {}
         return [(TENSORRT, options | limit), (CUDA, {"device_id": str(device), "use_tf32": "0"})]
-
-    def _misfit(self, request: BuildRequest) -> str | None:
-        here, built = self.versions(), dict(request.toolchain)
-        wrong = [
-            f"{name} {built.get(name, 'absent')} built it, {here.get(name, 'absent')} is here"
-            for name in sorted({*_TENSORRT_WHEELS, "onnxruntime-gpu"} & {*here, *built})
-            if here.get(name) != built.get(name)
-        ]
-        return f"{'; '.join(wrong)}; install the version that built it, or build again" if wrong else None
 
 
 def profile_options(profiles: Sequence[ShapeProfile]) -> ProviderOptions:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
-INSTALL = (
-    "pip install --no-deps --force-reinstall onnxruntime-gpu of the version of onnxruntime (both are the module "
-    "`onnxruntime`: the one installed last is the one that runs)"
-)
+# Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
+INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
 ProviderOptions = dict[str, str]
 # Operators that the CUDA provider leaves to the CPU where they compute shapes; it has kernels for all others of them.
 _OF_SHAPES = frozenset(
@@ -60,6 +58,11 @@ class GpuSession(OrtSession):
         return super().run(inputs)
 
 
+def provider_failures() -> tuple[type[Exception], ...]:
+    """What opening on a provider raises: ONNX Runtime's classes, and the plain one where a library does not load."""
+    return (*failures(), RuntimeError)
+
+
 def check_available(available: Sequence[str], provider: str) -> None:
     """Raise EngineryError when the installed ONNX Runtime has no such provider."""
     if provider not in available:
@@ -76,7 +79,7 @@ def _opener(providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: boo
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         try:
             session = ort.InferenceSession(str(model), options, providers=list(providers), enable_fallback=0)
-        except (*failures(), RuntimeError) as error:  # a provider that does not load raises the plain class
+        except provider_failures() as error:
             raise ModelError(
                 f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}; build it again"
             ) from error

@@ -9,15 +9,17 @@ takes as long. Nothing is padded: a model may mix what shares a batch.
 JAX's own `serialize_executable` would store machine code, and is a pickle: not used.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda
+from builders.compatibility import numbers
 from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError
+from builders.errors import InputError
+from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
@@ -68,8 +70,11 @@ class Xla:
 
     def refuses(self, request: BuildRequest) -> str | None:
         """Precisions that the target lacks, types and dims that XLA cannot take, and everything without JAX."""
-        if request.precision == "fp8" and request.target.is_cpu:
-            return "CPUs have no FP8 arithmetic; use int8"
+        target = request.target
+        if request.precision == "fp8" and (target.is_cpu or (target.compute_capability or (0, 0)) < (8, 9)):
+            return f"{'CPUs have' if target.is_cpu else f'{target.sm} has'} no FP8 arithmetic; use int8"
+        if request.precision == "bf16" and target.compute_capability == (7, 5):
+            return "sm_75 has no bfloat16; use fp16"
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype not in _IO:
                 return f"{spec.name!r} is {spec.dtype}, which XLA does not take; cast it to float32 or int64"
@@ -95,16 +100,22 @@ class Xla:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine and compile it for the sizes it is tuned for. Raises EngineryError when it cannot run here.
+        """Load the engine and compile it for the sizes it is tuned for. Raises as `check_fits` does.
 
         GPU engines were never run.
         """
+        check_fits(self, engine)
         from builders.xla_session import XlaSession
 
-        if reason := self.runs(engine.request.target):
-            raise EngineryError(f"{engine.path.name} cannot run here: {reason}")
         with XlaSession(engine, self.kept_sizes) as session:
             yield session
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: later releases read what an earlier one wrote."""
+        was, now = built.get("jaxlib", ""), here["jaxlib"]
+        if numbers(was) <= numbers(now):
+            return None
+        return f"written by jaxlib {was}, here is {now}; pip install 'jax>={was}', or build it here"
 
     def load_runtime(self) -> None:
         """Import JAX."""

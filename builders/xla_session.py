@@ -57,22 +57,24 @@ class XlaSession:
         check_inputs(self.inputs, inputs)
         if self._profiles:
             fitting_profile(self._profiles, inputs)
-        given = [np.ascontiguousarray(inputs[spec.name]) for spec in self.inputs]
+        given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
         executable = self._for(tuple(array.shape for array in given))
         with jax.enable_x64(True):
             placed = [jax.device_put(array, self._device) for array in given]
             made = executable(self._weights, placed)
-        return {spec.name: np.asarray(array) for spec, array in zip(self.outputs, made, strict=True)}
+        return {spec.name: np.array(array) for spec, array in zip(self.outputs, made, strict=True)}
 
     def _for(self, shapes: tuple[Shape, ...]) -> Any:
         with self._lock:
-            if shapes in self._compiled:
+            if found := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
-            else:
-                self._compiled[shapes] = self._compile(shapes)
+                return found
+        made = self._compile(shapes)  # without the lock: sizes that are there go on running meanwhile
+        with self._lock:
+            self._compiled[shapes] = made
             if len(self._compiled) > self._kept:
                 self._compiled.popitem(last=False)
-            return self._compiled[shapes]
+        return made
 
     def _compile(self, shapes: tuple[Shape, ...]) -> Any:
         place = jax.sharding.SingleDeviceSharding(self._device)

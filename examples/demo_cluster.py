@@ -22,8 +22,11 @@ from typing import Any, NoReturn
 
 SPEC = Path(__file__).resolve().parent / "digits" / "digits.yaml"
 GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
-BIN = Path(sys.executable).parent
+# By module: the environment that has them need not be the one whose `bin` this Python is in.
+MODULES = {"prefect": "prefect", "enginery": "pipeline.cli"}
 PATIENCE_S = 900
+# Otherwise Ray looks for what listens on loopback under the machine's own address. It was named for other systems.
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def main() -> None:
@@ -43,7 +46,8 @@ def _show(stack: ExitStack, folder: Path) -> None:
     port = _free_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = {**os.environ, "PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": url, "DO_NOT_TRACK": "1"}
-    environment |= {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    os.environ.update(LOOPBACK_ONLY)
+    environment |= {**LOOPBACK_ONLY, "PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     registry = folder / "registry"
 
     print(f"starting a Prefect server on {url} ...", flush=True)
@@ -99,8 +103,9 @@ def _ray_cluster() -> Iterator[str]:
 def _process(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
     """A process in a group of its own, which Ctrl-C in the terminal does not reach; ended with all its children."""
     with log.open("wb") as stream:
-        whole = [str(BIN / command[0]), *command[1:]]
-        running = subprocess.Popen(whole, env=environment, stdout=stream, stderr=stream, start_new_session=True)
+        running = subprocess.Popen(
+            _whole(command), env=environment, stdout=stream, stderr=stream, start_new_session=True
+        )
     try:
         yield
     finally:
@@ -117,9 +122,13 @@ def _process(command: list[str], log: Path, environment: dict[str, str]) -> Iter
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
     print(f"\n$ {shlex.join(command)}", flush=True)
-    done = subprocess.run([str(BIN / command[0]), *command[1:]], env=environment, check=False)
+    done = subprocess.run(_whole(command), env=environment, check=False)
     if done.returncode:
         sys.exit(f"the command ended with exit code {done.returncode}")
+
+
+def _whole(command: list[str]) -> list[str]:
+    return [sys.executable, "-m", MODULES[command[0]], *command[1:]]
 
 
 def _post(url: str, body: Any) -> Any:

@@ -27,9 +27,8 @@ from validation.report import Approved, approve
 class Outcome:
     """How a run ended. version is None when no engine was fit to be published.
 
-    cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published
-    nothing has a page, too.
-    manifest: digest of the version's manifest, for whoever signs it.
+    cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published nothing
+    has a page, too.  manifest: digest of the version's manifest, for whoever signs it.
     """
 
     model: str

@@ -65,8 +65,16 @@ class StoredArray:
             return next(self.blocks([self.shape[0]]))
         raise DataError(f"{self} has no axes; store one entry per sample along axis 0")
 
+    def whole(self) -> Array:
+        """As `read`, also of an array without axes."""
+        with _translated(self.path, self.name), _opened(self.path, self.member) as stream:
+            stream.seek(self.offset)
+            return self._shaped(stream, self.shape)
+
     def _read(self, stream: IO[bytes], count: int) -> Array:
-        shape = (count, *self.shape[1:])
+        return self._shaped(stream, (count, *self.shape[1:]))
+
+    def _shaped(self, stream: IO[bytes], shape: tuple[int, ...]) -> Array:
         data = stream.read(math.prod(shape) * self.dtype.itemsize)
         return np.frombuffer(data, self.dtype).reshape(shape).astype(self.dtype.newbyteorder("="))
 

@@ -9,6 +9,8 @@ from builders.dispatch.placement import Node
 from builders.errors import UnavailableError
 
 _REACH_S = 5.0
+# Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
+_LOOPBACK = ("localhost", "127.0.0.1")
 _ANSWER_S = 2.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -35,7 +37,7 @@ def connect(address: str | None, jobs: int | None) -> bool:
         warnings.simplefilter("ignore")  # its own deprecations are not our user's business
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **local)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
             where = f"the Ray cluster at {address}" if address else "a local Ray"
             raise UnavailableError(f"cannot reach {where}: {error}; check it, or use the local executor") from error
     _let_raylets_print(False)
@@ -68,16 +70,24 @@ def _let_raylets_print(allowed: bool) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Raise UnavailableError within seconds where Ray would try for a minute."""
+    """Raise UnavailableError within seconds where Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return  # 'auto', 'local': Ray's own names
+    _connect(host, int(port), f"the Ray cluster at {address}", "check the address, or use the local executor")
+    if host in _LOOPBACK and not address.startswith("ray://"):
+        from ray.util import get_node_ip_address
+
+        seen = get_node_ip_address()
+        remedy = f"start its head with --node-ip-address {seen}"
+        _connect(seen, int(port), f"the Ray cluster at {address}, which Ray looks for at {seen}", remedy)
+
+
+def _connect(host: str, port: int, what: str, remedy: str) -> None:
     try:
-        socket.create_connection((host, int(port)), _REACH_S).close()
+        socket.create_connection((host, port), _REACH_S).close()
     except (OSError, OverflowError) as error:
-        raise UnavailableError(
-            f"cannot reach the Ray cluster at {address}: {error}; check the address, or use the local executor"
-        ) from error
+        raise UnavailableError(f"cannot reach {what}: {error}; {remedy}") from error
 
 
 def nodes() -> list[Node]:

@@ -50,7 +50,9 @@ def _inlined(proto: ModelProto) -> ModelProto:
     unknown = {node.op_type for node in proto.graph.node if node.domain in _DEFAULT_DOMAINS} - OPERATORS.keys()
     if not unknown:
         return proto
-    typed = onnx.shape_inference.infer_shapes(proto)  # some bodies depend on types
+    typed = onnx.shape_inference.infer_shapes(proto)  # some bodies depend on types, those of weights included
+    weights = [helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in typed.graph.initializer]
+    typed.graph.value_info.extend(weights)
     names = [("", name) for name in sorted(unknown)]
     try:
         return onnx.inliner.inline_selected_functions(typed, names, inline_schema_functions=True)

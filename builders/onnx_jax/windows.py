@@ -1,5 +1,6 @@
 """Pooling."""
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,12 +33,26 @@ def _average_pool(node: Node, x: Value) -> Value:
     taken = data(x)
     pads, zero = _pads(node, taken), np.zeros((), taken.dtype)
     total = _windows(node, taken, zero, lax.add, pads)
-    ones = jnp.ones((1, 1, *taken.shape[2:]), taken.dtype)
-    if node.attr("count_include_pad", 0):  # what ceil_mode adds behind counts neither way
-        given = padding(node, taken.shape[2:], _extents(node), _strides(node, taken.ndim - 2))
-        ones = jnp.pad(ones, [(0, 0), (0, 0), *given], constant_values=1)
-        pads = [(0, after - was) for (_, after), (_, was) in zip(pads, given, strict=True)]
-    return total / _windows(node, ones, zero, lax.add, pads)
+    if not any(map(any, pads)):
+        return total / np.asarray(math.prod(node.attr("kernel_shape")), taken.dtype)
+    given = padding(node, taken.shape[2:], _extents(node), _strides(node, taken.ndim - 2))
+    counts = np.ones((), taken.dtype)
+    for axis, size in enumerate(taken.shape[2:]):
+        if not isinstance(size, int):
+            raise node.refused(f"axis {axis + 2} is padded and has no fixed size")
+        counts = counts[..., None] * _counts(node, axis, size, given[axis], pads[axis]).astype(taken.dtype)
+    return total / counts
+
+
+def _counts(node: Node, axis: int, size: int, given: tuple[int, int], pads: tuple[int, int]) -> Any:
+    """How many elements each window of an axis counts; what ceil_mode adds behind (pads beyond given) never counts."""
+    pad = 1 if node.attr("count_include_pad", 0) else 0
+    parts = [np.full(given[0], pad), np.ones(size), np.full(given[1], pad), np.zeros(pads[1] - given[1])]
+    counted = np.concatenate(parts)
+    kernel, stride = node.attr("kernel_shape")[axis], _strides(node, len(node.attr("kernel_shape")))[axis]
+    dilation = node.attr("dilations", [1] * (axis + 1))[axis]
+    firsts = np.arange(0, len(counted) - (kernel - 1) * dilation, stride)
+    return counted[firsts[:, None] + np.arange(kernel) * dilation].sum(axis=1)
 
 
 @op("LpPool", "GlobalLpPool")

@@ -4,7 +4,7 @@ The ONNX model stays what every backend compiles; this room turns it into a `tor
 dimensions of a build request, into a `torch.export.ExportedProgram`. Importing it imports torch. Why it is our own:
 docs/decisions/0007.
 
-table.py the operators and their values    reading.py, arrays.py the file   module.py the graph   program.py the export
+table.py the operators and their values    reading.py the file   module.py the graph   program.py the export
 elementwise.py, reductions.py, shapes.py, sizes.py (shapes as numbers), matmul.py, convolution.py, pooling.py,
 normalization.py, indexing.py, quantize.py, resize.py, attention.py: a few lines per operator
 """

@@ -39,7 +39,7 @@ class OnnxModule(torch.nn.Module):
     def __init__(self, graph: Graph, clamped: bool = False) -> None:
         super().__init__()
         self._clamped = clamped
-        self.lookup_nodes: tuple[str, ...] = ()
+        self._told = _Told()
         self._input_names, self._output_names = graph.body.inputs, graph.body.outputs
         self._attribute_of: dict[str, str] = {}
         self._small: dict[str, Value] = {}
@@ -60,8 +60,13 @@ class OnnxModule(torch.nn.Module):
         lookups = Lookups(self._clamped)
         run_steps(self._steps, values, Run(device, lookups), set(self._output_names))
         made = tuple(_tensor(values[name], device) for name in self._output_names)
-        self.lookup_nodes = tuple(lookups.nodes)
+        self._told.nodes = tuple(lookups.nodes)
         return (*made, torch.stack(lookups.inside)) if lookups.inside else made
+
+    @property
+    def lookup_nodes(self) -> tuple[str, ...]:
+        """The nodes that the last output told of when `forward` last ran; see `clamped`."""
+        return self._told.nodes
 
     def _constant(self, name: str) -> Value:
         tensor = getattr(self, self._attribute_of[name])
@@ -96,6 +101,12 @@ class OnnxModule(torch.nn.Module):
 
     def _device(self) -> torch.device:
         return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+
+
+class _Told:
+    """What a run leaves behind; in an object of its own, since torch.export puts a module's attributes back."""
+
+    nodes: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):

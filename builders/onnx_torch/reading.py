@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from torch import Tensor
 
 from builders.errors import ModelError
-from builders.onnx_torch.arrays import to_tensor
+from builders.torch_arrays import to_tensor
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
 DTYPES: dict[int, torch.dtype] = {

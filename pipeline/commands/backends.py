@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, json_option
+from pipeline.commands.tables import print_table
 
 if TYPE_CHECKING:
     from builders.types import Backend, BuildRequest, Precision, Target
 
 _CLAIMS = {"bytes": "same bytes", "outputs": "same outputs", "budget": "within limits"}
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,8 @@ def _probe(backend: "Backend", target: "Target", precision: "Precision", *, dyna
 
 
 def _show(rows: list[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = max(_WIDTH, console.width)
-    table = Table(box=None, pad_edge=False)
-    for column, least in (("backend", 11), ("version", 9), ("builds", 30), ("shapes", 7), ("two builds", 13)):
-        table.add_column(column, min_width=least, overflow="fold")
-    table.add_column("runs here", overflow="fold")
-    for row in rows:
-        table.add_row(*_cells(row))
-    console.print(table)
+    columns = ("backend", "version", "builds", "shapes", "two builds", "runs here")
+    print_table(columns, [list(_cells(row)) for row in rows], least=(11, 9, 30, 7, 13))
     for row in rows:
         if row.missing:
             click.echo(f"{row.name} is not installed: {row.missing}")

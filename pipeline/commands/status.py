@@ -31,7 +31,10 @@ WATCH_S = 2.0
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
-    """List runs, or show one: RUN, or the newest of MODEL. A run keeps its state in the registry while it goes on."""
+    """List builds, or show one: RUN, or the newest of MODEL. A build keeps its state in the registry while it goes on.
+
+    Proofs and canaries are not among them: `enginery show` and the Prefect server tell of those.
+    """
     from pipeline.registry.store import open_store
 
     store = open_store(registry)

@@ -1,5 +1,6 @@
 """Tables on stdout, for commands that list things."""
 
+import itertools
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,11 +22,12 @@ def print_table(
     note: str = "",
     styles: Mapping[str, str] | None = None,
     red: Collection[int] = (),
+    least: Sequence[int] = (),
 ) -> None:
     """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut.
 
     columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
-    as rich has them.  red: rows that stand out.
+    as rich has them.  red: rows that stand out.  least: widths of the first columns that are kept where the terminal is narrow.
     """
     from rich.console import Console
     from rich.table import Table
@@ -37,8 +39,8 @@ def print_table(
     table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False, title_justify="left")
     table.title, table.caption, table.caption_justify = printable(title) or None, printable(note) or None, "left"
     table.show_header = any(columns)
-    for column in table.columns:
-        column.overflow = "fold"
+    for column, width in itertools.zip_longest(table.columns, least):
+        column.overflow, column.min_width = "fold", width
     for index, row in enumerate(rows):
         cells = (Text(printable(text), (styles or {}).get(text, "")) for text in row)
         table.add_row(*cells, style="red" if index in red else None)

@@ -41,6 +41,7 @@ from validation.report import Report
 _CLOCKS = timedelta(minutes=10)
 _ANSWERED = ("passed", "wrong")
 _BROKE = ("load failed", "run failed", "crashed")
+_SAYS_NOTHING = ("skipped", "not finished")
 _TEXTS = ("model", "version", "manifest", "golden", "engine", "build_key", "unit", "created_at", "outcome")
 
 
@@ -67,7 +68,7 @@ def import_results(store: Store, results: Results) -> Iterator[Imported]:
         if not all(isinstance(value, str) for value in texts.values()):
             raise IntegrityError("these results of the GPU kit are not whole: a carried engine lacks what it is")
         reference, unit = f"{item['model']}@{item['version']}"[:200], item["unit"][:200]
-        if item["outcome"] == "skipped":
+        if item["outcome"] in _SAYS_NOTHING:
             yield Imported(reference, unit, "unproven", f"not run there: {str(item.get('reason'))[:300]}")
             continue
         try:

@@ -1,6 +1,7 @@
 """Steps as Prefect tasks: named after what they work on, retried where that can help, in a generation's slots."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -15,11 +16,14 @@ from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
 from builders.errors import EngineryError, UnavailableError
+from builders.local import QUEUED
 from pipeline.progress import Silent
 from pipeline.progress.clocks import Clocks
 from pipeline.runs.prefect_progress import ProgressArtifact
 from pipeline.runs.state import RunState
+from pipeline.spec.model import ModelSpec
 from pipeline.values import Unit
+from pipeline.workshop import Workshop
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -30,6 +34,8 @@ _BACKOFF_S = 2.0
 _JITTER = 0.5
 # A killed holder's slot is free again after so long.
 _SLOT_S = 120.0
+# A slot that is free is had within this time; who waits longer for one says so.
+_AT_ONCE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -99,15 +105,23 @@ def as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[], 
 
 def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
-    def run(*arguments: Any) -> Value:
+    def run(unit: Unit, spec: ModelSpec, shop: Workshop) -> Value:
+        waits = threading.Timer(
+            _AT_ONCE_S, shop.progress.waiting, (unit.name, f"a slot of {limit} on the Prefect server")
+        )
+        waits.daemon = True
+        waits.start()
         try:
             # A slot whose lease could not be renewed is lost, and an hour of compiling is not thrown away for that.
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
-                return step(*arguments)
+                waits.cancel()
+                return step(unit, spec, shop)
         except ConcurrencySlotAcquisitionError as error:
             raise EngineryError(
                 f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"
             ) from error
+        finally:
+            waits.cancel()
 
     return run
 
@@ -126,8 +140,8 @@ class FlowProgress(Silent):
         self._artifact(run)
 
     def waiting(self, name: str, why: str) -> None:
-        """Log what it waits for, when that is news."""
-        if self._clocks.waiting(name, why):
+        """Log what it waits for, when that is news and more than its place in the queue."""
+        if why != QUEUED and self._clocks.waiting(name, why):
             self._logger.info("%s: waiting: %s", name, why)
 
     def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - the progress artifact says it

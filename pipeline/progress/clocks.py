@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # How often a wait is told again whose reason only counts on: a countdown changes every other second.
 RECOUNT_S = 15.0
-_COUNTS = re.compile(r"[0-9]+")
+_COUNTS = re.compile(r"[0-9]+:[0-9]{2}")
 
 
 @dataclass(frozen=True)

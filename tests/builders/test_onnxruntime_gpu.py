@@ -158,7 +158,8 @@ def test_when_onnxruntime_falls_back_to_the_cpu_the_session_is_refused(tmp_path,
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, backend, gpu_wheel, monkeypatch):
     made = backend()
-    engine = Engine(request(made), graphs.mlp(tmp_path / "m.onnx"), "0" * 64, 1, ".onnx")
+    path = graphs.mlp(tmp_path / "m.onnx")
+    engine = Engine(request(made), path, "0" * 64, path.stat().st_size, ".onnx")
     seen = []
     monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen.append(args) or open_nothing())
     with made.open(engine):
@@ -181,7 +182,7 @@ def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would
     made = OnnxRuntimeTensorRT()
     wanted = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
     with (
-        pytest.raises(EngineryError, match=r"onnxruntime-gpu 1\.30\.0 built it, 1\.31\.1 is here"),
+        pytest.raises(EngineryError, match=r"built with onnxruntime-gpu 1\.30\.0, here is onnxruntime-gpu 1\.31\.1"),
         made.open(Engine(wanted, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
     ):
         pass

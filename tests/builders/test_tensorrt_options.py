@@ -2,12 +2,15 @@
 are the same; no full TensorRT is here."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from builders import backends
 from builders.errors import EngineryError, InputError, StepError
 from builders.tensorrt import TensorRT, TensorRTRTX, full, plugins
+from builders.tensorrt.network import parsed
 from builders.tensorrt.progress import monitor
 from builders.tensorrt.refit import refit
 from builders.tensorrt.words import recorder
@@ -269,3 +272,17 @@ def test_a_stripped_engine_stays_as_it_is_and_needs_no_gpu(tmp_path):
     assert "without refittable" in TensorRT().refits(request)
     with pytest.raises(EngineryError, match="no sm_89 GPU on this machine"):
         whole.refit(made, tmp_path / "new.onnx", request, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("release", "flags"), [("10.16.1.11", 2), ("11.0.0.114", 0), ("11.4.0.106", 0), ("1.7.1.116", 0)]
+)
+def test_strong_typing_is_asked_of_tensorrt_10_alone(release, flags):
+    """Later releases have nothing else, deprecate the flag and may lose it."""
+    made = []
+    kinds = SimpleNamespace(NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1), __version__=release)
+    parser = SimpleNamespace(parse_from_file=lambda path: True, num_errors=0)
+    kinds.OnnxParser = lambda network, said: parser
+    builder = SimpleNamespace(create_network=lambda flags: made.append(flags) or SimpleNamespace(num_layers=1))
+    parsed(kinds, None, builder, Path("m.onnx"), ("TensorRT", "tensorrt"))
+    assert made == [flags]

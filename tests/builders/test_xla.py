@@ -1,5 +1,7 @@
 """Without JAX the rules before any work; with it (`pip install 'enginery[xla]'`) engines, built and run."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -30,6 +32,8 @@ def as_installed(monkeypatch):
 def test_what_xla_cannot_take_is_refused_with_the_remedy():
     assert Xla().refuses(xla_request()) is Xla().refuses(xla_request("l4", "fp8")) is None
     assert Xla().refuses(xla_request(precision="fp8")) == "CPUs have no FP8 arithmetic; use int8"
+    assert Xla().refuses(xla_request("a100", "fp8")) == "sm_80 has no FP8 arithmetic; use int8"
+    assert "use fp16" in Xla().refuses(xla_request("t4", "bf16"))
     assert "add dims.batch.max" in Xla().refuses(xla_request(profiles=()))
     empty = ShapeProfile((("image", (0, 8), (4, 8), (16, 8)),))
     assert "dims.batch.min is 0" in Xla().refuses(xla_request(profiles=(empty,)))
@@ -251,8 +255,20 @@ def test_if_takes_its_branch_at_run_time(tmp_path):
 
 
 @pytest.mark.usefixtures("jax")
+def test_an_input_may_have_no_axes_and_answers_may_be_written_to(tmp_path):
+    node = helper.make_node("Mul", ["x", "by"], ["y"], name="scaled")
+    model = graphs.save(tmp_path / "m.onnx", [node], [("x", 1, (2, 4)), ("by", 1, ())], [("y", 1, (2, 4))])
+    wanted = fixed(inputs=(TensorSpec("x", "float32", (2, 4)), TensorSpec("by", "float32", ())))
+    with Xla().open(built(tmp_path, model, wanted)) as session:
+        made = session.run({"x": np.ones((2, 4), "f"), "by": np.array(3, "f")})["y"]
+        made += 1
+        assert made.min() == made.max() == 4
+
+
+@pytest.mark.usefixtures("jax")
 def test_a_damaged_program_is_an_integrity_error(tmp_path):
     engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"))
     xla_file.write_engine(engine.path, b"no program at all", {})
-    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(engine):
+    damaged = dataclasses.replace(engine, size_bytes=engine.path.stat().st_size)
+    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(damaged):
         pass

@@ -6,6 +6,7 @@ Each check is a function of an open session that yields complaints; none means t
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,23 @@ def complaints(backend: Backend, target: Target, workdir: Path) -> Iterator[str]
     """Every broken promise of the sessions of a backend whose engines run here."""
     engine = built(backend, target, workdir)
     check_fits(backend, engine)
-    for check in CHECKS:
+    for check in (*map(_opened, CHECKS), two_at_once, after_its_end):
         try:
-            with backend.open(engine) as session:
-                for complaint in check(session):
-                    yield f"{check.__name__}: {complaint}"
+            for complaint in check(backend, engine):
+                yield f"{check.__name__}: {complaint}"
         except Exception as error:  # whatever a session raises that it should not is a complaint
             yield f"{check.__name__}: raises {type(error).__name__}: {error}"
-    yield from two_at_once(backend, engine)
-    yield from after_its_end(backend, engine)
+
+
+def _opened(check: Callable[[Session], Iterator[str]]) -> Callable[[Backend, Engine], Iterator[str]]:
+    """The check in a session of its own."""
+
+    @wraps(check)
+    def run(backend: Backend, engine: Engine) -> Iterator[str]:
+        with backend.open(engine) as session:
+            yield from check(session)
+
+    return run
 
 
 def refuses_what_does_not_fit(session: Session) -> Iterator[str]:

@@ -189,6 +189,17 @@ def test_an_engine_that_broke_there_has_failed(place: tuple[Store, Manifest], re
     assert found.verdict == "failed" and "cudaErrorNoKernelImageForDevice" in found.reason
 
 
+def test_what_did_not_finish_there_says_nothing_of_the_engine(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path]
+) -> None:
+    def late(document: dict[str, Any]) -> None:
+        carried(document).update(outcome="not finished", reason="still running after its limit of 1200 s")
+
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", late))
+    assert found.verdict == "unproven" and "its limit of 1200 s" in found.reason
+    assert judged(*place) == place[1].engines
+
+
 def test_a_version_with_a_contract_asks_for_runs_of_its_own(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

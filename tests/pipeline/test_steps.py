@@ -169,7 +169,7 @@ def test_an_engine_on_record_from_before_there_was_a_blake3_has_none(tmp_path: P
     engine = shop.store.put_bytes(b"engine")
     told = {"digest": engine, "size_bytes": 6, "suffix": ".onnx", "seconds": 1.0, "notes": []}
     shop.remember("build", {"build": request.key}, told, [engine])
-    assert recall_engine(request, shop) == {**told, "notes": (), "blake3": None}
+    assert recall_engine(request, shop) == {**told, "notes": (), "blake3": None, "extras": (), "refitted_from": None}
     shop.remember("build", {"build": request.key}, {**told, "blake3": "d" * 64}, [engine])
     assert (recall_engine(request, shop) or {})["blake3"] == "d" * 64
 

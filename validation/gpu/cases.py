@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from builders.digest import canonical_json, digest_of_file, is_digest
-from builders.errors import IntegrityError
+from builders.errors import DataError, IntegrityError
 from validation.golden import Case, GoldenSet
-from validation.npz import Array
+from validation.npz import Array, stored_arrays
 
 FORMAT = 1
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)
+_BROKEN = (DataError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)
 
 
 def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
@@ -27,7 +27,7 @@ def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
     for index, case in enumerate(golden.cases):
         kinds.append([case.name, case.kind])
         for side, tensors in (("in", case.inputs), ("out", case.expected)):
-            arrays |= {f"{index:05d}/{side}/{name}": np.ascontiguousarray(array) for name, array in tensors.items()}
+            arrays |= {f"{index:05d}/{side}/{name}": np.array(array, order="C") for name, array in tensors.items()}
     path = folder / "cases.npz"
     with path.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # numpy's stub takes every keyword for allow_pickle
@@ -44,8 +44,7 @@ def load_cases(folder: Path) -> tuple[GoldenSet, str]:
         path = folder / "cases.npz"
         if digest_of_file(path) != header["arrays"]:
             raise ValueError("cases.npz was changed on the way")
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays = {name: stored.whole() for name, stored in stored_arrays(path).items()}
         cases = tuple(_case(index, name, kind, arrays) for index, (name, kind) in enumerate(header["cases"]))
     except _BROKEN as error:
         raise IntegrityError(f"{folder} holds no golden cases ({str(error)[:200]}); carry it anew") from error

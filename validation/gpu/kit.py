@@ -59,6 +59,11 @@ class _Bench:
     folder: Path
     say: Callable[[str], None]
     cases: dict[str, Path] = field(default_factory=dict)
+    models: list[Json] = field(default_factory=list)
+    peaks: Json | None = None
+    tries: list[Json] = field(default_factory=list)
+    skipped: list[Json] = field(default_factory=list)
+    carried: list[Json] = field(default_factory=list)
     count: int = 0
 
     def job(self, name: str, function: str, arguments: Json) -> Json:
@@ -71,8 +76,7 @@ class _Bench:
         try:
             found: Json = run_job(Job(name, f"validation.gpu.{function}", arguments, limits), workdir)
         except EngineryError as error:
-            log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
-            found = {"outcome": "crashed", "reason": " | ".join([str(error), *log])[:1000]}
+            found = _unfinished(error)
         self.say(f"{name}: {found.get('outcome', 'done')}" + (f", {found['reason']}" if found.get("reason") else ""))
         return {"name": name, "took_s": round(time.perf_counter() - begun, 3), **found}
 
@@ -80,6 +84,14 @@ class _Bench:
         """What a try is told of how to measure."""
         caches = str(self.folder / "inductor")
         return {"device": self.device.device, "seconds": self.asked.seconds, "peers": list(peers), "caches": caches}
+
+
+def _unfinished(error: EngineryError) -> Json:
+    """A try that ended without an answer. Only a signal tells of the engine or its driver: time, memory and what is not
+    installed are this machine's."""
+    log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
+    crashed = isinstance(error, StepError) and error.kind == "crash"
+    return {"outcome": "crashed" if crashed else "not finished", "reason": " | ".join([str(error), *log])[:1000]}
 
 
 def run_kit(asked: Asked, say: Callable[[str], None]) -> Results:
@@ -90,24 +102,41 @@ def run_kit(asked: Asked, say: Callable[[str], None]) -> Results:
     say(f"on {device.name} ({device.target.name}), driver {device.driver or 'none'}")
     with tempfile.TemporaryDirectory(prefix="enginery-gpu-") as folder:
         bench = _Bench(asked, device, Path(folder), say)
-        models = list(_models(bench))
-        measured = bench.job("peaks", "peaks:measured", {"device": device.device}) if asked.peaks else None
-        roofs = measured.get("peaks") if measured else None
-        described = [_described(model, roofs) for model in models]
-        tries, skipped = _tried(bench, models)
+        try:
+            _work(bench, carried)
+        except KeyboardInterrupt:
+            say("interrupted; what was measured so far is kept")
         return Results(
             created_at=now(),
             device=device.to_json(),
             host=devices.host(),
             software=devices.software(),
-            peaks=roofs,
-            models=described,
-            tries=tries,
-            skipped=skipped,
-            carried=[row for item in carried for row in _proven(bench, item)],
+            peaks=bench.peaks,
+            models=bench.models,
+            tries=bench.tries,
+            skipped=bench.skipped,
+            carried=bench.carried,
             seconds=asked.seconds,
             size=asked.size,
         )
+
+
+def _work(bench: _Bench, carried: Sequence[Carried]) -> None:
+    """In an order in which what is wanted most is there first."""
+    for item in carried:
+        bench.carried.extend(_proven(bench, item))
+    if bench.asked.peaks:
+        bench.peaks = bench.job("peaks", "peaks:measured", {"device": bench.device.device}).get("peaks")
+    models = list(_models(bench))
+    bench.models.extend(_described(model, bench.peaks) for model in models)
+    for kind, task in _tasks(bench, models):
+        if isinstance(task, Skipped):
+            bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
+            bench.skipped.append({"kind": kind, **task.to_json()})
+        else:
+            bench.tries.append(_engine(bench, kind, task))
+    for model in models:
+        bench.tries.extend(_peer(bench, peer, model) for peer in _peers_for(bench))
 
 
 def _models(bench: _Bench) -> Iterator[KitModel]:
@@ -145,19 +174,6 @@ def _described(model: KitModel, roofs: Json | None) -> Json:
         least = Peaks(**roofs).least_s(operations, moved, _KINDS[model.precision]) if roofs else None
         rows.append({"batch": batch, "operations": operations, "moved_bytes": moved, "least_s": least})
     return {"model": model_key(model), "sizes": rows}
-
-
-def _tried(bench: _Bench, models: Sequence[KitModel]) -> tuple[list[Json], list[Json]]:
-    tries, skipped = [], []
-    for model in models:
-        tries += [_peer(bench, peer, model) for peer in _peers_for(bench)]
-    for kind, task in _tasks(bench, models):
-        if isinstance(task, Skipped):
-            bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
-            skipped.append({"kind": kind, **task.to_json()})
-        else:
-            tries.append(_engine(bench, kind, task))
-    return tries, skipped
 
 
 def _tasks(bench: _Bench, models: Sequence[KitModel]) -> Iterator[tuple[str, Task | Skipped]]:

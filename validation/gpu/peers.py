@@ -75,7 +75,8 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Ca
         if peer == "eager-graph":
             return _Replayed(module)
         if peer in _MODES:
-            return torch.compile(module, mode=_MODES[peer])
+            # Compiled for each size, as it would be where that matters; else max-autotune leaves CUDA graphs out.
+            return torch.compile(module, mode=_MODES[peer], dynamic=False)
     except (RuntimeError, AssertionError) as error:
         raise EngineryError(
             f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}"

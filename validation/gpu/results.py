@@ -11,6 +11,7 @@ carried                       published engines: what they are, and their answer
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -47,8 +48,8 @@ class Results:
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: no NaN, keys sorted."""
-        return canonical_json(asdict(self))
+        """Canonical JSON, keys sorted; a number that JSON cannot hold is written as 'nan', 'inf' or '-inf'."""
+        return canonical_json(_writable(asdict(self)))
 
     @classmethod
     def from_json(cls, document: Any) -> "Results":
@@ -73,6 +74,14 @@ class Results:
 def now() -> str:
     """The time, ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _writable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_whole(document: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from builders import backends
-from builders.errors import EngineryError
+from builders.errors import EngineryError, UnavailableError
 from builders.process import enter_phase
 from builders.types import BuildRequest, Engine, Session, Tensors, target_from_json
 from validation.budget import budgets
@@ -35,7 +35,7 @@ from validation.latency.warmup import warm_up
 from validation.report import Check, describe
 
 Json = dict[str, Any]
-Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed"]
+Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Opens = Callable[[], AbstractContextManager[Session]]
 # Openings of a race: loading compiles kernels, which takes seconds.
@@ -241,6 +241,8 @@ def _opened(opens: Opens) -> Iterator[Session]:
 def _told(outcome: Outcome, step: Callable[[], Any]) -> Any:
     try:
         return step()
+    except UnavailableError:  # says nothing about the engine
+        raise
     except EngineryError as error:
         raise _Failed(outcome, error) from error
 

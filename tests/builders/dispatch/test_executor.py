@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 import threading
@@ -225,3 +226,15 @@ def test_through_rays_client_a_job_is_the_same_with_nothing_told_meanwhile(execu
     with pytest.raises(StepError) as caught:
         executor.run(job("hang", timeout_s=0.5))
     assert caught.value.kind == "timeout"
+
+
+def test_a_cluster_on_loopback_alone_is_not_waited_for(monkeypatch):
+    """Ray looks for it under the machine's own address, for six minutes."""
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=r"looks for at 127\.0\.0\.2: .*--node-ip-address 127\.0\.0\.2"):
+            check_reachable(address)
+        check_reachable(f"ray://{address}")  # a client asks where it is told to
+        monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+        check_reachable(address)

@@ -9,8 +9,8 @@ from onnx.reference import ReferenceEvaluator
 
 from builders.errors import ModelError
 from builders.onnx_torch import to_module
-from builders.onnx_torch.arrays import to_array, to_tensor
 from builders.onnxruntime import OrtSession
+from builders.torch_arrays import to_array, to_tensor
 from tests.builders import graphs
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

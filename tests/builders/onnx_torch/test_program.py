@@ -7,9 +7,9 @@ import torch
 from onnx import TensorProto
 
 from builders.errors import ModelError
-from builders.onnx_torch import to_program
-from builders.onnx_torch.arrays import to_tensor
+from builders.onnx_torch import to_guarded_program, to_program
 from builders.onnxruntime import OrtSession
+from builders.torch_arrays import to_tensor
 from builders.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 from tests.builders.onnx_torch.test_module import branched
@@ -120,3 +120,25 @@ def test_a_known_branch_is_in_the_program_and_one_that_data_chooses_is_refused(t
     else:
         (made,) = to_program(path, asked).module()(torch.ones(2, 3))
         assert made[0].tolist() == [1, 2, 3]
+
+
+def test_a_guarded_program_tells_of_indices_and_a_plain_one_leaves_them(tmp_path):
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (int64[n, 3] x, float[n, 3] t) => (float[n, 3] y)
+        <int64 last = {-1}, int64[1] end = {1}, float[4] table = {0.0, 1.0, 2.0, 3.0}>
+        { rows = Gather (table, x)  column = Gather <axis = 1> (t, last)  line = Unsqueeze (column, end)
+          y = Add (rows, line) }
+    """)
+    onnx.save(model, tmp_path / "model.onnx")
+    inputs = (TensorSpec("x", "int64", ("n", 3)), TensorSpec("t", "float32", ("n", 3)))
+    both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (1, 3), (4, 3), (16, 3))))
+    asked = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
+    program, nodes = to_guarded_program(tmp_path / "model.onnx", asked)
+    assert nodes == ("rows",)  # the index of 'column' is a constant
+    given = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
+    y, inside = program.module()(*given)
+    assert y.tolist() == [[9, 12, 9]] and inside.tolist() == [True]
+    assert program.module()(given[0] + 1, given[1])[1].tolist() == [False]
+    (plain,) = to_program(tmp_path / "model.onnx", asked).module()(*given)
+    assert plain.tolist() == y.tolist()

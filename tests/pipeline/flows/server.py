@@ -52,7 +52,7 @@ class Prefect:
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "120",
             "DO_NOT_TRACK": "1",
         }
-        self._client = httpx.Client(base_url=self.url, timeout=20)
+        self._client = httpx.Client(base_url=self.url, timeout=60)
         self.server: subprocess.Popen[bytes] | None = None
         self.worker: subprocess.Popen[bytes] | None = None
 

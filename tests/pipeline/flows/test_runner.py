@@ -2,21 +2,31 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.states import Failed
 
 from builders.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
+from builders.local import QUEUED
 from builders.targets import parse_targets
 from builders.types import BuildRequest
 from pipeline import steps
 from pipeline.flows import runner
-from pipeline.flows.runner import PrefectRunner, as_task, helps
+from pipeline.flows.runner import FlowProgress, PrefectRunner, as_task, helps
+from pipeline.progress import Silent
+from pipeline.progress.clocks import Clocks
 from pipeline.values import Flavour, Graph, Unit
+
+
+def shop() -> Any:
+    return SimpleNamespace(progress=Silent())
 
 
 def unit(target: str, action: str = "build") -> Unit:
@@ -60,13 +70,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
     taken: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(item: Unit) -> str:
+    def build(item: Unit, _spec: object, _shop: object) -> str:
         return item.name
 
     build.__name__ = steps.build.__name__
     placed = PrefectRunner(gpu_slots=True)._placed
     for target in ("sm_89", "l4"):
-        assert placed(build, unit(target))(unit(target)).startswith(target)
+        assert placed(build, unit(target))(unit(target), None, shop()).startswith(target)
     assert taken == [("enginery-gpu-sm_89", True)] * 2
     for item in (unit("cpu"), unit("sm_89", "cached")):
         assert placed(build, item) is build
@@ -74,12 +84,48 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
     assert PrefectRunner()._placed(build, unit("sm_89")) is build, "a server without limits is asked for none"
 
 
+def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> str:
+        return "built"
+
+    waits: list[tuple[str, str]] = []
+    told = shop()
+    told.progress.waiting = lambda *wait: waits.append(wait)
+    slow = False
+
+    @contextmanager
+    def concurrency(_name: str, **_: object) -> Iterator[None]:
+        deadline = time.monotonic() + 20
+        while slow and not waits and time.monotonic() < deadline:
+            time.sleep(0.005)
+        yield
+
+    monkeypatch.setattr(runner, "concurrency", concurrency)
+    placed = PrefectRunner(gpu_slots=True)._placed(build, unit("sm_89"))
+    assert placed(unit("sm_89"), None, told) == "built" and not waits, "it was free"
+    slow = True
+    monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
+    assert placed(unit("sm_89"), None, told) == "built"
+    assert waits == [(unit("sm_89").name, "a slot of enginery-gpu-sm_89 on the Prefect server")]
+
+
+def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
+    logged: list[str] = []
+    log = SimpleNamespace(info=lambda text, *words: logged.append(text % words))
+    progress = FlowProgress.__new__(FlowProgress)
+    progress._logger, progress._clocks = log, Clocks()  # type: ignore[assignment]
+    progress.waiting("check fp16", QUEUED)
+    for _ in range(2):
+        progress.waiting("turn", "compiling tiny is being done by vm")
+    assert logged == ["turn: waiting: compiling tiny is being done by vm"]
+
+
 def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None:
-    def build(_: Unit) -> str:
+    def build(*_: object) -> str:
         raise AssertionError("not without a slot")
 
     with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
-        PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"))
+        PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"), None, shop())
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
 
 

@@ -105,6 +105,8 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
     shown = LiveTable()
     for number in range(5):
         shown.waiting(f"unit {number}", f"a node: none yet, 1:0{number} left")
+    for number in (80, 89):
+        shown.waiting(f"sm_{number} fp16", f"a slot of enginery-gpu-sm_{number}")
     shown.waiting("turn", "compiling [tiny] is being done by vm")
     shown.retrying("unit 1", "killed by SIGSEGV")
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
@@ -112,10 +114,14 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
+        "… sm_80 fp16: waiting: a slot of enginery-gpu-sm_80",
+        "… sm_89 fp16: waiting: a slot of enginery-gpu-sm_89",
         "… turn: waiting: compiling [tiny] is being done by vm",
     ]
     shown.started("unit 0")
     shown.finished("turn", "done: waited 12 s")
+    for number in (80, 89):
+        shown.started(f"sm_{number} fp16")
     assert shown._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
 
 

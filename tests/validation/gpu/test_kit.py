@@ -34,11 +34,18 @@ importlib.util.find_spec = lambda name, package=None: (
 )
 """
 EVERY_MODULE = """
-import importlib, pkgutil, builders, validation.gpu
+import importlib, pathlib, builders, validation.gpu
 for package in (builders, validation.gpu):
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not found.name.startswith(("builders.dispatch", "builders.onnx_torch")):
-            importlib.import_module(found.name)
+    folder = pathlib.Path(package.__path__[0])
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts[0] in ("dispatch", "onnx_torch"):  # Ray's, and torch's, which takes seconds and is seen below
+            continue
+        try:
+            importlib.import_module(".".join((package.__name__, *parts)))
+        except ModuleNotFoundError as error:  # rooms of one compiler may need that compiler, and nothing else
+            if "as on a bare machine" in str(error):
+                raise
 print("all imported")
 """
 
@@ -85,7 +92,7 @@ def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict
     assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr
     outcomes = {(item["backend"], item["precision"]): item["outcome"] for item in found.tries}
     assert outcomes["eager", "fp32"] == "passed", found.tries[0]["reason"]
-    assert outcomes["onnxruntime", "fp32"] == "crashed"
+    assert outcomes["onnxruntime", "fp32"] == "not finished"
     assert "as on a bare machine" in next(item for item in found.tries if item["backend"] == "onnxruntime")["reason"]
     text = page([found])
     assert "| mlp fp32 | PyTorch, op by op | passed |" in text and "no GPU: the CPU as the kit's device" in text

@@ -1,55 +1,63 @@
 """PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from builders.errors import DataError
+from builders import backends
+from builders.errors import DataError, StepError, UnavailableError
+from builders.targets import CPU
 from builders.types import BuildRequest
 from validation.double import DoubleSession
 from validation.golden import freeze
+from validation.gpu import trying
 from validation.gpu.cases import save_cases
-from validation.gpu.clocks import DeviceClock
+from validation.gpu.clocks import DeviceClock, seconds_of
+from validation.gpu.kit import _unfinished
 from validation.gpu.models import write
 from validation.gpu.peaks import Peaks, measure_peaks
-from validation.gpu.peers import open_peer
+from validation.gpu.peers import TorchSession, _Replayed
 from validation.gpu.tasks import request_for
-from validation.gpu.trying import try_engine
 
 torch = pytest.importorskip("torch")
 
 
-def test_pytorch_runs_the_same_graph_at_every_batch(tmp_path: Path) -> None:
-    from builders.targets import CPU
-
-    model = write("block", "fp32", "small", tmp_path)
+def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_path: Path) -> None:
+    """That it runs the very graph is seen in test_kit, where it is exported on a bare machine."""
+    model = write("mlp", "fp32", "small", tmp_path)
     request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
-    exact = DoubleSession(model.path)
-    with open_peer("eager", model.path, request, "cpu") as session:
-        for batch in (1, 4):
-            given = model.sample(batch)
-            assert np.allclose(session.run(given)["y"], exact.run(given)["y"], atol=1e-4)
-        assert isinstance(session, DeviceClock)
-        assert len(session.device_seconds(model.sample(2), 5)) == 5
-        with pytest.raises(DataError, match="is float64"):
-            session.run({"x": model.sample(1)["x"].astype(np.float64)})
+    session = TorchSession(request, lambda x: (2 * x,), "cpu")
+    given = model.sample(3)
+    assert np.array_equal(session.run(given)["y"], 2 * given["x"])
+    assert isinstance(session, DeviceClock) and len(session.device_seconds(given, 5)) == 5
+    with pytest.raises(DataError, match="is float64"):
+        session.run({"x": given["x"].astype(np.float64)})
 
 
-def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(tmp_path: Path) -> None:
-    from builders import backends
-    from builders.targets import CPU
+def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(peer: str, *_: object) -> Callable[..., Any]:
+        if peer == "eager":
+            return lambda x: (x + 1,)
+        raise RuntimeError("CUDA error: out of memory")
 
+    monkeypatch.setattr(trying, "make_peer", made)
     model = write("mlp", "fp32", "small", tmp_path)
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
     request = request_for(backends.configure("onnxruntime", {}), model, CPU)
-    asked = {"device": "cpu", "seconds": 0.02, "peers": ["eager", "eager-graph"], "caches": str(tmp_path)}
-    found = try_engine(request.to_json(), {}, vars(CPU), str(model.path), str(tmp_path), asked, tmp_path)
-    eager, graph = found["races"]
+    asked = {"device": "cpu", "seconds": 0.02, "peers": ["eager", "compile"], "caches": str(tmp_path)}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    found = trying.try_engine(request.to_json(), {}, vars(CPU), str(model.path), str(tmp_path), asked, tmp_path)
+    eager, compiled = found["races"]
     assert found["outcome"] == "passed" and eager["verdict"] in ("faster", "slower", "no difference shown")
     assert eager["runs"] > 1 and eager["batch"] == 2
-    assert "reason" in graph, "there is no CUDA graph on a CPU"
+    assert compiled == {"peer": "compile", "reason": "RuntimeError: CUDA error: out of memory"}
 
 
 def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
@@ -62,3 +70,83 @@ def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
     assert peaks.least_s(1e12, 1e6, "float16") == 1.0, "bound by operations"
     assert peaks.least_s(1e6, 1e9, "float16") == 1.0, "bound by bytes"
     assert peaks.least_s(1e6, 1e9, "fp4") is None
+
+
+class _Event:
+    """As much of torch.cuda.Event as is used; each record is a millisecond after the last."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        _Event.now += 1.0
+        self.at = _Event.now
+
+    def elapsed_time(self, other: "_Event") -> float:
+        return other.at - self.at
+
+
+def test_seconds_on_a_gpu_are_those_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, waited = [], []
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(calls)))
+    assert seconds_of(lambda: calls.append(1), "cuda", 4) == pytest.approx([1e-3] * 4)
+    assert len(calls) == 5 and waited == [5], "one before, and read after all are done"
+
+
+def test_a_graph_is_recorded_once_for_each_shape_and_fed_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a stand-in that replays by running the module again on the places that were recorded."""
+    recorded: list[object] = []
+
+    class Graph:
+        def replay(self) -> None:
+            places, results = peer._recorded[self.key][1:]
+            results[0].copy_(module(*places)[0])
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            """Nothing to wait for."""
+
+    class Capturing:
+        def __init__(self, graph: Graph) -> None:
+            graph.key = key
+            recorded.append(graph)
+
+        def __enter__(self) -> None:
+            """Recording begins."""
+
+        def __exit__(self, *_: object) -> None:
+            """It ends."""
+
+    def module(x: "torch.Tensor") -> "tuple[torch.Tensor]":
+        return (2 * x,)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", Capturing)
+    peer = _Replayed(module)
+    for size, value in ((2, 1.0), (2, 3.0), (3, 5.0), (2, 7.0)):
+        key = (((size,), torch.float32),)
+        assert peer(torch.full((size,), value))[0].tolist() == [2 * value] * size
+    assert len(recorded) == 2
+
+
+def test_only_a_signal_speaks_against_the_engine() -> None:
+    outcomes = {
+        kind: _unfinished(StepError("x", kind, "a\nb"))["outcome"] for kind in ("crash", "timeout", "memory", "error")
+    }
+    assert outcomes == {
+        "crash": "crashed",
+        "timeout": "not finished",
+        "memory": "not finished",
+        "error": "not finished",
+    }
+    assert _unfinished(UnavailableError("no driver")) == {"outcome": "not finished", "reason": "no driver"}
+    assert (
+        _unfinished(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))["reason"]
+        == "killed by SIGSEGV | 2 | 3 | 4"
+    )

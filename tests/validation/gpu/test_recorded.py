@@ -39,7 +39,7 @@ def test_an_answer_belongs_to_its_question() -> None:
     recorder.run(asked)
     played = Recording(_Double.inputs, _Double.outputs, recorder.answers)
     assert np.array_equal(played.run(asked)["x"], [0, 2, 4])
-    others = [{"x": np.arange(4, dtype=np.float32)}, {"x": asked["x"].astype(np.float64)}, {"y": asked["x"]}]
+    others = [{"x": np.arange(4, dtype=np.float32)}, {"x": asked["x"].view(np.int32)}, {"y": asked["x"]}]
     others += [{"x": asked["x"].reshape(3, 1)}, {"x": asked["x"] + 1}]
     for other in others:
         with pytest.raises(DataError, match="no answer was recorded"):

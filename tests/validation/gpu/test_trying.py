@@ -8,7 +8,7 @@ import pytest
 from builders.errors import UnknownNameError
 from builders.targets import CPU
 from builders.types import BuildRequest
-from tests.validation.gpu.fakes import HOPPER, register
+from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.double import DoubleSession
 from validation.golden import freeze
 from validation.gpu.cases import save_cases
@@ -88,6 +88,9 @@ def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monk
     assert {"sm_75", "sm_100", "sm_103"} == refused
     assert "sm_90" not in {item.request.target.sm for item in found if isinstance(item, Task)}
     assert not list(other_tasks(model, find_device("cpu")))
+    assert list(other_tasks(model, HOPPER, ["fake"]))
+    monkeypatch.setattr(Fake, "tunes_on_target", True)
+    assert not list(other_tasks(model, HOPPER, ["fake"])), "it needs that GPU to build"
 
 
 def test_an_engine_for_no_generation_in_particular_is_built_and_differs(model: KitModel, tmp_path: Path) -> None:

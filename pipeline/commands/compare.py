@@ -1,0 +1,98 @@
+"""`enginery compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
+
+if TYPE_CHECKING:
+    from pipeline.compare.run import Asked
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
+@click.option("--backends", help="Only these, e.g. 'onnxruntime,aotinductor'; default: every one that is installed.")
+@click.option("--precisions", help="Only these of the spec's, e.g. 'fp32,int8'.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 600, min_open=True),
+    default=0.2,
+    show_default=True,
+    help="To time each bucket; ten times that for two engines side by side.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order side by side.")
+@click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the page as Markdown, too.")
+@progress_options
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    /,
+    spec: Path,
+    target: str,
+    backends: str | None,
+    precisions: str | None,
+    seconds: float,
+    seed: int,
+    registry: str | None,
+    jobs: int | None,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Build SPEC with every backend that can, for one target, and put quality and latency side by side.
+
+    Recommends one, with the reason and what would change it. Publishes nothing; what was built is kept by its key.
+    Exit code 1 when there is nothing to recommend.
+    """
+    from pipeline.compare import run, words
+    from pipeline.compile import InProcess
+    from pipeline.run import RunOptions, opened
+
+    options = RunOptions(registry=registry, jobs=jobs)
+    with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
+        asked = _asked(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
+        found = run.compare(opened_run.spec, asked, opened_run.shop, InProcess())
+    if out is not None:
+        out.write_text(words.markdown(found))
+        say(f"written: {out}")
+    if as_json:
+        emit_json(found)
+    else:
+        _show(found)
+    ctx.exit(0 if found["recommendation"]["unit"] else 1)
+
+
+def _asked(
+    target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
+) -> "Asked":
+    from builders.errors import UnknownNameError
+    from builders.types import PRECISIONS
+    from pipeline.compare.run import Asked
+    from pipeline.registry.machine import target_named
+
+    wanted = _words(precisions)
+    for name in wanted:
+        if name not in known:
+            raise UnknownNameError(f"precisions {name}: not in the spec, which has {', '.join(known)}; add it there")
+    chosen = tuple(item for item in PRECISIONS if item in wanted)
+    return Asked(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
+
+
+def _words(text: str | None) -> list[str]:
+    return (text or "").replace(",", " ").split()
+
+
+def _show(found: dict[str, object]) -> None:
+    from pipeline.commands.tables import print_table
+    from pipeline.compare import words
+
+    click.echo(words.heading(found))
+    print_table(*words.rows(found))
+    for line in words.lines(found):
+        click.echo(line)

@@ -1,0 +1,81 @@
+"""What was measured of one engine in a comparison, and of two against each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["proven", "unproven", "failed", "refused"]
+# Answers sizes beyond the spec's dims, too; every size within them; only some of these.
+Shapes = Literal["any", "within", "some"]
+SHAPES: tuple[Shapes, ...] = ("some", "within", "any")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One unit. Times in seconds, None where nothing ran here.
+
+    reason: why it is no proven engine.  median_s, low_s, high_s: of one run at the bucket that is compared, with the
+    95 % interval.  load_s: from the runtime's import to a session.  memory_bytes: peak over the process before.
+    sqnr_db: the least of the quantization and the engine joint.  covers: of the fleet's targets, those that its backend
+    builds this precision for.  shapes: what it answers; None where that was not tried.
+    """
+
+    unit: str
+    backend: str
+    precision: str
+    status: Status
+    reason: str = ""
+    median_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    items_per_s: float | None = None
+    load_s: float | None = None
+    memory_bytes: int | None = None
+    size_bytes: int | None = None
+    build_s: float | None = None
+    sqnr_db: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    covers: tuple[str, ...] = ()
+    shapes: Shapes | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may be recommended: proven, and timed here."""
+        return self.status == "proven" and self.median_s is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Duel:
+    """The fastest engine, by the times that each had alone, against another, interleaved: the ratio of the medians.
+
+    verdict: on the fastest: 'faster', 'slower', 'no difference shown'; or 'far faster' where the times that each had
+    alone left no doubt, and they were not run against each other.  detectable: the share that would have been shown.
+    """
+
+    first: str
+    second: str
+    verdict: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detectable: float | None = None
+
+    def turned(self) -> "Duel":
+        """The same runs, told of the second engine."""
+        verdict = {"faster": "slower", "slower": "faster"}.get(self.verdict, self.verdict)
+        ratio, low, high = (value and 1 / value for value in (self.ratio, self.high, self.low))
+        return Duel(self.second, self.first, verdict, ratio, low, high, self.detectable)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+def fastest(facts: Sequence[Facts]) -> Facts | None:
+    """The engine that ran with the least median of its own; None where none ran."""
+    return min((item for item in facts if item.runs), key=lambda item: item.median_s or 0.0, default=None)

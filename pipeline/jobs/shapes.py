@@ -1,0 +1,85 @@
+"""Which sizes an engine answers, beyond those that it was proven at."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from builders.errors import EngineryError
+from builders.fitting import open_engine
+from builders.types import BuildRequest, Dim, Engine, Session, Tensors, TensorSpec
+from pipeline.jobs.blobs import dims_from, fetch, golden_set, runnable, tensors_from
+from pipeline.registry.store import open_store
+from pipeline.values import Json
+
+Sizes = Mapping[str, int]
+
+
+def probe_shapes(store: str, request: Json, suffix: str, engine: str, golden: str, model: Json, workdir: Path) -> Json:
+    """What an engine answers: {'within': sizes between the ends of the buckets, 'outside': beyond the dims}.
+
+    Each is True, False, or None where there is no such size or the graph itself does not answer there. A wrong answer
+    counts as none.
+    """
+    from builders.onnxruntime import OrtSession
+
+    place, wanted = open_store(store), BuildRequest.from_json(request)
+    specs, dims = tensors_from(model["inputs"]), dims_from(model["dims"])
+    real = next(golden_set(place, golden, workdir).of_kind("golden")).inputs
+    path = fetch(place, engine, workdir / f"engine{suffix}")
+    graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+    made = Engine(wanted, path, engine, path.stat().st_size, suffix)
+    with OrtSession(graph, optimized=False) as expected, open_engine(made) as actual:
+        return {
+            kind: _answers(expected, actual, wanted, [_inputs(real, specs, sizes) for sizes in tried])
+            for kind, tried in (("within", sizes_within(dims)), ("outside", sizes_outside(dims)))
+        }
+
+
+def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """For each dim a size that no bucket ends at and none is tuned for, the other dims at what they are tuned for."""
+    found = []
+    for dim in dims:
+        between = [size for size in range(dim.min, min(dim.max, dim.min + 4096)) if size not in dim.test_sizes()]
+        if between:
+            found.append({**_tuned(dims), dim.name: between[len(between) // 2]})
+    return found
+
+
+def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """For each dim one more than its most."""
+    return [{**_tuned(dims), dim.name: dim.max + 1} for dim in dims]
+
+
+def _tuned(dims: Sequence[Dim]) -> dict[str, int]:
+    return {dim.name: dim.opt for dim in dims}
+
+
+def _inputs(real: Tensors, specs: Sequence[TensorSpec], sizes: Sizes) -> Tensors:
+    from validation.samples import resize
+
+    return resize(real, specs, sizes)
+
+
+def _answers(expected: Session, actual: Session, request: BuildRequest, tried: Sequence[Tensors]) -> bool | None:
+    found = [_right(expected, actual, request, inputs) for inputs in tried]
+    known = [right for right in found if right is not None]
+    return all(known) if known else None
+
+
+def _right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
+    from validation.budget import default_budget
+    from validation.compare import case_checks, run
+
+    try:
+        wanted = run(expected, inputs)
+    except EngineryError:
+        return None
+    budget = default_budget("engine", request.precision)
+    try:
+        answer = run(actual, inputs)
+        checks = itertools.chain.from_iterable(
+            case_checks("engine", "", name, wanted[name], answer[name], budget) for name in wanted
+        )
+        return all(check.passed for check in checks)
+    except (EngineryError, KeyError, ValueError):
+        return False

@@ -1,0 +1,53 @@
+"""The examples through every installed backend, the way a user's models go: exported, quantized, built, proven.
+
+One run for each example builds it with all backends, so that exporting is paid for once.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import enginery
+from builders import targets
+from builders.types import BuildRequest, TensorSpec
+from tests.conformance.test_backends import ALL_OF_IT, INSTALLED
+from tests.conformance.trial import backend_of, target_for
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.skipif(not ALL_OF_IT, reason="make conformance runs it; what is quick is in tests/pipeline, too")
+@pytest.mark.parametrize("example", ["digits", "encoder"])
+def test_an_example_is_proven_where_it_runs_and_built_where_it_does_not(example, tmp_path):
+    outcome = enginery.build(spec_for_all(example, tmp_path), registry=str(tmp_path / "registry"))
+    found = {(engine["backend"], engine["target"]): engine for engine in outcome.engines}
+    for name in INSTALLED:
+        backend, target = backend_of(name), target_for(backend_of(name))
+        engine = found[name, target.name]
+        if example == "encoder" and takes_one_size(name, target) and engine["status"] == "refused":
+            continue
+        wanted = "unproven" if backend.runs(target) else "proven"
+        assert engine["status"] == wanted, f"{name}: {engine['status']}: {engine['reason']}"
+    assert outcome.version is not None
+
+
+def spec_for_all(example: str, folder: Path) -> Path:
+    """The example in one precision, with every installed backend and the targets that these are tried on."""
+    shutil.copytree(EXAMPLES / example, folder / example)
+    path = folder / example / f"{example}.yaml"
+    spec = yaml.safe_load(path.read_text())
+    chosen = {target_for(backend_of(name)).name for name in INSTALLED}
+    spec |= {"backends": {name: {} for name in INSTALLED}, "targets": sorted(chosen), "precisions": ["fp32"]}
+    spec |= {"validation": {"latency": "off", "attribution": "off"}, "calibration": None}
+    path.write_text(yaml.safe_dump({key: value for key, value in spec.items() if value is not None}))
+    return path
+
+
+def takes_one_size(name: str, target: targets.Target) -> bool:
+    """Whether a backend refuses what has dynamic dims."""
+    dynamic = (TensorSpec("x", "float32", ("n", "t")),)
+    backend = backend_of(name)
+    request = BuildRequest("0" * 64, "fp32", target, name, dynamic, dynamic, ())
+    return backend.refuses(request) is not None
