@@ -146,6 +146,8 @@ def _precision_refusal(request: BuildRequest) -> str | None:
     """What IREE 3.13 compiles of no model, or of small ones only; found by compiling."""
     if request.precision == "bf16" and request.target.is_cpu:
         return "IREE compiles bfloat16 for CPUs only in part (it calls conversions that it lacks); use fp32"
+    if request.precision == "int8-dynamic" and not request.target.is_cpu:
+        return "IREE compiles MatMulInteger for CPUs only; use int8 with calibration"
     if request.precision == "fp8":
         return "IREE compiles no conversion from FP8; use int8"
     if request.precision == "int4":

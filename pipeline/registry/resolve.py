@@ -3,7 +3,8 @@
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
 capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
 (`builders.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
-equals a proven one before an unproven one; then by precision, as each kind of hardware likes it. A proof says nothing
+equals a proven one before an unproven one; then by precision, as each kind of hardware likes it; and of several
+compilers' engines the first in the manifest, where they stand as the spec names its backends. A proof says nothing
 about another capability, so where only proven engines may be used a compatible one of another capability is none.
 """
 
@@ -170,7 +171,7 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
 def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    return _fit(entry, machine)[0], entry.status != "proven", order, entry.unit
+    return _fit(entry, machine)[0], entry.status != "proven", order, entry.target
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def own_request(target="cpu", precision="fp32", backend=IREE, **changes):
         ("sm_121", "int8", "no code for sm_121"),
         ("cpu", "bf16", "bfloat16 for CPUs only in part .*; use fp32"),
         ("cpu", "fp8", "FP8; use int8"),
+        ("l4", "int8-dynamic", "MatMulInteger for CPUs only; use int8"),
         ("sm_89", "int4", "in blocks, .*; use int8"),
     ],
 )
@@ -50,7 +51,7 @@ def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, 
 
 
 @pytest.mark.parametrize("target", ["cpu", "t4", "sm_80", "a10", "l4", "sm_120"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-dynamic"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_what_it_has_is_not_refused(installed, target, precision):
     assert IREE.refuses(own_request(target, precision)) is None
 
@@ -177,3 +178,10 @@ def test_external_data_is_taken_in(compiler, tmp_path):
     onnx.save(model, place, save_as_external_data=True, location="weights.bin", size_threshold=0)
     whole = IREE.build(own_request(), tmp_path / "model.onnx", tmp_path)
     assert IREE.build(own_request(), place, tmp_path / "apart").digest == whole.digest
+
+
+def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatch):
+    engine = IREE.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    monkeypatch.setattr("builders.cpu_levels._flags", frozenset)
+    with pytest.raises(EngineryError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"), IREE.open(engine):
+        pass

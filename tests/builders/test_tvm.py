@@ -209,3 +209,10 @@ def test_approximate_arithmetic_only_where_it_is_asked_for(compiler, tmp_path, m
     for fast in (False, True):
         Tvm(fast_math=fast).build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     assert asked == [False, True]
+
+
+def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatch):
+    engine = TVM.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    monkeypatch.setattr("builders.cpu_levels._flags", frozenset)
+    with pytest.raises(EngineryError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"), TVM.open(engine):
+        pass

@@ -54,6 +54,13 @@ def test_precision_by_kind_of_hardware(target: str, order: tuple[str, ...]) -> N
         assert chosen([entry(target, precision) for precision in reversed(order[index:])], where).precision == best
 
 
+@pytest.mark.parametrize("backends", [("iree", "onnxruntime"), ("onnxruntime", "iree")])
+def test_of_several_compilers_the_one_that_the_spec_names_first(backends: tuple[str, str]) -> None:
+    """Not by the alphabet: that would serve a slower engine wherever somebody adds a compiler to compare with."""
+    entries = [replace(entry("cpu", "fp32"), backend=name) for name in backends]
+    assert chosen(entries, CPU).backend == backends[0]
+
+
 def test_proven_before_narrow_but_not_before_fit() -> None:
     assert chosen([entry("sm_89", "int8", "unproven"), entry("sm_89", "fp32")], SM89).precision == "fp32"
     assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4).target == "l4"
