@@ -27,7 +27,8 @@ def print_table(
     """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut.
 
     columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
-    as rich has them.  red: rows that stand out.  least: widths of the first columns that are kept where the terminal is narrow.
+    as rich has them.  red: rows that stand out.
+    least: widths of the first columns that are kept where the terminal is narrow.
     """
     from rich.console import Console
     from rich.table import Table

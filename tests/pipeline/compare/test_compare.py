@@ -20,7 +20,7 @@ def asked(target: str, *names: str) -> Asked:
 
 def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
     page, versions = built.folder / "page.md", sorted((built.registry / "models").rglob("*"))
-    words_of = ("compare", built.spec, "--target", "cpu", "--seconds", "0.02")
+    words_of = ("compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backends", "onnxruntime")
     done = built.run(*words_of, "--json", "--out", page)
     assert done.code == 0, done.err
     found = done.json
