@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from builders import aotinductor as module
 from builders import backends
 from builders.aotinductor import AotInductor
+from builders.aotinductor import backend as module
 from builders.cpu_levels import host_level
 from builders.errors import DataError, EngineryError, InputError
 from builders.onnxruntime import OrtSession

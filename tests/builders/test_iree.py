@@ -4,9 +4,10 @@ import numpy as np
 import onnx
 import pytest
 
-from builders import backends, iree
+from builders import backends
 from builders.errors import DataError, EngineryError, InputError, ModelError, StepError
 from builders.iree import Iree
+from builders.iree import backend as iree
 from builders.onnxruntime import OrtSession
 from builders.types import TensorSpec
 from tests.builders import graphs, native_graphs
@@ -165,7 +166,7 @@ def test_a_compiler_that_dies_is_a_crash_of_this_unit(compiler, tmp_path, monkey
     dying = tmp_path / "iree-compile"
     dying.write_text('#!/bin/sh\necho "x.mlir:1:1: error: loc(\\"n0\\"): it hurts" >&2\nkill -SEGV $$\n')
     dying.chmod(0o755)
-    monkeypatch.setattr("builders.iree_compile._compiler", lambda: dying)
+    monkeypatch.setattr("builders.iree.compile._compiler", lambda: dying)
     with pytest.raises(StepError, match=r"died of signal 11: node 'down' \(Cast\): it hurts") as caught:
         IREE.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     assert caught.value.kind == "crash"

@@ -6,9 +6,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builders import onnxruntime as module
 from builders.errors import DataError, EngineryError, ModelError
 from builders.onnxruntime import OnnxRuntime, OrtSession
+from builders.onnxruntime import cpu as module
 from builders.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
@@ -262,7 +262,7 @@ def test_profiles_and_specs_are_not_needed(tmp_path):
 
 
 def test_a_name_as_long_as_a_book_is_no_book_to_read():
-    from builders.onnxruntime import _reason
+    from builders.onnxruntime.cpu import _reason
 
     said = _reason(f"Graph output ({'n' * 100_000}) does not exist")  # a pattern that tries every start takes minutes
     assert said.startswith("onnxruntime cannot read it: Graph output (nnn") and len(said) < 5000

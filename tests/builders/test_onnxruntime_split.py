@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.onnxruntime_split import split_convolutions, split_in_place
+from builders.onnxruntime.split import split_convolutions, split_in_place
 
 BIG = (512, 256, 3, 3)
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builders import backends
 from builders.errors import ModelError
 from builders.onnxruntime import OnnxRuntime
-from builders.onnxruntime_profile import element_name, read_trace
+from builders.onnxruntime.profile import element_name, read_trace
 from builders.profiles import DeviceMemory, NodeTime, Profiling
 from builders.tensorrt import TensorRTRTX
 from builders.tensorrt.profile import profiled

@@ -6,11 +6,13 @@ import numpy as np
 import onnx
 import pytest
 
-from builders import backends, tvm, tvm_cuda
+from builders import backends
 from builders.errors import DataError, EngineryError, InputError, ModelError
 from builders.nvcc import Nvcc, find_nvcc, generation
 from builders.onnxruntime import OrtSession
 from builders.tvm import Tvm
+from builders.tvm import backend as tvm
+from builders.tvm import cuda as tvm_cuda
 from tests.builders import graphs, native_graphs
 
 TVM = Tvm()

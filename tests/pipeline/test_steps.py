@@ -92,7 +92,7 @@ def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, mo
     counting = Measuring()
     shop = Workshop(open_store(project.folder.parent / "registry", create=True), counting, counting)
     for flags, proofs in (("avx512f avx512_vnni", 1), ("avx512f avx512_vnni", 1), ("avx512f", 2), ("avx2", 3)):
-        monkeypatch.setattr("builders.onnxruntime._cpu_flags", lambda found=flags: set(found.split()))
+        monkeypatch.setattr("builders.onnxruntime.cpu._cpu_flags", lambda found=flags: set(found.split()))
         steps.validate(an_engine(), load_spec(project.spec), EXPORTED, shop)
         assert counting.jobs == proofs
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.errors import ModelError
-from builders.onnxruntime_profile import element_name
+from builders.onnxruntime.profile import element_name
 from builders.profiles import Seen
 from builders.types import TensorSpec
 from validation.latency.costs import Cost, cost_of

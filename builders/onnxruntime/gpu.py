@@ -24,9 +24,9 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.onnxruntime import words_of
-from builders.onnxruntime_gpu_file import left_over, write_whole
-from builders.onnxruntime_gpu_session import (
+from builders.onnxruntime.cpu import words_of
+from builders.onnxruntime.gpu_file import left_over, write_whole
+from builders.onnxruntime.gpu_session import (
     CUDA,
     INSTALL,
     TENSORRT,

@@ -117,9 +117,9 @@ class OnnxRuntime:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
-        from builders.onnxruntime_file import settle
-        from builders.onnxruntime_fusion import fuse_bias
-        from builders.onnxruntime_split import split_convolutions
+        from builders.onnxruntime.file import settle
+        from builders.onnxruntime.fusion import fuse_bias
+        from builders.onnxruntime.split import split_convolutions
 
         path = workdir / "engine.onnx"
         options = _options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
@@ -161,7 +161,7 @@ class OnnxRuntime:
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""
-        from builders.onnxruntime_profile import profiled
+        from builders.onnxruntime.profile import profiled
 
         level = _LEVELS[self.graph_optimization][1]
         return profiled(engine.path, inputs, runs, workdir, lambda: _options(level, self.intra_op_threads), _open)

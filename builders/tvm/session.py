@@ -1,7 +1,9 @@
 """Runs a TVM engine: on this CPU, and, never tried, on this machine's GPU."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,19 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 
     target = engine.request.target
     device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
+    with tempfile.TemporaryDirectory(prefix="enginery-tvm-") as folder:
+        # The loader knows libraries by their paths, and would give the one that was at this path before.
+        path = Path(folder) / engine.path.name
+        path.symlink_to(engine.path.resolve())
+        try:
+            main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
+        except (RuntimeError, ValueError, AttributeError, OSError) as error:
+            raise EngineryError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
+    session = TvmSession(engine.request, main, device)
     try:
-        main = relax.VirtualMachine(tvm.runtime.load_module(str(engine.path)), device)["main"]
-    except (RuntimeError, ValueError, AttributeError, OSError) as error:
-        raise EngineryError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
-    yield TvmSession(engine.request, main, device)
+        yield session
+    finally:
+        session.close()
 
 
 class TvmSession:
@@ -32,12 +42,19 @@ class TvmSession:
     def __init__(self, request: BuildRequest, main: Any, device: Any) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._request, self._main, self._device = request, main, device
+        self._request, self._device = request, device
+        self._main: Any = main
+
+    def close(self) -> None:
+        """Let go of the function; `run` refuses from now on."""
+        self._main = None
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
         import tvm
 
+        if self._main is None:
+            raise EngineryError("the session of this TVM engine is closed; open it again")
         arrays, sizes = held_shapes.checked_inputs(self._request, inputs)
         given = [tvm.runtime.tensor(array, self._device) for array in arrays]
         try:

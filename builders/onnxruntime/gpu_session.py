@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import EngineryError, ModelError
-from builders.onnxruntime import OrtSession, failures, words_of
+from builders.onnxruntime.cpu import OrtSession, failures, words_of
 from builders.types import ShapeProfile, Tensors
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ class AotInductor:
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine, which is native code. Raises EngineryError where it is for another CPU, GPU or torch, or
         holds what no package of ours has."""
-        from builders.aotinductor_session import PackageSession
+        from builders.aotinductor.session import PackageSession
 
         check_fits(self, engine)
         check_members(engine.path)

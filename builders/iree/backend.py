@@ -88,7 +88,7 @@ class Iree:
 
         Raises ModelError with the node, its operator and IREE's words when the model cannot be compiled.
         """
-        from builders.iree_compile import compile_model
+        from builders.iree.compile import compile_model
 
         path = compile_model(model, workdir, self._flags(request))
         return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
@@ -106,7 +106,7 @@ class Iree:
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load an engine. Raises as `check_fits` and `check_cpu` do. Never run on a GPU."""
-        from builders.iree_session import open_engine
+        from builders.iree.session import open_engine
 
         check_fits(self, engine)
         if engine.request.target.is_cpu:

@@ -29,7 +29,11 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
         main = context.modules[module.name]["main"]
     except (ValueError, RuntimeError, KeyError) as error:
         raise EngineryError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
-    yield IreeSession(engine.request, main)
+    session = IreeSession(engine.request, main)
+    try:
+        yield session
+    finally:
+        session.close()
 
 
 class IreeSession:
@@ -38,10 +42,17 @@ class IreeSession:
     def __init__(self, request: BuildRequest, main: Any) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._request, self._main = request, main
+        self._request = request
+        self._main: Any = main
+
+    def close(self) -> None:
+        """Let go of the function; `run` refuses from now on."""
+        self._main = None
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
+        if self._main is None:
+            raise EngineryError("the session of this IREE engine is closed; open it again")
         given, sizes = held_shapes.checked_inputs(self._request, inputs)
         try:
             found = self._main(*given)

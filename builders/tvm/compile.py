@@ -7,7 +7,7 @@ from typing import Any
 from builders.cpu_levels import level_of
 from builders.errors import ModelError
 from builders.plain_onnx import Names, plain
-from builders.tvm_ranges import countable
+from builders.tvm.ranges import countable
 from builders.types import BuildRequest
 
 _LONGEST = 1000
@@ -26,7 +26,7 @@ def compile_model(request: BuildRequest, model: Path, workdir: Path, *, fast_mat
     if request.target.is_cpu:
         _linked(_compiled(model, {"kind": "llvm", "mcpu": level_of(request)}), path)
         return path
-    from builders.tvm_cuda import CubinCompiler
+    from builders.tvm.cuda import CubinCompiler
 
     compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
     host = {"kind": "llvm", "mcpu": level_of(request)}

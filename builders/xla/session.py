@@ -13,7 +13,7 @@ import numpy as np
 from builders.errors import EngineryError, IntegrityError
 from builders.tensors import check_inputs, fitting_profile
 from builders.types import Engine, Shape, Target, Tensors, TensorSpec
-from builders.xla_file import read_engine
+from builders.xla.file import read_engine
 
 
 class XlaSession:

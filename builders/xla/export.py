@@ -15,7 +15,7 @@ from builders.onnx_jax.arrays import data
 from builders.onnx_jax.evaluate import evaluate, fold, split_weights
 from builders.onnx_jax.graph import read_graph
 from builders.types import BuildRequest, TensorSpec
-from builders.xla_file import write_engine
+from builders.xla.file import write_engine
 
 
 def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str) -> None:

@@ -82,7 +82,7 @@ class Xla:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Trace `model` and write WORKDIR/engine.xla. Raises ModelError naming the node that cannot be compiled."""
-        from builders.xla_export import export
+        from builders.xla.export import export
 
         path = workdir / "engine.xla"
         export(request, model, path, self.matmul_precision)
@@ -105,7 +105,7 @@ class Xla:
         GPU engines were never run.
         """
         check_fits(self, engine)
-        from builders.xla_session import XlaSession
+        from builders.xla.session import XlaSession
 
         with XlaSession(engine, self.kept_sizes) as session:
             yield session

@@ -1,7 +1,7 @@
 """Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
 
 GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
-the kernels' source text instead and says nothing: that is never taken for an engine (`builders.tvm_cuda`). GPU engines
+the kernels' source text instead and says nothing: that is never taken for an engine (`builders.tvm.cuda`). GPU engines
 were never run.
 """
 
@@ -81,7 +81,7 @@ class Tvm:
 
         Raises ModelError with the node, its operator and TVM's words when the model cannot be compiled.
         """
-        from builders.tvm_compile import compile_model
+        from builders.tvm.compile import compile_model
 
         path = compile_model(request, model, workdir, fast_math=self.fast_math)
         return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
@@ -99,7 +99,7 @@ class Tvm:
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load an engine. Raises as `check_fits` and `check_cpu` do. Never run on a GPU."""
-        from builders.tvm_session import open_engine
+        from builders.tvm.session import open_engine
 
         check_fits(self, engine)
         check_cpu(engine)
