@@ -33,6 +33,14 @@ def workdir() -> Iterator[Path]:
         os.close(lock)
 
 
+def require_plain(folder: Path, title: str) -> None:
+    """Raise UnavailableError for a path with white space, for compilers that give their linker a line of words."""
+    if any(char.isspace() for char in str(folder)):
+        raise UnavailableError(
+            f"{title} cannot work in {str(folder)!r}, whose path has a space; set TMPDIR to one without"
+        )
+
+
 def remove_left_behind(parent: Path) -> None:
     """Remove the work folders under `parent` whose process is gone; other users' are left alone."""
     for lock_path in parent.glob(f"{_PREFIX}*/{_LOCK}"):

@@ -32,6 +32,7 @@ from builders.errors import EngineryError, InputError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.workdir import require_plain
 
 if TYPE_CHECKING:
     import torch
@@ -125,10 +126,11 @@ class AotInductor:
         """Compile `model` into WORKDIR/engine.pt2.
 
         Raises ModelError, naming node and operator, for what the conversion to torch does not know, and EngineryError
-        with the compiler's words where the compilation fails.
+        with the compiler's words where the compilation fails; and as `require_plain` does.
         """
         if not request.target.is_cpu and (reason := self.runs(request.target)):
             raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
+        require_plain(workdir, "AOTInductor's compiler")
         path = workdir / "engine.pt2"
         with _quiet(), _own_cache(workdir), _instructions(self._level()):
             program, lookups = _program(request, model)

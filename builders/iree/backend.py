@@ -18,6 +18,7 @@ from builders.errors import InputError
 from builders.fitting import check_fits, other_versions
 from builders.installed import PackageNotFoundError, version
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.workdir import require_plain
 
 _TITLE = "IREE"
 _DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
@@ -86,10 +87,12 @@ class Iree:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.vmfb.
 
-        Raises ModelError with the node, its operator and IREE's words when the model cannot be compiled.
+        Raises ModelError with the node, its operator and IREE's words when the model cannot be compiled, and as
+        `require_plain` does.
         """
         from builders.iree.compile import compile_model
 
+        require_plain(workdir, "IREE")
         path = compile_model(model, workdir, self._flags(request))
         return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
 

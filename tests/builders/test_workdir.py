@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from builders.aotinductor import AotInductor
 from builders.errors import UnavailableError
+from builders.iree import Iree
 from builders.workdir import remove_left_behind, workdir
+from tests.builders import graphs
 
 HOLD = "from builders.workdir import workdir\nwith workdir() as folder: print(folder, flush=True); input()"
 
@@ -66,3 +69,10 @@ def test_no_room_is_said_with_the_remedy(temporary_folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary_folder / "missing"))
     with pytest.raises(UnavailableError, match="TMPDIR"), workdir():
         pass
+
+
+@pytest.mark.parametrize("backend", [AotInductor(), Iree()])
+def test_compilers_whose_linkers_split_paths_refuse_a_folder_with_a_space(backend, tmp_path):
+    (folder := tmp_path / "a b").mkdir()
+    with pytest.raises(UnavailableError, match="set TMPDIR to one without"):
+        backend.build(graphs.request("cpu", backend=backend.name), graphs.mlp(tmp_path / "model.onnx"), folder)

@@ -80,7 +80,7 @@ def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
     for turn in ("first", "second"):
         out = tmp_path / f"{turn}.npz"
         arguments = {"backend": name, "target": target(name), "out": str(out), "names": REPEATED}
-        digests.append(call("repeats:build_all", tmp_path / f"job {turn}", **arguments))
+        digests.append(call("repeats:build_all", tmp_path / f"job-{turn}", **arguments))
         with np.load(out) as stored:
             answers.append(dict(stored))
     assert digests[0], "nothing was built"
