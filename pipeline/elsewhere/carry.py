@@ -17,8 +17,8 @@ from validation.gpu.cases import save_cases
 def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None) -> Carried:
     """Write the folder that `python -m validation.gpu --carry` takes; see `validation.gpu.carried`.
 
-    targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something,
-    UnknownNameError where no engine is left, IntegrityError for a damaged blob.
+    targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for
+    engines without weights of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
@@ -31,6 +31,11 @@ def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[st
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
             f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
+    if stripped := [entry.unit for entry in chosen if entry.options.get("strip_weights") is True]:
+        raise InputError(
+            f"{', '.join(stripped)}: without weights of its own (strip_weights), which it takes from the registry; "
+            "prove it on a node that reaches that, or carry other targets"
         )
     place = folder / "engines"
     place.mkdir(parents=True)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from builders.child import call
 from builders.errors import InputError, IntegrityError, UnknownNameError
 from builders.onnxruntime import OrtSession
+from pipeline.elsewhere import carry as carrying
 from pipeline.elsewhere import returned
 from pipeline.elsewhere.carry import carry
 from pipeline.elsewhere.returned import Imported, import_results
@@ -101,6 +103,18 @@ def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path:
     (tmp_path / "b" / "file").touch()
     with pytest.raises(InputError, match="is not empty"):
         carry(*place, tmp_path / "b")
+
+
+def test_an_engine_without_weights_of_its_own_is_not_carried(
+    place: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, manifest = place
+    entries = judged(store, manifest)
+    stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
+    monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
+    with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
+        carry(store, manifest, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
