@@ -23,12 +23,14 @@ def print_table(
     styles: Mapping[str, str] | None = None,
     red: Collection[int] = (),
     least: Sequence[int] = (),
+    pipe_columns: int = _PIPE_COLUMNS,
 ) -> None:
     """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut.
 
     columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
     as rich has them.  red: rows that stand out.
     least: widths of the first columns that are kept where the terminal is narrow.
+    pipe_columns: how wide it may be in a pipe.
     """
     from rich.console import Console
     from rich.table import Table
@@ -36,7 +38,7 @@ def print_table(
 
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
-        console.width = _PIPE_COLUMNS
+        console.width = pipe_columns
     table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False, title_justify="left")
     table.title, table.caption, table.caption_justify = printable(title) or None, printable(note) or None, "left"
     table.show_header = any(columns)

@@ -93,9 +93,11 @@ def _registered(address: str, registry: str | None) -> Iterator[Found]:
 def _in_bucket(address: str) -> Iterator[Found]:
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
+    if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
+        raise InputError(f"{address}: there is no such file; `enginery catalog` takes a place of many specs")
     with place_at(f"{folder}{question}{options}") as place:
         place.refresh()
         path = place.folder / name
-        if not name or not path.is_file():
+        if not path.is_file():
             raise InputError(f"{address}: there is no such file; `enginery catalog` takes a place of many specs")
         yield Found(address, path)

@@ -81,6 +81,13 @@ def examine(backend: str, target: str, suite: str, names: Sequence[str], out: st
         _write(Path(out), attempt(tool, hardware, item_of(name), workdir).to_json())
 
 
+def node_names(modules: Sequence[str], workdir: Path) -> list[str]:
+    """The node tests of these modules; asked in a process of its own, since whoever imported all before sees all."""
+    from tests.conformance.items import node_cases
+
+    return sorted(name for module in modules for name in node_cases(module))
+
+
 def behave(backend: str, target: str, workdir: Path) -> list[str]:
     """What sessions and openings of a backend are to be blamed for; for a process of its own."""
     from tests.conformance.manners import built, complaints
