@@ -12,6 +12,7 @@ the CPU wheel, whose Python API is the same.
 """
 
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "
 
 
 @dataclass(frozen=True)
-class _OnnxRuntimeGpu:
+class _OnnxRuntimeGpu(ABC):
     """What both providers share.
 
     cpu_operators: whether operators that compute more than shapes may run on the CPU, with copies to and fro.
@@ -92,9 +93,9 @@ class _OnnxRuntimeGpu:
                 return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
         return self._misinstalled()
 
+    @abstractmethod
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """See the providers."""
-        raise NotImplementedError
 
     def runs(self, target: Target) -> str | None:
         """Whether a GPU of that compute capability is in this machine, and the wheel installed."""
@@ -118,9 +119,9 @@ class _OnnxRuntimeGpu:
         """Import ONNX Runtime."""
         import onnxruntime  # noqa: F401
 
+    @abstractmethod
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
         """The providers of a session with their options, the backend's own first."""
-        raise NotImplementedError
 
     def _misinstalled(self) -> str | None:
         here, plain = self.versions().get("onnxruntime-gpu"), _installed("onnxruntime").get("onnxruntime")
