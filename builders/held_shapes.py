@@ -22,6 +22,18 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     return None
 
 
+def least_sizes(request: BuildRequest) -> dict[str, int]:
+    """The least size of each named dim of the inputs, over all profiles; no entry for one without a profile."""
+    found: dict[str, int] = {}
+    for spec in request.inputs:
+        lows = [low for item in request.profiles for name, low, _, _ in item.inputs if name == spec.name]
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and lows:
+                least = min(low[axis] for low in lows)
+                found[dim] = min(least, found.get(dim, least))
+    return found
+
+
 def checked_inputs(request: BuildRequest, inputs: Tensors) -> "tuple[list[np.ndarray[Any, Any]], dict[str, int]]":
     """The arrays in the order of the request's inputs, each C-contiguous, and the size of each named dim in them.
 

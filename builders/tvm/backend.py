@@ -72,6 +72,7 @@ class Tvm:
         return (
             _precision_refusal(request)
             or held_shapes.refusal(request, _TITLE)
+            or _empty_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or _tool_refusal(request.target)
         )
@@ -120,6 +121,14 @@ def _precision_refusal(request: BuildRequest) -> str | None:
     if request.precision == "int4":
         return "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8"
     return None
+
+
+def _empty_refusal(request: BuildRequest) -> str | None:
+    """A sum over no rows is what lay in memory; found by running."""
+    empty = next((dim for dim, size in held_shapes.least_sizes(request).items() if size < 1), None)
+    if empty is None:
+        return None
+    return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"
 
 
 def _tool_refusal(target: Target) -> str | None:

@@ -43,11 +43,31 @@ def _compiled(model: Path, target: dict[str, Any]) -> Any:
     countable(proto)
     try:
         module = from_onnx(proto)
+        _no_empty_constants(module, proto, names)
         return tvm.compile(module, tvm.target.Target(target))
     except ModelError:  # of a compiler that TVM called
         raise
     except Exception as error:  # its importer and passes raise all of Python's classes, AssertionError included
         raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error
+
+
+def _no_empty_constants(module: Any, proto: Any, names: Names) -> None:
+    """TVM writes a constant without elements into an engine that it then cannot load."""
+    from tvm import relax
+    from tvm.ir.expr import GenericConst
+
+    found: list[tuple[int, ...]] = []
+
+    def note(value: Any) -> None:
+        if isinstance(value, GenericConst) and 0 in getattr(value.value, "shape", ()):
+            found.append(tuple(value.value.shape))
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function.body, note)
+    if found:
+        weight = next((names.restore(item.name) for item in proto.graph.initializer if 0 in item.dims), "a constant")
+        raise ModelError(f"TVM cannot compile the model: {weight} has shape {found[0]} and so no elements; {_REMEDY}")
 
 
 def _linked(built: Any, path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs a TVM engine: on this CPU, and, never tried, on this machine's GPU."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
     target = engine.request.target
     device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
     with tempfile.TemporaryDirectory(prefix="enginery-tvm-") as folder:
-        # The loader knows libraries by their paths, and would give the one that was at this path before.
-        path = Path(folder) / engine.path.name
-        path.symlink_to(engine.path.resolve())
+        path = _at_a_new_path(engine.path, Path(folder))
         try:
             main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
@@ -34,6 +33,17 @@ def open_engine(engine: Engine) -> Iterator[Session]:
         yield session
     finally:
         session.close()
+
+
+def _at_a_new_path(engine: Path, folder: Path) -> Path:
+    """The engine's file in a folder of its own. TVM unloads no library and asks for them by their paths with links
+    resolved: where an engine was replaced it would answer with the functions of the one that was there before."""
+    path = folder / engine.name
+    try:
+        path.hardlink_to(engine)
+    except OSError:  # another file system, or not ours to link to
+        shutil.copyfile(engine, path)
+    return path
 
 
 class TvmSession:
@@ -52,6 +62,7 @@ class TvmSession:
     def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
         import tvm
+        import tvm_ffi
 
         if self._main is None:
             raise EngineryError("the session of this TVM engine is closed; open it again")
@@ -61,8 +72,13 @@ class TvmSession:
             found = self._main(*given)
         except (ValueError, RuntimeError, TypeError) as error:
             raise EngineryError(f"TVM failed while running: {words(error)}") from error
-        results = [found] if hasattr(found, "numpy") else list(found)
-        return held_shapes.checked_outputs(self._request, [value.numpy() for value in results], sizes, "TVM")
+        results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
+        return held_shapes.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
+
+
+def _array(value: Any) -> "np.ndarray[Any, Any]":
+    """What TVM answers with as an array: of a shape that is an output, its sizes."""
+    return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
 
 
 def words(error: Exception) -> str:

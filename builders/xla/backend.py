@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cuda
+from builders import cuda, held_shapes
 from builders.compatibility import numbers
 from builders.digest import digest_of_file
 from builders.errors import InputError
@@ -122,17 +122,14 @@ class Xla:
         import jax  # noqa: F401
 
     def _open_dim(self, request: BuildRequest) -> str | None:
+        least = held_shapes.least_sizes(request)
         for spec in request.inputs:
-            for axis, dim in enumerate(spec.shape):
-                if not isinstance(dim, str):
-                    continue
-                lows = [low[axis] for item in request.profiles for name, low, _, _ in item.inputs if name == spec.name]
-                if not lows:
+            for dim in spec.shape:
+                if isinstance(dim, str) and dim not in least:
                     return f"input {spec.name!r}: dim {dim!r} has no max; xla needs one; add dims.{dim}.max"
-                if min(lows) < 1:
-                    return (
-                        f"dims.{dim}.min is {min(lows)}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
-                    )
+        for dim, size in least.items():
+            if size < 1:
+                return f"dims.{dim}.min is {size}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
         return None
 
 

@@ -13,6 +13,9 @@ from builders.onnxruntime import OrtSession
 from builders.tvm import Tvm
 from builders.tvm import backend as tvm
 from builders.tvm import cuda as tvm_cuda
+from builders.types import Dim
+from pipeline.plan import profiles
+from pipeline.sources.onnx_model import specs_of
 from tests.builders import graphs, native_graphs
 
 TVM = Tvm()
@@ -170,6 +173,49 @@ def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
     engine.path.write_bytes(b"x" * engine.size_bytes)
     with pytest.raises(EngineryError, match=r"TVM cannot load engine\.so: .*; build it again"), TVM.open(engine):
         pass
+
+
+def built(text, tmp_path, weights=()):
+    """An engine of a graph in ONNX's own notation, always at the same place."""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    inputs, outputs = specs_of(model)
+    request = dataclasses.replace(own_request(profiles=()), inputs=inputs, outputs=outputs)
+    return TVM.build(request, path, tmp_path)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_an_engine_at_the_place_of_another_answers_for_itself(compiler, tmp_path, monkeypatch, links):
+    """TVM unloads no library, and takes one at a path it knows for the one it has."""
+    if not links:
+        monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(18, "other device")))
+    x = {"x": np.ones(4, "f")}
+    for operator, wanted in (("Neg", -1), ("Relu", 1), ("Exp", np.e)):
+        (tmp_path / "engine.so").unlink(missing_ok=True)
+        engine = built(f"g (float[4] x) => (float[4] y) {{ y = {operator}(x) }}", tmp_path)
+        with TVM.open(engine) as session:
+            np.testing.assert_allclose(session.run(x)["y"], wanted, rtol=1e-6)
+
+
+def test_a_shape_that_is_an_output_is_an_array(compiler, tmp_path):
+    engine = built("g (float[n, 4] x) => (int64[2] s, float[n, 4] y) { s = Shape(x) y = Relu(x) }", tmp_path)
+    with TVM.open(engine) as session:
+        found = session.run({"x": np.ones((3, 4), "f")})["s"]
+    assert found.dtype == np.int64 and found.tolist() == [3, 4]
+
+
+def test_a_weight_without_elements_is_a_model_error(compiler, tmp_path):
+    """TVM would write an engine that it cannot load."""
+    with pytest.raises(ModelError, match=r"'none' has shape \(4, 0\) and so no elements"):
+        text = "g (float[4, 4] x) => (float[4, 4] y) { y = Concat <axis = 1> (x, none) }"
+        built(text, tmp_path, [("none", np.zeros((4, 0), "f"))])
+
+
+def test_dims_that_begin_with_nothing_are_refused(installed):
+    request = own_request(profiles=tuple(profiles(own_request().inputs, [Dim("batch", 0, 1, 4)])))
+    assert re.search(r"dims\.batch\.min is 0, .*set it to 1, or use onnxruntime", TVM.refuses(request))
 
 
 def embedded(data: bytes) -> set[str]:
