@@ -42,6 +42,15 @@ def host_level() -> str:
     return next((level for level in reversed(LEVELS) if not lacking(level)), platform.machine())
 
 
+def cpu_name() -> str:
+    """What the CPU calls itself, such as 'AMD EPYC'; its architecture where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 @cache
 def _flags() -> frozenset[str]:
     cpuinfo = Path("/proc/cpuinfo")

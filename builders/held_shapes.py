@@ -22,15 +22,16 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     return None
 
 
-def least_sizes(request: BuildRequest) -> dict[str, int]:
-    """The least size of each named dim of the inputs, over all profiles; no entry for one without a profile."""
-    found: dict[str, int] = {}
+def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
+    """The least and the greatest size of each named dim of the inputs, over all profiles; none for one without."""
+    found: dict[str, tuple[int, int]] = {}
     for spec in request.inputs:
-        lows = [low for item in request.profiles for name, low, _, _ in item.inputs if name == spec.name]
+        ends = [(low, high) for item in request.profiles for name, low, _, high in item.inputs if name == spec.name]
         for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, str) and lows:
-                least = min(low[axis] for low in lows)
-                found[dim] = min(least, found.get(dim, least))
+            if isinstance(dim, str) and ends:
+                least, most = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
+                before = found.get(dim, (least, most))
+                found[dim] = min(least, before[0]), max(most, before[1])
     return found
 
 

@@ -3,31 +3,14 @@
 A cache is good for one product, driver and version of TensorRT; with another it is an error to some releases
 (NVIDIA/TensorRT#2144) and useless to the rest. So whoever keeps caches keys them by these three (`TimingCached`), and
 what TensorRT refuses all the same is left out, with a note. A cache makes builds quicker and not reproducible
-(NVIDIA/TensorRT#4798): it is no part of a build key.
-
-Whoever builds puts a cache at WORKDIR/`GIVEN` and finds the grown one at WORKDIR/`GROWN`. Not run on a GPU.
+(NVIDIA/TensorRT#4798): it is no part of a build key. Not run on a GPU.
 """
 
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from builders.errors import EngineryError
-
-GIVEN = "timing.cache"
-GROWN = "timing.grown"
-
-
-@runtime_checkable
-class TimingCached(Protocol):
-    """A backend that tunes on the GPU, and can be given what was measured before."""
-
-    def timing_place(self) -> tuple[str, str] | None:
-        """The GPU's product name and the compiler's version that a cache from here is good for; None without a GPU."""
-        ...
-
-    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
-        """One cache with what both know. Raises EngineryError when they do not go together."""
-        ...
+from builders.timing import GIVEN, GROWN
 
 
 def use_given(config: Any, workdir: Path) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ the kernels' source text instead and says nothing: that is never taken for an en
 were never run.
 """
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,17 +14,19 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda, held_shapes
-from builders.cpu_levels import HOST, LEVELS, check_cpu, host_level
+from builders.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking
 from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.fitting import check_fits, other_versions
 from builders.installed import PackageNotFoundError, version
 from builders.nvcc import INSTALL, find_nvcc
+from builders.tvm import records
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 _LEVELS = (*LEVELS, HOST)
+_MOST_MINUTES = 24 * 60
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,25 @@ class Tvm:
     highest level of the machine that plans the build.
     fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
     fp32 engine is proven against fp32 limits.
+    tune_minutes: how long faster kernels are searched for, by measuring on the CPU that builds; 0 takes TVM's own. For
+    kernels of fixed sizes on a CPU (`builders.tvm.tuning`).
     """
 
     name: ClassVar[str] = "tvm"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False
+    tune_minutes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.cpu not in _LEVELS:
             raise InputError(f"backends.tvm.cpu: {self.cpu!r} is not one of {', '.join(map(repr, _LEVELS))}")
+        if not 0 <= self.tune_minutes <= _MOST_MINUTES:
+            raise InputError(f"backends.tvm.tune_minutes: {self.tune_minutes} is not within 0 and {_MOST_MINUTES}")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - CPUs and GPUs
         """Every target; `refuses` says what nvcc lacks."""
@@ -73,6 +81,7 @@ class Tvm:
             _precision_refusal(request)
             or held_shapes.refusal(request, _TITLE)
             or _empty_refusal(request)
+            or self._tuning_refusal(request.target)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or _tool_refusal(request.target)
         )
@@ -84,8 +93,9 @@ class Tvm:
         """
         from builders.tvm.compile import compile_model
 
-        path = compile_model(request, model, workdir, fast_math=self.fast_math)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+        seconds = self.tune_minutes * 60
+        path, notes = compile_model(request, model, workdir, fast_math=self.fast_math, tune_s=seconds)
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix, notes=notes)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
@@ -107,6 +117,30 @@ class Tvm:
         with open_engine(engine) as session:
             yield session
 
+    def timing_place(self) -> tuple[str, str] | None:
+        """See `TimingCached`: what was measured on this CPU, with this TVM, for this level."""
+        found = self.versions()
+        if not (self.tune_minutes and found):
+            return None
+        return f"{cpu_name()}-{os.cpu_count()}-cores", f"tvm-{found[_DISTRIBUTIONS[0]]}-{found.get('cpu', self.cpu)}"
+
+    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
+        """See `TimingCached`."""
+        return records.merged(older, newer)
+
+    def _tuning_refusal(self, target: Target) -> str | None:
+        if not self.tune_minutes:
+            return None
+        if not target.is_cpu:
+            return (
+                "TVM's kernels are tuned for CPUs only here, never tried on a GPU; set backends.tvm.tune_minutes to 0"
+            )
+        if missing := lacking(host_level() if self.cpu == HOST else self.cpu):
+            return (
+                f"this CPU has no {', '.join(missing)}, and kernels are tuned by running them; build it on one that has"
+            )
+        return None
+
     def load_runtime(self) -> None:
         """Import TVM."""
         import tvm  # noqa: F401
@@ -125,7 +159,7 @@ def _precision_refusal(request: BuildRequest) -> str | None:
 
 def _empty_refusal(request: BuildRequest) -> str | None:
     """A sum over no rows is what lay in memory; found by running."""
-    empty = next((dim for dim, size in held_shapes.least_sizes(request).items() if size < 1), None)
+    empty = next((dim for dim, (least, _) in held_shapes.sizes(request).items() if least < 1), None)
     if empty is None:
         return None
     return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"

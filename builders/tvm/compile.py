@@ -1,12 +1,18 @@
 """An ONNX file through TVM's Relax to a shared library, and what TVM says, in the model's own words."""
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from builders import held_shapes
 from builders.cpu_levels import level_of
-from builders.errors import ModelError
+from builders.errors import EngineryError, ModelError
 from builders.plain_onnx import Names, plain
+from builders.tvm.ignored import check_heeded
 from builders.tvm.ranges import countable
 from builders.types import BuildRequest
 
@@ -16,36 +22,76 @@ _REMEDY = "rewrite that part of the model, or use another backend"
 _LINKER = ("-Wl,--build-id=none", "-s")
 
 
-def compile_model(request: BuildRequest, model: Path, workdir: Path, *, fast_math: bool) -> Path:
-    """WORKDIR/engine.so, compiled from `model`; for a GPU with cubins of its generation in it, or not at all.
+def compile_model(
+    request: BuildRequest, model: Path, workdir: Path, *, fast_math: bool, tune_s: float
+) -> tuple[Path, tuple[str, ...]]:
+    """WORKDIR/engine.so, compiled from `model`, and notes; for a GPU with cubins of its generation, or not at all.
 
+    tune_s: how long a CPU's kernels are searched for (`builders.tvm.tuning`), in seconds.
     Raises ModelError when TVM refuses the model, naming the node where that is known; EngineryError when the GPU's code
     cannot be compiled.
     """
     path = workdir / "engine.so"
     if request.target.is_cpu:
-        _linked(_compiled(model, {"kind": "llvm", "mcpu": level_of(request)}), path)
-        return path
+        target = {"kind": "llvm", "mcpu": level_of(request)}
+        search = _Search(workdir, tune_s)
+        _linked(_compiled(request, model, target, search if tune_s else None), path)
+        return path, search.notes
     from builders.tvm.cuda import CubinCompiler
 
     compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
     host = {"kind": "llvm", "mcpu": level_of(request)}
-    _linked(_compiled(model, {"kind": "cuda", "arch": request.target.sm, "host": host}), path)
+    _linked(_compiled(request, model, {"kind": "cuda", "arch": request.target.sm, "host": host}, None), path)
     compiler.check_packed(path)
-    return path
+    return path, ()
 
 
-def _compiled(model: Path, target: dict[str, Any]) -> Any:
+@dataclass
+class _Search:
+    """Tuning for so long, and what came of it."""
+
+    workdir: Path
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, module: Any, target: dict[str, Any]) -> Any:
+        import tvm
+
+        from builders.tvm.tuning import scheduled
+
+        counted = tvm.target.Target({**target, "num-cores": os.cpu_count() or 1})
+        module, self.notes = scheduled(module, counted, self.workdir, self.seconds)
+        return module
+
+
+def _compiled(
+    request: BuildRequest,
+    model: Path,
+    target: dict[str, Any],
+    search: Callable[[Any, dict[str, Any]], Any] | None,
+) -> Any:
     import tvm
     from tvm.relax.frontend.onnx import from_onnx
 
     proto, names = plain(model)
+    _fix_sizes(proto, request, names)
+    check_heeded(proto, names)
     countable(proto)
-    try:
+    with _own_words(proto, names):
         module = from_onnx(proto)
         _no_empty_constants(module, proto, names)
+    if search:
+        module = search(module, target)
+    with _own_words(proto, names):
         return tvm.compile(module, tvm.target.Target(target))
-    except ModelError:  # of a compiler that TVM called
+
+
+@contextmanager
+def _own_words(proto: Any, names: Names) -> Iterator[None]:
+    """What TVM says of a model as a ModelError; of a compiler that TVM called as it is."""
+    try:
+        yield
+    except EngineryError:
         raise
     except Exception as error:  # its importer and passes raise all of Python's classes, AssertionError included
         raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error
@@ -68,6 +114,15 @@ def _no_empty_constants(module: Any, proto: Any, names: Names) -> None:
     if found:
         weight = next((names.restore(item.name) for item in proto.graph.initializer if 0 in item.dims), "a constant")
         raise ModelError(f"TVM cannot compile the model: {weight} has shape {found[0]} and so no elements; {_REMEDY}")
+
+
+def _fix_sizes(proto: Any, request: BuildRequest, names: Names) -> None:
+    """A dim that every profile gives the same one size is that size: only such kernels can be tuned."""
+    fixed = {repr(dim): low for dim, (low, high) in held_shapes.sizes(request).items() if low == high}
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
+                dim.dim_value = size
 
 
 def _linked(built: Any, path: Path) -> None:

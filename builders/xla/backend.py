@@ -122,14 +122,14 @@ class Xla:
         import jax  # noqa: F401
 
     def _open_dim(self, request: BuildRequest) -> str | None:
-        least = held_shapes.least_sizes(request)
+        sizes = held_shapes.sizes(request)
         for spec in request.inputs:
             for dim in spec.shape:
-                if isinstance(dim, str) and dim not in least:
+                if isinstance(dim, str) and dim not in sizes:
                     return f"input {spec.name!r}: dim {dim!r} has no max; xla needs one; add dims.{dim}.max"
-        for dim, size in least.items():
-            if size < 1:
-                return f"dims.{dim}.min is {size}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
+        for dim, (least, _) in sizes.items():
+            if least < 1:
+                return f"dims.{dim}.min is {least}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
         return None
 
 

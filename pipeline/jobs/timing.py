@@ -1,13 +1,13 @@
 """Timing caches in the registry: fetched before a build, merged into what is there after it; never a reason to fail.
 
-Kept per GPU product, driver and compiler version (`builders.tensorrt.timing`), as a blob that one small document names.
+Kept per product of GPU or CPU, driver and compiler version (`builders.timing`), as a blob that one document names.
 """
 
 from pathlib import Path
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError
-from builders.tensorrt.timing import GIVEN, GROWN, TimingCached
+from builders.timing import GIVEN, GROWN, TimingCached
 from builders.types import Backend
 from pipeline.moment import now
 from pipeline.registry import parsing

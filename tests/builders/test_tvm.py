@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import shutil
 
@@ -10,6 +11,7 @@ from builders import backends
 from builders.errors import DataError, EngineryError, InputError, ModelError
 from builders.nvcc import Nvcc, find_nvcc, generation
 from builders.onnxruntime import OrtSession
+from builders.timing import GIVEN, GROWN, TimingCached
 from builders.tvm import Tvm
 from builders.tvm import backend as tvm
 from builders.tvm import cuda as tvm_cuda
@@ -213,9 +215,70 @@ def test_a_weight_without_elements_is_a_model_error(compiler, tmp_path):
         built(text, tmp_path, [("none", np.zeros((4, 0), "f"))])
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = IsInf <detect_negative = 0> (x)",
+        "y = IsInf <detect_positive = 0> (x)",
+        "f = Identity(x) d = Dropout(x, ratio, training) y = IsInf(d)",
+    ],
+)
+def test_what_its_importer_reads_past_is_a_model_error(compiler, tmp_path, node):
+    weights = [("ratio", np.array(0.5, "f")), ("training", np.array(True))]
+    with pytest.raises(ModelError, match=r"node '.*' \((IsInf|Dropout)\): TVM (ignores training_mode|finds both)"):
+        built(f"g (float[4] x) => (bool[4] y) {{ {node} }}", tmp_path, weights)
+
+
 def test_dims_that_begin_with_nothing_are_refused(installed):
     request = own_request(profiles=tuple(profiles(own_request().inputs, [Dim("batch", 0, 1, 4)])))
     assert re.search(r"dims\.batch\.min is 0, .*set it to 1, or use onnxruntime", TVM.refuses(request))
+
+
+def test_tuning_searches_for_its_time_and_goes_on_where_it_was(compiler, tmp_path):
+    """Slow: TVM parses the intrinsics of all GPUs before it tunes a CPU."""
+    tuning = Tvm(tune_minutes=0.01)
+    model = graphs.mlp(tmp_path / "model.onnx")
+    fixed = graphs.request(
+        "cpu", "fp32", "tvm", options=backends.options_of(tuning), toolchain=backends.toolchain_of(tuning)
+    )
+    shapes = tuple(profiles(fixed.inputs, [Dim("batch", 4, 4, 4)]))
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    engine = tuning.build(dataclasses.replace(fixed, profiles=shapes), model, first)
+    assert re.fullmatch(r"[1-9] of [1-9] kernels tuned by [1-9]\d* measurements here", engine.notes[0])
+    shutil.copy(first / GROWN, second / GIVEN)
+    third = tmp_path / "third"
+    third.mkdir()
+    (third / GIVEN).write_text('{"format":1,"kernels":[["no hash", "no module"]],"measured":[]}')
+    assert "kernels tuned" in tuning.build(dataclasses.replace(fixed, profiles=shapes), model, third).notes[0]
+    again = tuning.build(dataclasses.replace(fixed, profiles=shapes), model, second)
+    grown = [len(json.loads((folder / GROWN).read_bytes())["measured"]) for folder in (first, second)]
+    assert 0 < grown[0] < grown[1]
+    x = {"image": np.random.default_rng(0).standard_normal((4, 8)).astype("f")}
+    with tuning.open(again) as session, OrtSession(model, optimized=False) as reference:
+        np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_of_open_sizes_are_not_tuned_and_it_is_said(compiler, tmp_path):
+    engine = Tvm(tune_minutes=1).build(own_request(), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    assert re.search(r"not tuned: all \d+ kernels have open sizes; give the dims one size", engine.notes[0])
+
+
+def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
+    tuning = Tvm(tune_minutes=5)
+    assert "tune_minutes to 0" in tuning.refuses(own_request("sm_89"))
+    assert tuning.refuses(own_request()) is None
+    place = tuning.timing_place()
+    assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
+    assert TVM.timing_place() is None and isinstance(TVM, TimingCached)
+    monkeypatch.setattr("builders.cpu_levels._flags", frozenset)
+    assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
+
+
+@pytest.mark.parametrize("minutes", [-1, 1441, float("nan")])
+def test_a_time_that_is_none_is_refused(minutes):
+    with pytest.raises(InputError, match=r"backends\.tvm\.tune_minutes: .* is not within 0 and 1440"):
+        Tvm(tune_minutes=minutes)
 
 
 def embedded(data: bytes) -> set[str]:

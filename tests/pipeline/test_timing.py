@@ -10,7 +10,8 @@ import pytest
 from builders.errors import EngineryError, UnavailableError
 from builders.tensorrt import TensorRT, TensorRTRTX
 from builders.tensorrt import timing as tensorrt_timing
-from builders.tensorrt.timing import GIVEN, GROWN, TimingCached, keep_grown, merged, use_given
+from builders.tensorrt.timing import keep_grown, merged, use_given
+from builders.timing import GIVEN, GROWN, TimingCached
 from pipeline.jobs import timing
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.filestore import FileStore
