@@ -143,9 +143,7 @@ class AotInductor:
             return None
         if "+cpu" in self.versions().get("torch", "+cpu"):
             return "torch has no CUDA on this machine"
-        if any(gpu.compute_capability == target.compute_capability for gpu in cuda.gpus()):
-            return None
-        return f"no {target.sm} GPU on this machine"
+        return cuda.lacking(target)
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         """Why an engine cannot be opened here: no torch or another one, or a CPU without its instructions. The C++

@@ -88,9 +88,7 @@ class Tvm:
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
-        if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in cuda.gpus()):
-            return None
-        return f"no {target.sm} GPU on this machine"
+        return cuda.lacking(target)
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         """See `fitting.Choosy`: the very versions that built it, but for nvcc, and for the CPU, which `open` asks."""
