@@ -37,7 +37,7 @@ class Tvm:
     """
 
     name: ClassVar[str] = "tvm"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
