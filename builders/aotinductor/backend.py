@@ -64,6 +64,7 @@ class AotInductor:
     tunes_on_target: ClassVar[bool] = True
     determinism: ClassVar[Determinism] = "budget"
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
+    build_only: ClassVar[tuple[str, ...]] = ("c++",)
 
     cpu: str = "host"
     threads: int = 0

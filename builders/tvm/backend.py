@@ -41,6 +41,7 @@ class Tvm:
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
+    build_only: ClassVar[tuple[str, ...]] = ("nvcc",)
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False
