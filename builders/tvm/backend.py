@@ -42,6 +42,7 @@ class Tvm:
     determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
     build_only: ClassVar[tuple[str, ...]] = ("nvcc",)
+    gpu_tools: ClassVar[tuple[str, ...]] = ("nvcc",)
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False

@@ -77,6 +77,12 @@ def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
 def test_the_versions_that_make_the_code_are_in_the_key(installed):
     assert TVM.versions() == {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "12.8"}
     assert Tvm(cpu="host").versions()["cpu"] == tvm.host_level()
+    cpu, gpu = (dict(backends.toolchain_of(TVM, own_request(name).target)) for name in ("cpu", "l4"))
+    assert "nvcc" not in cpu and gpu == {**cpu, "nvcc": "12.8"}, "a newer CUDA builds no CPU engine again"
+    planned = own_request("cpu")
+    with pytest.raises(EngineryError, match=r"nvcc absent, not 12\.8"):
+        backends.check_toolchain(TVM, planned)
+    backends.check_toolchain(TVM, dataclasses.replace(planned, toolchain=tuple(cpu.items())))
 
 
 def test_a_node_that_only_runs_engines_needs_no_nvcc(installed):
