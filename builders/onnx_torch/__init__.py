@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from builders.onnx_torch import (
+from builders.onnx_torch import (  # noqa: F401 - each registers its operators
     attention,
     convolution,
     elementwise,
@@ -34,22 +34,6 @@ from builders.onnx_torch.table import OPERATORS
 from builders.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
-
-# Each registers its operators.
-_FAMILIES = (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    matmul,
-    normalization,
-    pooling,
-    quantize,
-    reductions,
-    resize,
-    shapes,
-    sizes,
-)
 
 
 def to_module(model: Path) -> torch.nn.Module:
