@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from builders.errors import EngineryError, InputError, UnknownNameError
-from builders.types import Backend, Scalar
+from builders.types import Backend, BuildRequest, Scalar, Target
 
 GROUP = "enginery.backends"
 # Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
@@ -65,14 +65,29 @@ def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
     return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
 
 
-def toolchain_of(backend: Backend) -> tuple[tuple[str, str], ...]:
-    """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name."""
-    return tuple(sorted({**backend.versions(), f"enginery-{backend.name}": str(backend.revision)}.items()))
+@typing.runtime_checkable
+class GpuTools(typing.Protocol):
+    """A backend some of whose `versions` are of tools that only engines for GPUs are made with: their names."""
+
+    @property
+    def gpu_tools(self) -> tuple[str, ...]:
+        """As in a toolchain: 'nvcc'."""
+        ...
 
 
-def check_toolchain(backend: Backend, planned: Iterable[tuple[str, str]]) -> None:
+def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
+    """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name.
+
+    target: what an engine is for; None is every tool that the backend has.
+    """
+    unused = backend.gpu_tools if target and target.is_cpu and isinstance(backend, GpuTools) else ()
+    found = {name: version for name, version in backend.versions().items() if name not in unused}
+    return tuple(sorted({**found, f"enginery-{backend.name}": str(backend.revision)}.items()))
+
+
+def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
     """Raise EngineryError where the versions here are not those of the build key: the engine would bear a false one."""
-    here, wanted = dict(toolchain_of(backend)), dict(planned)
+    here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
     wrong = [name for name in sorted(here.keys() | wanted.keys()) if here.get(name) != wanted.get(name)]
     if wrong:
         listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from builders.errors import EngineryError, UnavailableError
+from builders.types import Target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +54,15 @@ def index_of(compute_capability: tuple[int, int] | None) -> int:
     if not fitting:
         raise EngineryError(f"this machine has no GPU of capability {compute_capability}; run this on a node with one")
     return fitting[0]
+
+
+def lacking(target: Target) -> str | None:
+    """Why engines for `target` cannot run on this machine's GPUs; None when one has its capability, and for the CPU."""
+    found = gpus()
+    if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in found):
+        return None
+    here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in found)
+    return f"no {target.sm} GPU on this machine" + (f", which has {here}" if here else "")
 
 
 def cuda_version() -> str | None:

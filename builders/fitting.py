@@ -13,7 +13,6 @@ from builders.compatibility import numbers
 from builders.errors import EngineryError, IntegrityError
 from builders.types import Backend, BuildRequest, Engine, Session
 
-# Of a toolchain: the backend's own revision says what `build` makes, and nothing about what can open it.
 _OWN = "enginery-"
 
 
@@ -32,6 +31,16 @@ class Portable(Protocol):
 
     def runs_engine(self, request: BuildRequest) -> str | None:
         """As `Backend.runs`, of the engine of this request."""
+        ...
+
+
+@runtime_checkable
+class BuildOnly(Protocol):
+    """A backend some of whose `versions` are of tools that opening an engine takes nothing of: their names."""
+
+    @property
+    def build_only(self) -> tuple[str, ...]:
+        """As in a toolchain: 'nvcc'."""
         ...
 
 
@@ -63,15 +72,24 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     """Why an engine of this request cannot be opened by `backend` here, with the remedy; None when it can."""
     if request.backend != backend.name:
         return f"built by {request.backend}, and this is {backend.name}; open it with {request.backend}"
-    here = backend.versions()
-    if not here:
+    if not backend.versions():
         return f"built by {backend.name}, which is not installed here: {backend.install}"
-    built = {name: version for name, version in request.toolchain if not name.startswith(_OWN)}
-    if reason := backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here):
+    if reason := version_misfit(backend, dict(request.toolchain)):
         return reason
     if reason := backend.runs_engine(request) if isinstance(backend, Portable) else backend.runs(request.target):
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     return None
+
+
+def version_misfit(backend: Backend, toolchain: Mapping[str, str]) -> str | None:
+    """Why the versions that are installed here do not open what this toolchain has built; the backend is installed."""
+    built, here = packages(toolchain), backend.versions()
+    return backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here)
+
+
+def packages(toolchain: Mapping[str, str]) -> dict[str, str]:
+    """A toolchain without the backend's own revision, which says nothing about what opens an engine."""
+    return {name: version for name, version in toolchain.items() if not name.startswith(_OWN)}
 
 
 def other_versions(built: Mapping[str, str], here: Mapping[str, str]) -> str | None:

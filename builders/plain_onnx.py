@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import ModelError
+from builders.safe_division import guard_divisions
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +36,8 @@ class Names:
 def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     """The model in the file with plain names, external data taken in, without documentation; and its own names.
 
-    Names are given in the order of the graph, so that equal models give equal copies.
+    Names are given in the order of the graph, so that equal models give equal copies. Integer divisions that could end
+    the process are rewritten (`builders.safe_division`).
     Raises ModelError when the file is no valid ONNX model.
     """
     copy = _load(model)
@@ -44,6 +46,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     copy.graph.name = GRAPH
     for field in ("doc_string", "producer_name", "producer_version", "domain", "metadata_props", "model_version"):
         copy.ClearField(field)
+    guard_divisions(copy)
     return copy, Names({plain_name: own for own, plain_name in renamer.told()})
 
 

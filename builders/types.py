@@ -103,13 +103,18 @@ class QuantizationScheme:
 
     activation: of int8: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
     kernels).
-    quantize_bias: whether biases become int32 with their own dequantization (TensorRT refuses that).
+    quantize_bias: of int8: whether biases become int32 with their own dequantization (TensorRT refuses that). Only
+    'uint8' graphs are written so: ValueError beside 'int8'.
     float_precision: what the operators that stay in floating point compute in.
     """
 
     activation: Literal["int8", "uint8"]
     quantize_bias: bool
     float_precision: Literal["fp32", "fp16"]
+
+    def __post_init__(self) -> None:
+        if self.quantize_bias and self.activation == "int8":
+            raise ValueError("a scheme with int8 activations leaves biases in floating point: quantize_bias=False")
 
 
 @dataclass(frozen=True)

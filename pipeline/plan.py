@@ -109,7 +109,7 @@ def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
         outputs=graph.outputs,
         profiles=_profiles(graph.inputs, _buckets_for(options, spec.named_dims())),
         options=options,
-        toolchain=backends.toolchain_of(item.backend),
+        toolchain=backends.toolchain_of(item.backend, item.target),
         scales=graph.scales,
     )
 

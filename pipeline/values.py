@@ -82,11 +82,17 @@ class Flavour:
 
     @property
     def name(self) -> str:
-        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'."""
+        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Flavours of one name are one graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
-        activations = f"{self.scheme.activation} activations, " if self.precision == "int8" else ""
-        return f"{self.precision} ({activations}{self.scheme.float_precision} elsewhere)"
+        of_int8 = _of_int8(self.scheme) if self.precision == "int8" else ""
+        return f"{self.precision} ({of_int8}{self.scheme.float_precision} elsewhere)"
+
+
+def _of_int8(scheme: QuantizationScheme) -> str:
+    """What a scheme says of int8 graphs alone; of biases only where they are not what goes with the activations."""
+    biases = "biases in float, " if scheme.activation == "uint8" and not scheme.quantize_bias else ""
+    return f"{scheme.activation} activations, {biases}"
 
 
 @dataclass(frozen=True)

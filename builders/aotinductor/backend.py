@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
-_LOOKUPS = "enginery_lookups"  # in its metadata: the nodes whose indices its last output tells of
+_FAULTS = "enginery_lookups"  # in its metadata: what its last output tells of, in words
 # All that a package of ours holds; what lies in other folders torch would unpickle.
 _MEMBERS = re.compile(
     r"[\w.-]+/(archive_format|archive_version|byteorder|version|\.format_version|\.data/[\w.-]+|"
@@ -60,10 +60,11 @@ class AotInductor:
     """
 
     name: ClassVar[str] = "aotinductor"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     tunes_on_target: ClassVar[bool] = True
     determinism: ClassVar[Determinism] = "budget"
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
+    build_only: ClassVar[tuple[str, ...]] = ("c++",)
 
     cpu: str = "host"
     threads: int = 0
@@ -133,8 +134,8 @@ class AotInductor:
         require_plain(workdir, "AOTInductor's compiler")
         path = workdir / "engine.pt2"
         with _quiet(), _own_cache(workdir), _instructions(self._level()):
-            program, lookups = _program(request, model)
-            self._compile(program, path, {_LOOKUPS: json.dumps(lookups)})
+            program, faults = _program(request, model)
+            self._compile(program, path, {_FAULTS: json.dumps(faults)})
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
 
     def runs(self, target: Target) -> str | None:
@@ -143,9 +144,7 @@ class AotInductor:
             return None
         if "+cpu" in self.versions().get("torch", "+cpu"):
             return "torch has no CUDA on this machine"
-        if any(gpu.compute_capability == target.compute_capability for gpu in cuda.gpus()):
-            return None
-        return f"no {target.sm} GPU on this machine"
+        return cuda.lacking(target)
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         """Why an engine cannot be opened here: no torch or another one, or a CPU without its instructions. The C++
@@ -169,7 +168,7 @@ class AotInductor:
 
         check_fits(self, engine)
         check_members(engine.path)
-        session = PackageSession(engine, _MODEL, _LOOKUPS)
+        session = PackageSession(engine, _MODEL, _FAULTS)
         try:
             yield session
         finally:
@@ -241,15 +240,15 @@ def check_members(path: Path) -> None:
 
 
 def _program(request: BuildRequest, model: Path) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
-    """The model as a program on the target's device, and the nodes whose indices it tells of."""
+    """The model as a program on the target's device, and the faults that it tells of."""
     from builders.onnx_torch import to_guarded_program
 
-    program, lookups = to_guarded_program(model, request)
+    program, faults = to_guarded_program(model, request)
     if not request.target.is_cpu:
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, "cuda")
-    return program, lookups
+    return program, faults
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from builders.types import Engine, Tensors, TensorSpec
 class PackageSession:
     """A package opened on the CPU, or on the first GPU. Raises EngineryError when it cannot be loaded."""
 
-    def __init__(self, engine: Engine, model_name: str, lookups: str) -> None:
+    def __init__(self, engine: Engine, model_name: str, faults: str) -> None:
         import torch
 
         self.inputs: Sequence[TensorSpec] = engine.request.inputs
@@ -27,7 +27,7 @@ class PackageSession:
             self._model: Any = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
         except (RuntimeError, ValueError) as error:
             raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
-        self._lookups: list[str] = json.loads(self._model.get_metadata().get(lookups, "[]"))
+        self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
@@ -41,20 +41,18 @@ class PackageSession:
             results = self._model.boxed_run(list(given))
         except RuntimeError as error:
             raise EngineryError(f"{self._name} failed while running: {error}") from error
-        if self._lookups:
-            self._check_lookups(results.pop())
+        if self._faults:
+            self._check(results.pop())
         made = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
         # An output that is an input would change with the caller's array.
         shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
         return {name: array.copy() if name in shared else array for name, array in made.items()}
 
-    def _check_lookups(self, inside: Any) -> None:
-        """Raise DataError where an index left what it looks into; the results are then of other indices."""
-        outside = [node for node, fine in zip(self._lookups, inside.tolist(), strict=True) if not fine]
-        if outside:
-            raise DataError(
-                f"an index is out of range at node {outside[0]!r}: the inputs hold one that the model has not"
-            )
+    def _check(self, fine: Any) -> None:
+        """Raise DataError for an index out of range or a division by zero; the results are then of other numbers."""
+        found = [fault for fault, held in zip(self._faults, fine.tolist(), strict=True) if not held]
+        if found:
+            raise DataError(f"{found[0]}: the inputs hold what the model has no answer to")
 
     def close(self) -> None:
         """Unload the package."""

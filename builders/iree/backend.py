@@ -45,7 +45,7 @@ class Iree:
     """
 
     name: ClassVar[str] = "iree"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[iree]'"
@@ -98,9 +98,7 @@ class Iree:
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
-        if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in cuda.gpus()):
-            return None
-        return f"no {target.sm} GPU on this machine"
+        return cuda.lacking(target)
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         """See `fitting.Choosy`: the very versions that built it; of the CPU `open` asks more than equality."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from builders.onnx_torch import (
+from builders.onnx_torch import (  # noqa: F401 - each registers its operators
     attention,
     convolution,
     elementwise,
@@ -35,22 +35,6 @@ from builders.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
 
-# Each registers its operators.
-_FAMILIES = (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    matmul,
-    normalization,
-    pooling,
-    quantize,
-    reductions,
-    resize,
-    shapes,
-    sizes,
-)
-
 
 def to_module(model: Path) -> torch.nn.Module:
     """The model as a module, on the CPU, in eval mode.
@@ -68,20 +52,23 @@ def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgr
     There is one symbol for each named dim, from the least to the greatest size that any of the profiles allows. Raises
     ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
 
-    An index out of range is whatever the compiler makes of it; see `to_guarded_program`.
+    An index out of range, or a division of integers by zero, is whatever the compiler makes of it; see
+    `to_guarded_program`.
     """
     return program_of(OnnxModule(ordered(read(model), request)).eval(), request)
 
 
 def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """The same for compilers whose code ends the process, or reads elsewhere, at an index out of range.
+    """The same for compilers whose code ends the process, or reads elsewhere, at an index out of range or at an integer
+    division by zero.
 
-    Indices that come from data are brought into range. Where there are any, the program has one more output, bool [n]:
-    whether those of each of the n nodes, whose names come second, were inside; if not, the outputs mean nothing.
+    Indices that come from data are brought into range, divisors of zero become 1. Where there are any, the program has
+    one more output, bool [n], false for each fault that there was, and then the outputs mean nothing. What the faults
+    are comes second, in words that name the node.
     """
     module = OnnxModule(ordered(read(model), request), clamped=True).eval()
     program = program_of(module, request)
-    return program, module.lookup_nodes
+    return program, module.faults
 
 
 def operators() -> frozenset[str]:

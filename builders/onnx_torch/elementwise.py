@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 
 from builders.onnx_torch.reading import dtype_of
-from builders.onnx_torch.table import Known, Value, must, operator
+from builders.onnx_torch.table import Known, Lookups, Value, must, operator
 
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
@@ -85,15 +85,31 @@ for _name, _run2 in _BINARY.items():
 
 
 @operator("Div")
-def div(a: Tensor, b: Tensor) -> Tensor:
-    """Integers are cut towards zero."""
-    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+def div(a: Tensor, b: Value, *, lookups: Lookups) -> Tensor:
+    """Integers are cut towards zero; the lowest divided by -1, which processors refuse, is itself."""
+    by = b.on(a.device) if isinstance(b, Known) else b
+    if a.is_floating_point():
+        return torch.div(a, by)
+    if _harmless(b):
+        return torch.div(a, by, rounding_mode="trunc")
+    by = lookups.divisor(by)
+    minus = by == -1 if by.dtype.is_signed else torch.zeros_like(by, dtype=torch.bool)
+    one = torch.ones_like(by)
+    return torch.div(a, torch.where(minus, one, by), rounding_mode="trunc") * torch.where(minus, by, one)
 
 
 @operator("Mod")
-def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
+def mod(a: Tensor, b: Value, *, fmod: int = 0, lookups: Lookups) -> Tensor:
     """The sign is the divisor's, with `fmod` the dividend's."""
-    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+    by = b.on(a.device) if isinstance(b, Known) else b
+    if not a.is_floating_point() and not _harmless(b):
+        by = lookups.divisor(by)
+    return torch.fmod(a, by) if fmod else torch.remainder(a, by)
+
+
+def _harmless(divisor: Value) -> bool:
+    """Whether integers can be divided by it: sizes, and constants that are neither 0 nor -1."""
+    return isinstance(divisor, Known) and (divisor.symbolic or not {0, -1} & set(divisor.each))
 
 
 @operator("Pow")

@@ -109,12 +109,14 @@ def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor
 
 
 @operator("ReverseSequence")
-def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+def reverse_sequence(
+    x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0, lookups: Lookups
+) -> Tensor:
     """The first `length` steps of each row, backwards."""
     must({batch_axis, time_axis} == {0, 1}, f"batch_axis {batch_axis} and time_axis {time_axis} are not 0 and 1")
     time = torch.arange(x.shape[time_axis], device=x.device)
     time, ends = (time.unsqueeze(1), lengths.unsqueeze(0)) if time_axis == 0 else (time, lengths.unsqueeze(1))
-    at = torch.where(time < ends, ends - 1 - time, time)
+    at = lookups.into(torch.where(time < ends, ends - 1 - time, time), x.shape[time_axis])
     return torch.gather(x, time_axis, at.reshape([*at.shape, *[1] * (x.dim() - 2)]).expand(x.shape))
 
 
@@ -136,14 +138,20 @@ def grid_sample(
 
 @operator("TensorScatter")
 def tensor_scatter(
-    past: Tensor, update: Tensor, write_indices: Tensor | None = None, *, axis: int = -2, mode: str = "linear"
+    past: Tensor,
+    update: Tensor,
+    write_indices: Tensor | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+    lookups: Lookups,
 ) -> Tensor:
     """A cache written at each row's own place; 'circular' goes around its end."""
     axis = axis % past.dim()
     batch, size, count = past.shape[0], past.shape[axis], update.shape[axis]
     start = torch.zeros(batch, dtype=torch.int64, device=past.device) if write_indices is None else write_indices
     at = start.unsqueeze(1) + torch.arange(count, device=past.device)
-    at = at.remainder(size) if mode == "circular" else at
+    at = at.remainder(size) if mode == "circular" else lookups.into(at, size)
     shape = [1] * past.dim()
     shape[0], shape[axis] = batch, count
     return past.scatter(axis, at.reshape(shape).expand(update.shape), update)

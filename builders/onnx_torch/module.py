@@ -29,8 +29,8 @@ Values = dict[str, Value]
 class OnnxModule(torch.nn.Module):
     """The graph as a module: `forward` takes its inputs' tensors in their order and gives a tuple of its outputs'.
 
-    With `clamped` there is one more output, bool [n]: whether the indices at each of the nodes `lookup_nodes` stay
-    inside what they look into. The others mean something only where it is true (see `table.Lookups`).
+    With `clamped` there is one more output, bool [n]: false for each of the `faults` that there was. The others mean
+    something only where all are true (see `table.Lookups`).
 
     Floating-point constants are parameters (without gradients), others buffers. Raises ModelError on construction for
     an operator or attribute that is not in the table, and while running for what torch refuses; each names the node.
@@ -60,13 +60,13 @@ class OnnxModule(torch.nn.Module):
         lookups = Lookups(self._clamped)
         run_steps(self._steps, values, Run(device, lookups), set(self._output_names))
         made = tuple(_tensor(values[name], device) for name in self._output_names)
-        self._told.nodes = tuple(lookups.nodes)
+        self._told.faults = tuple(lookups.faults)
         return (*made, torch.stack(lookups.inside)) if lookups.inside else made
 
     @property
-    def lookup_nodes(self) -> tuple[str, ...]:
-        """The nodes that the last output told of when `forward` last ran; see `clamped`."""
-        return self._told.nodes
+    def faults(self) -> tuple[str, ...]:
+        """What the last output told of when `forward` last ran, in words; see `clamped`."""
+        return self._told.faults
 
     def _constant(self, name: str) -> Value:
         tensor = getattr(self, self._attribute_of[name])
@@ -106,7 +106,7 @@ class OnnxModule(torch.nn.Module):
 class _Told:
     """What a run leaves behind; in an object of its own, since torch.export puts a module's attributes back."""
 
-    nodes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):

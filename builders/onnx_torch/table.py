@@ -73,28 +73,37 @@ class Known:
 
 
 class Lookups:
-    """Indices that come from data, of one run, and whether each stays inside what it looks into.
+    """Indices and integer divisors that come from data, of one run, and whether each can be used as it is.
 
-    Torch raises for one that does not. Code that a compiler makes of it ends the process, or reads what lies there:
-    with `clamped`, indices are brought inside, and what they were is kept for whoever runs the code.
+    Torch raises for an index outside of what it looks into, and for a divisor of zero. Code that a compiler makes of
+    it ends the process, or reads what lies there: with `clamped`, indices are brought inside and divisors of zero
+    become 1, and what they were is kept for whoever runs the code.
 
-    nodes: which looked.  inside: a truth for each.
+    faults: what is wrong where, in words, if the truth of the same place in `inside` does not hold.
     """
 
     def __init__(self, clamped: bool) -> None:
         self.clamped = clamped
-        self.nodes: list[str] = []
+        self.faults: list[str] = []
         self.inside: list[Tensor] = []
         self.node = ""
 
     def into(self, indices: Tensor, size: Any) -> Tensor:
         """Indices into an axis of that size, those from its end (negative ones) counted from its start."""
         indices = indices.to(torch.int64)
-        if self.clamped:
-            self.nodes.append(self.node)
-            self.inside.append(((indices >= -size) & (indices < size)).all())
+        self._expect("an index is out of range", (indices >= -size) & (indices < size))
         found = torch.where(indices < 0, indices + size, indices)
         return found.clamp(0, size - 1) if self.clamped else found
+
+    def divisor(self, numbers: Tensor) -> Tensor:
+        """Integers to divide by."""
+        self._expect("an integer is divided by zero", numbers != 0)
+        return torch.where(numbers == 0, torch.ones_like(numbers), numbers) if self.clamped else numbers
+
+    def _expect(self, fault: str, fine: Tensor) -> None:
+        if self.clamped:
+            self.faults.append(f"{fault} at node {self.node!r}")
+            self.inside.append(fine.all())
 
 
 Value = Tensor | Known

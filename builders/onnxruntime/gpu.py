@@ -101,9 +101,7 @@ class _OnnxRuntimeGpu(ABC):
         """Whether a GPU of that compute capability is in this machine, and the wheel installed."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
-        if _gpu_of(target) is None:
-            return f"no {target.sm} GPU on this machine"
-        return self._misinstalled()
+        return cuda.lacking(target) or self._misinstalled()
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
@@ -111,7 +109,7 @@ class _OnnxRuntimeGpu(ABC):
         Runtime would run it elsewhere."""
         check_fits(self, engine)
         request = engine.request
-        providers = self.providers(request, _gpu_of(request.target) or 0)
+        providers = self.providers(request, cuda.index_of(request.target.compute_capability))
         with GpuSession(engine.path, request.profiles, providers, cpu_operators=self.cpu_operators) as session:
             yield session
 
@@ -230,12 +228,9 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         """
         import onnxruntime as ort
 
-        device = _gpu_of(request.target)
-        if device is None:
-            raise EngineryError(
-                f"TensorRT tunes on the GPU it builds for: no {request.target.sm} GPU on this machine; "
-                "build on a node that has one"
-            )
+        if reason := cuda.lacking(request.target):
+            raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+        device = cuda.index_of(request.target.compute_capability)
         check_available(ort.get_available_providers(), TENSORRT)
         options = ort.SessionOptions()
         path = workdir / "engine.onnx"
@@ -274,12 +269,6 @@ def profile_options(profiles: Sequence[ShapeProfile]) -> ProviderOptions:
         key: ",".join(f"{entry[0]}:{'x'.join(map(str, entry[at]))}" for entry in entries)
         for at, key in enumerate(keys, start=1)
     }
-
-
-def _gpu_of(target: Target) -> int | None:
-    """Index of the first GPU of the target's compute capability."""
-    fitting = (gpu.index for gpu in cuda.gpus() if gpu.compute_capability == target.compute_capability)
-    return next(fitting, None)
 
 
 def _library(provider: str) -> Path:

@@ -113,13 +113,7 @@ class Flavour:
         """Whether a GPU of that compute capability is in this machine."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
-        found = cuda.gpus()
-        if any(gpu.compute_capability == target.compute_capability for gpu in found):
-            return None
-        here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in found)
-        return (
-            f"no {target.sm} GPU on this machine, which has {here}" if here else f"no {target.sm} GPU on this machine"
-        )
+        return cuda.lacking(target)
 
     def runs_engine(self, request: BuildRequest) -> str | None:
         """See `fitting.Portable`: an engine with hardware compatibility has other GPUs to run on."""

@@ -46,6 +46,8 @@ class Tvm:
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
+    build_only: ClassVar[tuple[str, ...]] = ("nvcc",)
+    gpu_tools: ClassVar[tuple[str, ...]] = ("nvcc",)
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False
@@ -99,9 +101,7 @@ class Tvm:
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
-        if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in cuda.gpus()):
-            return None
-        return f"no {target.sm} GPU on this machine"
+        return cuda.lacking(target)
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
         """See `fitting.Choosy`: the very versions that built it, but for nvcc, and for the CPU, which `open` asks."""

@@ -92,8 +92,8 @@ class Xla:
         """A CPU is always at hand; for a GPU, whether one of that capability is here, and JAX's plugin for it."""
         if target.is_cpu:
             return None
-        if not any(gpu.compute_capability == target.compute_capability for gpu in cuda.gpus()):
-            return f"no {target.sm} GPU on this machine"
+        if reason := cuda.lacking(target):
+            return reason
         if not any(map(_is_installed, _CUDA_PLUGINS)):
             return "jax has no CUDA plugin here; pip install 'jax[cuda13]'"
         return None

@@ -126,7 +126,7 @@ def _probe(backend: "Backend", target: "Target", precision: "Precision", *, dyna
 
     tensor = (TensorSpec("x", "float32", ("n" if dynamic else 1, 4)),)
     profiles = (ShapeProfile((("x", (1, 4), (2, 4), (4, 4)),)),) if dynamic else ()
-    options, toolchain = options_of(backend), toolchain_of(backend)
+    options, toolchain = options_of(backend), toolchain_of(backend, target)
     return BuildRequest("0" * 64, precision, target, backend.name, tensor, tensor, profiles, options, toolchain)
 
 

@@ -17,7 +17,8 @@ class Facts:
     reason: why it is no proven engine.  median_s, low_s, high_s: of one run at the bucket that is compared, with the
     95 % interval.  load_s: from the runtime's import to a session.  memory_bytes: peak over the process before.
     sqnr_db: the least of the quantization and the engine joint.  covers: of the fleet's targets, those that its backend
-    builds this precision for.  shapes: what it answers; None where that was not tried.
+    builds this precision for.  shapes: what it answers; None where that was not tried.  busy: why the machine counts as
+    busy while it was timed (`validation.latency.surroundings`).
     """
 
     unit: str
@@ -38,6 +39,7 @@ class Facts:
     covers: tuple[str, ...] = ()
     shapes: Shapes | None = None
     notes: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
 
     @property
     def runs(self) -> bool:
@@ -55,6 +57,7 @@ class Duel:
 
     verdict: on the fastest: 'faster', 'slower', 'no difference shown'; or 'far faster' where the times that each had
     alone left no doubt, and they were not run against each other.  detectable: the share that would have been shown.
+    busy: as in `Facts`.
     """
 
     first: str
@@ -64,12 +67,13 @@ class Duel:
     low: float | None = None
     high: float | None = None
     detectable: float | None = None
+    busy: tuple[str, ...] = ()
 
     def turned(self) -> "Duel":
         """The same runs, told of the second engine."""
         verdict = {"faster": "slower", "slower": "faster"}.get(self.verdict, self.verdict)
         ratio, low, high = (value and 1 / value for value in (self.ratio, self.high, self.low))
-        return Duel(self.second, self.first, verdict, ratio, low, high, self.detectable)
+        return Duel(self.second, self.first, verdict, ratio, low, high, self.detectable, self.busy)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""

@@ -140,6 +140,7 @@ def _times(report: Json, spec: ModelSpec) -> Json:
         "items_per_s": bucket["items_per_s"],
         "load_s": report["load_s"] + (report["import_s"] or 0.0),
         "memory_bytes": bucket["memory_bytes"],
+        "busy": tuple(bucket["surroundings"]["busy"]),
     }
 
 
@@ -257,4 +258,4 @@ def _duel(
     shop.progress.finished(name, found["verdict"])
     middle = next(item for item in found["ratios"] if item["p"] == 0.5)
     parts = {key: middle[key] for key in ("ratio", "low", "high", "detectable")}
-    return Duel(lead.unit, other.unit, found["verdict"], **parts)
+    return Duel(lead.unit, other.unit, found["verdict"], **parts, busy=tuple(found["surroundings"]["busy"]))

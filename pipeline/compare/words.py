@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from validation.latency.machine import machine_text
-from validation.latency.words import count_text
+from validation.latency.words import busiest, count_text
 from validation.plots.texts import seconds_text
 
 Json = Mapping[str, Any]
@@ -59,6 +59,12 @@ def lines(found: Json) -> Iterator[str]:
     for engine in found["engines"]:
         if engine["reason"]:
             yield f"{engine['precision']} {engine['backend']} is {engine['status']}: {engine['reason']}"
+    busy = [reason for timed in (*found["engines"], *found["duels"]) for reason in timed["busy"]]
+    if busy:
+        yield (
+            f"the machine was busy while these times were taken: {busiest(busy)}; compare again when it is quiet, with "
+            "a larger --seconds: engines that were timed for as long before are not timed again"
+        )
     for duel in found["duels"]:
         yield duel_text(duel)
     told = found["recommendation"]

@@ -34,7 +34,7 @@ def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | 
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
     backend = backends.configure(wanted.backend, dict(wanted.options))
-    backends.check_toolchain(backend, wanted.toolchain)
+    backends.check_toolchain(backend, wanted)
     enter_phase("fetching")
     model = fetch(place, wanted.model, workdir / "model.onnx")
     timing = TimingCache(place, backend, workdir)

@@ -74,6 +74,7 @@ def race_engines(store: str, sides: Sequence[Json], golden: str, model: Json, as
     asked: seconds, seed and sizes.
     """
     from validation.latency.against import judge, race
+    from validation.latency.surroundings import Watch
 
     place = open_store(store)
     opens = []
@@ -83,8 +84,10 @@ def race_engines(store: str, sides: Sequence[Json], golden: str, model: Json, as
         folder.mkdir()
         opens.append(partial(open_engine, fetched_engine(place, wanted, side["engine"], side["suffix"], folder)))
     (bucket,) = _buckets(place, golden, model, {"buckets": [asked["sizes"]]}, workdir)
-    found = judge(race((opens[0], opens[1]), bucket.inputs, asked["seconds"], asked["seed"]), asked["seed"])
-    return {"bucket": bucket.name, "items": bucket.items, "seed": asked["seed"], **found.to_json()}
+    watch = Watch()
+    pairs = race((opens[0], opens[1]), bucket.inputs, asked["seconds"], asked["seed"])
+    told = {"bucket": bucket.name, "items": bucket.items, "seed": asked["seed"], "surroundings": watch.stop().to_json()}
+    return {**told, **judge(pairs, asked["seed"]).to_json()}
 
 
 def _buckets(place: Store, golden: str, model: Json, asked: Mapping[str, object], workdir: Path) -> "list[Bucket]":

@@ -25,7 +25,7 @@ def rebuild_engine(store: str, request: Json, golden: str, out: str, workdir: Pa
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
     backend = backends.configure(wanted.backend, dict(wanted.options))
-    backends.check_toolchain(backend, wanted.toolchain)
+    backends.check_toolchain(backend, wanted)
     frozen = golden_set(place, golden, workdir)
     engine = backend.build(wanted, fetch(place, wanted.model, workdir / "model.onnx"), workdir)
     with backend.open(engine) as session:

@@ -24,7 +24,7 @@ def refit_engine(store: str, before: Json, engine: str, suffix: str, request: Js
     place = open_store(store)
     old, wanted = BuildRequest.from_json(before), BuildRequest.from_json(request)
     backend = backends.configure(wanted.backend, dict(wanted.options))
-    backends.check_toolchain(backend, wanted.toolchain)
+    backends.check_toolchain(backend, wanted)
     if not isinstance(backend, Refitting):
         raise InputError(f"engines of {wanted.backend} cannot be refitted")
     enter_phase("fetching")

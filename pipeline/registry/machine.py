@@ -8,7 +8,7 @@ None, is no reason to refuse an engine, and is said beside it. Not run on a GPU.
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from builders.cuda import Gpu, cuda_version, gpus
@@ -29,6 +29,7 @@ class Machine:
 
     product: short name as in `builders.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
     driver supports, '13.0'.  tensorrt, tensorrt_rtx, onnxruntime: versions of the runtimes.  memory_bytes: of the GPU.
+    here: whether it is this machine, where anything else that is installed can be asked for.
     """
 
     compute_capability: tuple[int, int] | None = None
@@ -39,6 +40,7 @@ class Machine:
     tensorrt_rtx: str | None = None
     onnxruntime: str | None = None
     memory_bytes: int | None = None
+    here: bool = field(default=False, compare=False)
 
     @property
     def target(self) -> Target:
@@ -101,7 +103,8 @@ def local_machine() -> Machine:
     """This machine. Of several GPUs of one generation the smallest memory counts. Raises as `local_target` does."""
     found = gpus()
     machine = Machine.of(_target_of(found))
-    installed = {field: _installed(name) for field, name in _RUNTIMES.items()}
+    installed = {fact: _installed(name) for fact, name in _RUNTIMES.items()}
+    machine = replace(machine, here=True)
     if not found:
         return machine.stating(**installed)
     memory = min(gpu.memory_bytes for gpu in found) or None

@@ -4,7 +4,8 @@ Rules and where they are from:
 
 - Which release of TensorRT runs an engine, and which GPU beside the one it was built for: `builders.compatibility`.
 - The driver must be as new as the CUDA that the wheels of the runtime are for (CUDA release notes, "Minimum Required
-  Driver Version for CUDA Minor Version Compatibility").
+  Driver Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
+- What engines of other compilers need installed, and of a CPU: `runtimes`.
 - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
 """
 
@@ -19,11 +20,44 @@ _GIB = 1 << 30
 
 def unmet(entry: EngineEntry, machine: Machine) -> str | None:
     """The first need that this machine is known not to meet; None if there is none."""
-    if entry.backend not in _TITLES:
+    reason = _version_unmet(entry, machine)
+    return reason if reason or not _on_gpu(entry) else _gpu_unmet(entry, machine)
+
+
+def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    """What could not be checked, or differs without being a reason."""
+    if entry.backend == "onnxruntime":
+        return _other_onnxruntime(entry, machine)
+    said = [_version_remark(entry, machine)]
+    if _on_gpu(entry):
+        driver = _driver(entry)
+        if driver and machine.driver is None and machine.cuda is None:
+            said.append(f"needs driver >= {driver}; the driver here is unknown")
+        if machine.memory_bytes is None:
+            said.append("the GPU's memory is unknown")
+        said.extend(_other_gpu(entry, machine))
+    return tuple(words for words in said if words)
+
+
+def _on_gpu(entry: EngineEntry) -> bool:
+    return entry.compute_capability is not None or entry.backend in _TITLES
+
+
+def _version_unmet(entry: EngineEntry, machine: Machine) -> str | None:
+    if entry.backend == "onnxruntime":
         return None
+    if entry.backend not in _TITLES:
+        # Here, because finding backends brings what takes half of the client's time to import.
+        from pipeline.registry import runtimes
+
+        return runtimes.unmet(entry, machine)
     needs, found = _runtime(entry), _found(entry, machine)
     if needs and found and not version_serves(entry.backend, entry.options, needs, found):
         return f"needs {_TITLES[entry.backend]} {needs}, found {found}"
+    return None
+
+
+def _gpu_unmet(entry: EngineEntry, machine: Machine) -> str | None:
     driver = _driver(entry)
     if driver and machine.driver and numbers(machine.driver) < numbers(driver):
         return f"needs driver >= {driver}, found {machine.driver}"
@@ -36,23 +70,15 @@ def unmet(entry: EngineEntry, machine: Machine) -> str | None:
     return None
 
 
-def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
-    """What could not be checked, or differs without being a reason."""
-    if entry.backend == "onnxruntime":
-        return _other_onnxruntime(entry, machine)
+def _version_remark(entry: EngineEntry, machine: Machine) -> str | None:
     if entry.backend not in _TITLES:
-        return ()
-    title, needs, driver = _TITLES[entry.backend], _runtime(entry), _driver(entry)
-    said = []
+        from pipeline.registry import runtimes
+
+        return runtimes.remark(entry, machine)
+    title, needs = _TITLES[entry.backend], _runtime(entry)
     if needs is None:
-        said.append(f"its {title} version is not on record")
-    elif _found(entry, machine) is None:
-        said.append(f"needs {title} {needs}; the version here is unknown")
-    if driver and machine.driver is None and machine.cuda is None:
-        said.append(f"needs driver >= {driver}; the driver here is unknown")
-    if machine.memory_bytes is None:
-        said.append("the GPU's memory is unknown")
-    return (*said, *_other_gpu(entry, machine))
+        return f"its {title} version is not on record"
+    return f"needs {title} {needs}; the version here is unknown" if _found(entry, machine) is None else None
 
 
 def _other_gpu(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
@@ -88,6 +114,7 @@ def _driver(entry: EngineEntry) -> str | None:
 
 
 def _cuda(entry: EngineEntry) -> int | None:
-    """The CUDA version that the runtime's wheels are for."""
-    found = (number for number in _DRIVER_OF_CUDA for name in entry.toolchain if f"-cu{number}" in name)
-    return min(found, default=None)
+    """The CUDA version that the runtime's wheels are for, or whose nvcc compiled the kernels."""
+    found = [number for number in _DRIVER_OF_CUDA for name in entry.toolchain if f"-cu{number}" in name]
+    nvcc = numbers(entry.toolchain.get("nvcc", ""))[:1]
+    return min((*found, *nvcc), default=None)

@@ -36,7 +36,7 @@ def _request(tool: Backend, target: Target, spec: ModelSpec, exported: Exported)
 
     model = exported.model
     shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
-    options, toolchain = backends.options_of(tool), backends.toolchain_of(tool)
+    options, toolchain = backends.options_of(tool), backends.toolchain_of(tool, target)
     return BuildRequest(
         model.digest, "int8", target, tool.name, model.inputs, model.outputs, shapes, options, toolchain
     )

@@ -33,6 +33,12 @@ def request_for(backend, inputs, outputs, target="cpu", precision="fp32", sizes=
     )
 
 
+def ran(backend, request, model, inputs, workdir):
+    """What the backend's engine answers."""
+    with backend.open(backend.build(request, model, workdir)) as session:
+        return session.run(inputs)
+
+
 def saved(path: Path, backend, nodes, inputs, outputs, weights=(), **changes):
     """The file and the request."""
     return graphs.save(path, nodes, inputs, outputs, weights), request_for(backend, inputs, outputs, **changes)

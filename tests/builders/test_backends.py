@@ -7,6 +7,7 @@ import pytest
 
 from builders import backends
 from builders.errors import EngineryError, InputError, UnknownNameError
+from tests.builders import graphs
 
 
 def test_the_three_backends_are_found():
@@ -94,10 +95,11 @@ def test_the_toolchain_holds_the_backends_own_revision(monkeypatch):
 
 def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
     backend = backends.configure("onnxruntime", {})
-    backends.check_toolchain(backend, backends.toolchain_of(backend))
-    planned = {**dict(backends.toolchain_of(backend)), "onnxruntime": "0.1"}
+    toolchain = backends.toolchain_of(backend)
+    backends.check_toolchain(backend, graphs.request("cpu", toolchain=toolchain))
+    planned = graphs.request("cpu", toolchain=tuple({**dict(toolchain), "onnxruntime": "0.1"}.items()))
     with pytest.raises(EngineryError, match=r"onnxruntime .*, not 0\.1, which the plan was made for"):
-        backends.check_toolchain(backend, planned.items())
+        backends.check_toolchain(backend, planned)
 
 
 def test_a_requests_json_and_key_are_those_of_its_fields():
@@ -105,7 +107,6 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
 
     from builders.digest import digest_of
     from builders.types import BuildRequest
-    from tests.builders import graphs
 
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),), scales="a" * 64)
     assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))

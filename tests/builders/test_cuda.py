@@ -5,10 +5,10 @@ import ctypes
 import numpy as np
 import pytest
 
-from builders import cuda
+from builders import backends, cuda
+from builders.aotinductor import AotInductor
 from builders.cuda import Device, Gpu, gpus
 from builders.errors import EngineryError, UnavailableError
-from builders.tensorrt import TensorRTRTX
 from tests.builders import graphs
 from tests.builders.fake_cuda import compiled, counter
 
@@ -31,8 +31,17 @@ def test_the_gpus_are_listed_with_name_and_capability(driver):
 
 
 def test_a_target_runs_where_its_capability_is(driver):
-    assert TensorRTRTX().runs(graphs.request("sm_75").target) is None
-    assert "which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)" in TensorRTRTX().runs(graphs.request("sm_80").target)
+    cpu, t4, a100 = (graphs.request(name).target for name in ("cpu", "sm_75", "sm_80"))
+    assert cuda.lacking(cpu) is None and cuda.lacking(t4) is None
+    assert cuda.lacking(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_every_backend_says_in_the_same_words_which_gpus_are_here_instead(driver, monkeypatch, name):
+    monkeypatch.setattr(AotInductor, "versions", lambda self: {"torch": "2.13.0+cu130"})
+    found, a100 = backends.configure(name, {}), graphs.request("sm_80").target
+    if found.serves(a100):
+        assert found.runs(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch):

@@ -128,7 +128,7 @@ def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):
     assert len(digest) == 64 and tool.refuses(REQUEST) is None
     first.write_bytes(b"other")
     assert key(tool) != before
-    planned = backends.toolchain_of(tool)
+    planned = dataclasses.replace(REQUEST, toolchain=backends.toolchain_of(tool))
     second.write_bytes(b"another")
     with pytest.raises(EngineryError, match=r"two\.so"):
         backends.check_toolchain(tool, planned)

@@ -103,7 +103,7 @@ def request_for(backend: Backend, model: KitModel, target: Target) -> BuildReque
         outputs=model.outputs,
         profiles=(model.profile,),
         options=backends.options_of(backend),
-        toolchain=backends.toolchain_of(backend),
+        toolchain=backends.toolchain_of(backend, target),
     )
 
 

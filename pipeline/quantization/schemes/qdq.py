@@ -4,8 +4,9 @@ int8 (TensorRT): symmetric activations, per-channel weights with a Q/DQ pair of 
 behind weighted nodes, so that a Relu fuses before the next quantization; the other operand of a residual Add is
 quantized, so that the Add fuses too.
 fp8 (TensorRT, sm_89 and later): the same places; the weights are stored as e4m3, behind one DequantizeLinear.
-uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases, and Q/DQ behind each
-convolution (and its Relu) and what joins convolutions, without which its integer kernels are not chosen.
+uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases (float ones for a backend
+that wants them), and Q/DQ behind each convolution (and its Relu) and what joins convolutions, without which its
+integer kernels are not chosen.
 Weights use all 8 bits: on x86 without VNNI onnxruntime adds pairs of uint8 x int8 products in 16 bits, which can
 saturate (its own documentation), so an int8 CPU engine holds for hosts like the one it was validated on.
 """
@@ -91,7 +92,7 @@ def _quantize(
     notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
     if grid == "uint8":
         sites, ranges = fold_stems(graph, sites, ranges)
-        kept_joints = _insert_for_cpu(graph, sites, ranges, overrides)
+        kept_joints = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
         quantize_before_blocks(graph)
     else:
         kept_joints = _insert_for_gpu(graph, sites, ranges, grid, overrides)
@@ -187,7 +188,11 @@ class _Write:
 
 
 def _insert_for_cpu(
-    model: ModelProto, sites: Iterable[Site], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
+    model: ModelProto,
+    sites: Iterable[Site],
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    overrides: Mapping[str, OverridePrecision],
 ) -> list[Kept]:
     sites = tuple(sites)
     writes, kept = _writes(model, sites, ranges, overrides)
@@ -200,7 +205,10 @@ def _insert_for_cpu(
         insertion.write(item.maker, item.tensor, 0.0 if item.fused in relus else item.low, item.high)
     for site in sites:
         scale = insertion.read(site.node, 0, *ranges.tensors[site.activation])
-        _weight_and_bias(insertion, site, scale)
+        if scheme.quantize_bias:
+            _weight_and_bias(insertion, site, scale)
+        else:
+            insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=False)
     return kept
 
 

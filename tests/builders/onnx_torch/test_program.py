@@ -134,11 +134,50 @@ def test_a_guarded_program_tells_of_indices_and_a_plain_one_leaves_them(tmp_path
     inputs = (TensorSpec("x", "int64", ("n", 3)), TensorSpec("t", "float32", ("n", 3)))
     both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (1, 3), (4, 3), (16, 3))))
     asked = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
-    program, nodes = to_guarded_program(tmp_path / "model.onnx", asked)
-    assert nodes == ("rows",)  # the index of 'column' is a constant
+    program, faults = to_guarded_program(tmp_path / "model.onnx", asked)
+    assert faults == ("an index is out of range at node 'rows'",)  # the index of 'column' is a constant
     given = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
     y, inside = program.module()(*given)
     assert y.tolist() == [[9, 12, 9]] and inside.tolist() == [True]
     assert program.module()(given[0] + 1, given[1])[1].tolist() == [False]
     (plain,) = to_program(tmp_path / "model.onnx", asked).module()(*given)
     assert plain.tolist() == y.tolist()
+
+
+def test_a_guarded_program_tells_of_divisions_by_zero_and_leaves_constants_alone(tmp_path):
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (int64[n] x, int64[n] by) => (int64[n] y, int64[n] rest)
+        <int64 two = {2}, int64 less = {-1}>
+        { half = Div (x, two)  turned = Div (half, less)  y = Div (turned, by)  rest = Mod (x, by) }
+    """)
+    onnx.save(model, tmp_path / "model.onnx")
+    inputs, outputs = (
+        tuple(TensorSpec(name, "int64", ("n",)) for name in names) for names in (("x", "by"), ("y", "rest"))
+    )
+    asked = request(inputs, outputs, (ShapeProfile((("x", (1,), (4,), (16,)), ("by", (1,), (4,), (16,)))),))
+    program, faults = to_guarded_program(tmp_path / "model.onnx", asked)
+    # By -1, which may stand beside the lowest number, what is harmless is done as well, and told of for nothing.
+    assert [fault.split(" at ")[1] for fault in faults] == ["node 'turned'", "node 'y'", "node 'rest'"]
+    assert all(fault.startswith("an integer is divided by zero") for fault in faults)
+    lowest = torch.iinfo(torch.int64).min
+    y, rest, fine = program.module()(torch.tensor([7, lowest]), torch.tensor([-2, -1]))
+    assert (y.tolist(), rest.tolist()) == ([1, lowest // 2], [-1, 0]) and fine.all()
+    assert program.module()(torch.tensor([7, 7]), torch.tensor([1, 0]))[2].tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(("length", "fine"), [(3, True), (4, False)])
+def test_a_guarded_program_tells_of_sequences_longer_than_they_can_be(tmp_path, length, fine):
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (float[n, 3] x, int64[n] lengths) => (float[n, 3] y)
+        { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, lengths) }
+    """)
+    onnx.save(model, tmp_path / "model.onnx")
+    inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("lengths", "int64", ("n",)))
+    both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("lengths", (1,), (4,), (16,))))
+    program, _ = to_guarded_program(
+        tmp_path / "model.onnx", request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
+    )
+    y, inside = program.module()(torch.arange(6.0).reshape(2, 3), torch.tensor([2, length]))
+    assert inside.tolist() == [fine] and y[0].tolist() == [1, 0, 2]

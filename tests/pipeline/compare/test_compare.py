@@ -84,16 +84,17 @@ FOUND = {
     "engines": [
         {"unit": "cpu fp32 a", "precision": "fp32", "backend": "a", "status": "proven", "reason": "", "median_s": 1e-3,
          "items_per_s": 1000.0, "load_s": 0.1, "memory_bytes": 1 << 20, "size_bytes": 1 << 20, "build_s": 1.0,
-         "sqnr_db": 99.0, "metrics": {}, "covers": ["cpu"], "shapes": None},
+         "sqnr_db": 99.0, "metrics": {}, "covers": ["cpu"], "shapes": None,
+         "busy": []},
         {"unit": "cpu fp32 b", "precision": "fp32", "backend": "b", "status": "refused", "reason": "a | b",
          "median_s": None, "items_per_s": None, "load_s": None, "memory_bytes": None, "size_bytes": None,
-         "build_s": None, "sqnr_db": None, "metrics": {}, "covers": [], "shapes": None},
+         "build_s": None, "sqnr_db": None, "metrics": {}, "covers": [], "shapes": None, "busy": []},
     ],
     "duels": [
         {"first": "x", "second": "y", "verdict": "faster", "ratio": None, "low": None, "high": None,
-         "detectable": None},
+         "detectable": None, "busy": []},
         {"first": "x", "second": "z", "verdict": "far faster", "ratio": 0.1, "low": None, "high": None,
-         "detectable": None},
+         "detectable": None, "busy": []},
     ],
     "recommendation": {"unit": "cpu fp32 a", "reason": "because", "ties": [],
                        "flips": [{"axis": "start", "unit": "cpu fp32 c", "condition": "if so"}]},
@@ -109,3 +110,12 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     assert "cpu fp32 c instead, for cold start: if so" in text
     assert "faster: x against y; too few runs" in text and "far faster: x against z, by the times" in text
     assert "a \\| b" in words.markdown(FOUND)
+
+
+def test_a_busy_machine_is_said_once_with_the_remedy():
+    noisy = json.loads(json.dumps(FOUND))
+    noisy["engines"][0]["busy"] = ["other processes used 31 % of the 2 cores"]
+    noisy["duels"][0]["busy"] = ["other processes used 44 % of the 2 cores", "60 involuntary context switches a second"]
+    (said,) = (line for line in words.lines(noisy) if "busy" in line)
+    assert "other processes used 44 % of the 2 cores; 60 involuntary" in said and "a larger --seconds" in said
+    assert not any("busy" in line for line in words.lines(FOUND))

@@ -1,5 +1,6 @@
 """fp8, int4 and int8-dynamic: what the graphs hold, what they lose, and which compilers take them."""
 
+import itertools
 from pathlib import Path
 
 import ml_dtypes
@@ -8,7 +9,7 @@ import onnx
 import pytest
 
 from builders.errors import DataError, InputError
-from builders.types import QUANTIZED
+from builders.types import QUANTIZED, QuantizationScheme
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
@@ -18,6 +19,7 @@ from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.schemes.qdq import LARGEST_REACH
 from pipeline.quantization.schemes.write import write
+from pipeline.values import Flavour
 from tests.pipeline.quantization.small_nets import (
     CPU,
     IMAGE_SHAPES,
@@ -39,6 +41,8 @@ from tests.pipeline.quantization.small_nets import (
     session,
     sqnr_db,
 )
+
+BIASES = (("uint8", True), ("uint8", False), ("int8", False))
 
 
 def wide_net() -> onnx.ModelProto:
@@ -204,3 +208,27 @@ def test_the_last_override_counts_and_int8_takes_back() -> None:
 def test_an_override_that_matches_nothing_names_the_nearest() -> None:
     with pytest.raises(InputError, match="no node matches 'Gemm_z'; did you mean 'Gemm_y'"):
         resolve(prepared(wide_net()), [Override("Gemm_z", "fp32")])
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
+    """A manifest keeps graphs by name: a second graph under one name would be lost."""
+    ranges = ranges_of(graph := prepared(conv_net()), images(), tensors_to_measure(graph))
+    found: dict[str, set[bytes]] = {}
+    for (activation, bias), rest in itertools.product(BIASES, ("fp32", "fp16")):
+        scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest)
+        graph = write(conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
+        found.setdefault(Flavour(precision, scheme).name, set()).add(graph)
+    assert all(len(graphs) == 1 for graphs in found.values()), found.keys()
+    assert precision != "int8" or len(set.union(*found.values())) == 6
+
+
+def test_a_scheme_says_whether_biases_are_quantized() -> None:
+    scheme = QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
+    ranges = ranges_of(graph := prepared(conv_net()), images(), tensors_to_measure(graph))
+    result, held_out = write(conv_net(), "int8", scheme, ranges)[0], images(16, 99)
+    assert all(constant(result, node.input[2]).dtype == np.float32 for node in of_type(result, "Conv"))
+    assert sqnr_db(run(conv_net(), held_out), run(result, held_out)) > 30
+    assert Flavour("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
+    with pytest.raises(ValueError, match="leaves biases in floating point"):
+        QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")

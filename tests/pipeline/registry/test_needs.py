@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from builders import backends, cpu_levels
 from builders.errors import UnknownNameError
 from pipeline.registry import machine as module
 from pipeline.registry.machine import Machine
@@ -140,3 +141,39 @@ def test_another_product_is_remarked_on_unless_the_engine_was_built_for_that() -
     )
     assert remarks(none, H200) == ()
     assert remarks(replace(TRT, options={"hardware_compatibility": "same_compute_capability"}), h100) == ()
+
+
+TVM = EngineEntry("sm_90", "fp32", "tvm", "proven", "", (9, 0), size_bytes=GIB,
+                  toolchain={"apache-tvm": "0.27", "nvcc": "13.0.48", "enginery-tvm": "2"})  # fmt: skip
+TORCH = EngineEntry("cpu", "fp32", "aotinductor", "proven", options={"cpu": "x86-64-v3"},
+                    toolchain={"torch": "2.13.0", "c++": "12.2.0", "cpu": "x86-64-v3"})  # fmt: skip
+IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"},
+                   toolchain={"iree-base-runtime": "3.13.0"})  # fmt: skip
+
+
+def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
+    assert remarks(TVM, H200) == ("needs apache-tvm 0.27; the versions there are unknown",)
+    assert unmet(TVM, replace(H200, driver="570.1")) == "needs driver >= 580, found 570.1"
+    assert unmet(TVM, replace(H200, memory_bytes=GIB // 2)) == "needs at least 1.0 GiB, the GPU has 0.5 GiB"
+    assert remarks(TORCH, Machine()) == ("needs cpu x86-64-v3, torch 2.13.0; the versions there are unknown",)
+    assert unmet(TORCH, Machine()) is None and remarks(replace(TORCH, toolchain={}), Machine()) == ()
+    unknown = replace(TORCH, backend="theirs")
+    assert remarks(unknown, Machine(here=True)) == (
+        "needs c++ 12.2.0, cpu x86-64-v3, torch 2.13.0; the versions here are unknown",
+    )
+
+
+def test_on_this_very_machine_the_backend_says_what_opens_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(entry: EngineEntry, versions: dict[str, str]) -> tuple[str | None, tuple[str, ...]]:
+        monkeypatch.setattr(type(backends.configure(entry.backend, {})), "versions", lambda self: versions)
+        return unmet(entry, Machine(here=True)), remarks(entry, Machine(here=True))
+
+    monkeypatch.setattr("builders.cpu_levels.platform.machine", lambda: "x86_64")
+    flags = cpu_levels._ADDED["x86-64-v2"] | cpu_levels._ADDED["x86-64-v3"]
+    monkeypatch.setattr("builders.cpu_levels._flags", lambda: flags)
+    assert judged(TORCH, {"torch": "2.13.0"}) == (None, ())
+    assert "built with torch 2.13.0, here is 2.12" in str(judged(TORCH, {"torch": "2.12"})[0])
+    reason, said = judged(TORCH, {})
+    assert reason is None and said[0].startswith("needs cpu x86-64-v3, torch 2.13.0; aotinductor is not installed here")
+    reason = unmet(IREE, Machine(here=True))
+    assert reason is not None and reason.startswith("compiled for x86-64-v4, and this CPU has no avx512bw")
