@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.compare.facts import too_noisy
 from validation.latency.machine import machine_text
 from validation.latency.words import count_text
 from validation.plots.texts import seconds_text
@@ -74,9 +75,12 @@ def duel_text(duel: Json) -> str:
         return f"far faster: {pair}, by the times that each had alone ({1 / duel['ratio']:.3g} times)"
     if duel["ratio"] is None:
         return f"{duel['verdict']}: {pair}; too few runs, or they could not be run side by side"
-    unseen = f"a difference of {100 * duel['detectable']:.2g} % would have been shown"
+    unseen = (
+        f"a difference of {100 * duel['detectable']:,.{0 if duel['detectable'] >= 0.1 else 1}f} % would have been shown"
+    )
+    verdict = "too noisy to tell" if too_noisy(duel["verdict"], duel["low"]) else duel["verdict"]
     interval = f"{duel['ratio']:.3f} times the time (95 %: {duel['low']:.3f} to {duel['high']:.3f})"
-    return f"{duel['verdict']}: {pair}: {interval}; {unseen}"
+    return f"{verdict}: {pair}: {interval}; {unseen}"
 
 
 def heading(found: Json) -> str:
