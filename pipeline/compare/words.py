@@ -1,6 +1,6 @@
 """A comparison for people: a table, the duels, and what to take; for a terminal and as Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.compare.facts import too_noisy
@@ -57,15 +57,24 @@ def _mib(size: float) -> str:
 
 def lines(found: Json) -> Iterator[str]:
     """Everything but the table."""
-    for engine in found["engines"]:
-        if engine["reason"]:
-            yield f"{engine['precision']} {engine['backend']} is {engine['status']}: {engine['reason']}"
+    yield from _reasons(found["engines"])
     for duel in found["duels"]:
         yield duel_text(duel)
     told = found["recommendation"]
     yield f"take {told['unit']}: {told['reason']}" if told["unit"] else f"nothing to take: {told['reason']}"
     for flip in told["flips"]:
         yield f"  {flip['unit']} instead, for {_AXES[flip['axis']]}: {flip['condition']}"
+
+
+def _reasons(engines: Iterable[Json]) -> Iterator[str]:
+    """Why engines are not proven; those of one reason in one line, as most of a target without its GPU are."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for engine in engines:
+        if engine["reason"]:
+            name = f"{engine['precision']} {engine['backend']}"
+            together.setdefault((engine["status"], engine["reason"]), []).append(name)
+    for (status, reason), names in together.items():
+        yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {status}: {reason}"
 
 
 def duel_text(duel: Json) -> str:
