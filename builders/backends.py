@@ -21,6 +21,8 @@ GROUP = "enginery.backends"
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
 _SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
 
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+
 
 def names() -> list[str]:
     """The installed backends' names, sorted."""
@@ -122,8 +124,8 @@ def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[t
         return float(value)
     if type(value) is not wanted:  # exactly: True is not a number here
         raise InputError(
-            f"backends.{backend}.{key}: {value!r} is a {type(value).__name__}; "
-            f"give a {wanted.__name__}, such as {default!r}"
+            f"backends.{backend}.{key}: {value!r} is of type {type(value).__name__}; "
+            f"give {_KINDS.get(wanted, wanted.__name__)}, such as {default!r}"
         )
     return value
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from pipeline import steps
-from pipeline.plan import Selection, candidates, plan_builds
+from pipeline.plan import Selection, candidates, plan_builds, unserved
 from pipeline.publication import Outcome, check_required, publish_version
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Built, Exported, Graph, Json
@@ -58,6 +58,8 @@ class Prepared:
 
 def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
     """The first three steps: export, quantize, plan."""
+    for name in unserved(spec, selection):
+        shop.progress.finished(name, f"left out: no backend of the spec ({', '.join(spec.backends)}) builds for it")
     exported = run.call(steps.export, spec, shop)
     ranges = calibrate(spec, exported, shop, run)
     flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))

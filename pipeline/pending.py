@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from builders import backends
 from builders.errors import EngineryError
 from builders.targets import parse_targets
 from pipeline.registry import channels, versions
@@ -15,7 +14,7 @@ from pipeline.registry.names import Reference, check_model, check_version, versi
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.versions import Located
-from pipeline.revalidate import Attested, revalidate
+from pipeline.revalidate import Attested, revalidate, why_not_here
 from pipeline.workshop import Workshop
 
 
@@ -71,7 +70,7 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     """
     manifest = versions.load(store, check_model(model), check_version(version))
     entries = _meant(judged(store, manifest), target)
-    return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and _not_here(entry) is None))
+    return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and why_not_here(entry) is None))
 
 
 def why_nothing(store: Store, item: Pending, target: str | None = None) -> str:
@@ -80,7 +79,7 @@ def why_nothing(store: Store, item: Pending, target: str | None = None) -> str:
     for_target = f" for {target}" if target else ""
     waiting = [entry for entry in entries if _unproven(entry)]
     if waiting:
-        return "; ".join(dict.fromkeys(f"{item.reference}: {_not_here(entry)}" for entry in waiting))
+        return "; ".join(dict.fromkeys(f"{item.reference}: {why_not_here(entry)}" for entry in waiting))
     counts = Counter(entry.status for entry in entries if entry.digest)
     there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
     return f"{item.reference} has no unproven engine{for_target}; it has {there}"
@@ -118,11 +117,6 @@ def _meant(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEnt
 
 def _unproven(entry: EngineEntry) -> bool:
     return entry.digest is not None and entry.status == "unproven"
-
-
-def _not_here(entry: EngineEntry) -> str | None:
-    """Why an engine does not run here; None if it does."""
-    return backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
 
 
 def _row(item: Pending, found: Attested) -> Proof:

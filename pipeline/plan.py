@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders import backends
+from builders.errors import InputError
 from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.steps.engines import recall_engine
@@ -59,6 +60,20 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
         for target, tool, precision in combinations
         if tool.serves(target) and selection.covers(target, precision, tool.name)
     )
+
+
+def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
+    """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
+    served = {item.target for item in candidates(spec, selection)}
+    asked = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
+    missing = tuple(target.name for target in asked if target not in served)
+    if not served:
+        names = [name for name in spec.backends if not selection.backends or name in selection.backends]
+        raise InputError(
+            f"none of the backends ({', '.join(names)}) builds for {', '.join(missing)}; "
+            "`enginery backends` says what does"
+        )
+    return missing
 
 
 def plan_builds(

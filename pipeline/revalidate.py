@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from builders import backends
 from builders.digest import digest_of
 from builders.errors import IntegrityError
+from builders.fitting import misfit
 from pipeline.presence import this_process
 from pipeline.registry.attestations import MAX_BYTES, attest, judged
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import parse_json
-from pipeline.registry.requests import request_of
+from pipeline.registry.requests import request_of, stated
 from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.latency import time_engine
@@ -63,14 +64,24 @@ def revalidate(
             continue
         if engines is not None and entry.digest not in engines:
             continue
-        backend = backends.configure(entry.backend, dict(entry.options))
-        if reason := backend.runs(entry.hardware):
-            yield Attested(entry, entry.status, entry.reason if entry.status == "proven" else reason)
+        if reason := why_not_here(entry):
+            told = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
+            yield Attested(entry, entry.status, told)
             continue
         with _its_turn(manifest, entry, shop):
             found = None if again else _settled(manifest, entry, shop)
             found = found or _attested(manifest, entry, spec, shop)
         yield found
+
+
+def why_not_here(entry: EngineEntry) -> str | None:
+    """Why an engine cannot be run here; None when it can.
+
+    Where its compiler is not installed, or in a version that does not open it, that says nothing about the engine: a
+    report of it would outweigh every machine on which it passes.
+    """
+    backend = backends.configure(entry.backend, dict(entry.options))
+    return backend.runs(entry.hardware) or misfit(backend, stated(entry))
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def _probe(backend: "Backend", target: "Target", precision: "Precision", *, dyna
 
 def _show(rows: list[Row]) -> None:
     columns = ("backend", "version", "builds", "shapes", "two builds", "runs here")
-    print_table(columns, [list(_cells(row)) for row in rows], least=(11, 9, 30, 7, 13), pipe_columns=100)
+    print_table(columns, [list(_cells(row)) for row in rows], least=(11, 9, 14, 7, 13, 9), pipe_columns=100)
     for row in rows:
         if row.missing:
             click.echo(f"{row.name} is not installed: {row.missing}")

@@ -52,19 +52,24 @@ def compare(
     """
     from pipeline.compare import run, words
     from pipeline.compile import InProcess
+    from pipeline.registry.landing import make_folder, reachable, write_whole
     from pipeline.run import RunOptions, opened
 
+    if out is not None:
+        # Now, and not when everything is built and timed.
+        with reachable(f"writing {out}"):
+            make_folder(out.parent)
     options = RunOptions(registry=registry, jobs=jobs)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
         asked = _asked(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
         found = run.compare(opened_run.spec, asked, opened_run.shop, InProcess())
-    if out is not None:
-        out.write_text(words.markdown(found))
-        say(f"written: {out}")
     if as_json:
         emit_json(found)
     else:
         _show(found)
+    if out is not None:
+        write_whole(out, words.markdown(found).encode())
+        say(f"written: {out}")
     ctx.exit(0 if found["recommendation"]["unit"] else 1)
 
 

@@ -8,6 +8,8 @@ Status = Literal["proven", "unproven", "failed", "refused"]
 # Answers sizes beyond the spec's dims, too; every size within them; only some of these.
 Shapes = Literal["any", "within", "some"]
 SHAPES: tuple[Shapes, ...] = ("some", "within", "any")
+# What may take more than so many times as long, by the interval of the duel, is not called as fast.
+TIE_FACTOR = 1.25
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,14 @@ class Duel:
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
         return asdict(self)
+
+
+def too_noisy(verdict: str, low: float | None) -> bool:
+    """Whether a duel that showed no difference could not have shown a large one either.
+
+    low: the lower bound of the first engine's time as a share of the second's.
+    """
+    return verdict == "no difference shown" and low is not None and TIE_FACTOR * low < 1
 
 
 def fastest(facts: Sequence[Facts]) -> Facts | None:

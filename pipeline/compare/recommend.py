@@ -1,7 +1,8 @@
 """Which engine of a comparison to take, why, and what would change that. docs/backends.md has the reasons of the rules.
 
 1. Only what is proven and was timed here counts: accuracy is a gate first, by the limits of the spec.
-2. The fastest wins, where its lead was shown. What no difference was shown to is as fast.
+2. The fastest wins, where its lead was shown. What no difference was shown to is as fast, unless the runs were so noisy
+   that it may well be slower: then nothing but the times speaks, and the answer says so.
 3. Among those that are as fast: the most of the fleet's targets, then the most sizes answered, then the accuracy, then
    the cheaper rebuild; in that order, as what goes wrong in production comes before what costs time in the workshop.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.compare.facts import SHAPES, Duel, Facts, fastest
+from pipeline.compare.facts import SHAPES, Duel, Facts, fastest, too_noisy
 from validation.plots.texts import seconds_text
 
 # Smaller differences decide nothing: a hundredth of a point of accuracy, one bit, a factor of two.
@@ -71,7 +72,12 @@ def _why_nothing(facts: Sequence[Facts]) -> str:
 
 
 def _no_slower(duel: Duel | None) -> bool:
-    return duel is not None and duel.verdict in ("no difference shown", "slower")
+    slower = duel is None or duel.verdict not in ("no difference shown", "slower")
+    return not slower and not _too_noisy(duel)
+
+
+def _too_noisy(duel: Duel | None) -> bool:
+    return duel is not None and too_noisy(duel.verdict, duel.low)
 
 
 def _narrowed(as_fast: list[Facts], lead: Facts) -> tuple[Facts, str | None]:
@@ -123,8 +129,7 @@ def _reason(
 ) -> str:
     speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
     if len(as_fast) == 1:
-        beaten = [duel for duel in shown.values() if duel.verdict in ("faster", "far faster")]
-        return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
+        return _reason_alone(speed, shown)
     others = ", ".join(item.unit for item in as_fast if item is not chosen)
     least = f"{speed}; no difference in speed shown to {others}"
     if axis is None:
@@ -136,6 +141,14 @@ def _reason(
         "rebuild": f"it builds in {seconds_text(chosen.build_s or 0.0)}, in half the time or less",
     }[axis]
     return f"{least}, and {why}"
+
+
+def _reason_alone(speed: str, shown: dict[str, Duel]) -> str:
+    noisy = ", ".join(duel.second for duel in shown.values() if _too_noisy(duel))
+    beaten = [duel for duel in shown.values() if duel.verdict in ("faster", "far faster")]
+    if noisy:
+        return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
+    return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
 
 
 def _lead(beaten: Sequence[Duel]) -> str:
@@ -154,6 +167,7 @@ def _flips(
         unseen = "" if detectable is None else f" (one of {100 * detectable:.2g} % would have been)"
         condition = f"if speed alone counts, and its lead turns out real: none was shown here{unseen}"
         yield Flip("throughput", lead.unit, condition)
+    yield from (Flip("throughput", duel.second, _noisy_words(duel)) for duel in shown.values() if _too_noisy(duel))
     for axis, score, step in AXES:
         best = max(entrants, key=score)
         if score(best) > score(chosen) + step / 2 and score(best) >= score(chosen) + step:
@@ -163,6 +177,14 @@ def _flips(
     if COST_FACTOR * (smallest.memory_bytes or math.inf) <= (chosen.memory_bytes or 0):
         sizes = [f"{(item.memory_bytes or 0) / 2**20:.0f} MiB" for item in (smallest, chosen)]
         yield Flip("memory", smallest.unit, f"if memory is short: it takes {sizes[0]}, not {sizes[1]}")
+
+
+def _noisy_words(duel: Duel) -> str:
+    most = 1 / (duel.low or 1)
+    return (
+        "if longer runs (--seconds) or a quieter machine show it to be no slower: "
+        f"by these it may take {most:.3g} times as long, or less time"
+    )
 
 
 def _conditions(axis: str, chosen: Facts, best: Facts, fleet: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """A comparison for people: a table, the duels, and what to take; for a terminal and as Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.compare.facts import too_noisy
 from validation.latency.machine import machine_text
 from validation.latency.words import busiest, count_text
 from validation.plots.texts import seconds_text
@@ -56,9 +57,7 @@ def _mib(size: float) -> str:
 
 def lines(found: Json) -> Iterator[str]:
     """Everything but the table."""
-    for engine in found["engines"]:
-        if engine["reason"]:
-            yield f"{engine['precision']} {engine['backend']} is {engine['status']}: {engine['reason']}"
+    yield from _reasons(found["engines"])
     busy = [reason for timed in (*found["engines"], *found["duels"]) for reason in timed["busy"]]
     if busy:
         yield (
@@ -73,6 +72,17 @@ def lines(found: Json) -> Iterator[str]:
         yield f"  {flip['unit']} instead, for {_AXES[flip['axis']]}: {flip['condition']}"
 
 
+def _reasons(engines: Iterable[Json]) -> Iterator[str]:
+    """Why engines are not proven; those of one reason in one line, as most of a target without its GPU are."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for engine in engines:
+        if engine["reason"]:
+            name = f"{engine['precision']} {engine['backend']}"
+            together.setdefault((engine["status"], engine["reason"]), []).append(name)
+    for (status, reason), names in together.items():
+        yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {status}: {reason}"
+
+
 def duel_text(duel: Json) -> str:
     """One duel, the verdict first."""
     pair = f"{duel['first']} against {duel['second']}"
@@ -80,9 +90,12 @@ def duel_text(duel: Json) -> str:
         return f"far faster: {pair}, by the times that each had alone ({1 / duel['ratio']:.3g} times)"
     if duel["ratio"] is None:
         return f"{duel['verdict']}: {pair}; too few runs, or they could not be run side by side"
-    unseen = f"a difference of {100 * duel['detectable']:.2g} % would have been shown"
+    unseen = (
+        f"a difference of {100 * duel['detectable']:,.{0 if duel['detectable'] >= 0.1 else 1}f} % would have been shown"
+    )
+    verdict = "too noisy to tell" if too_noisy(duel["verdict"], duel["low"]) else duel["verdict"]
     interval = f"{duel['ratio']:.3f} times the time (95 %: {duel['low']:.3f} to {duel['high']:.3f})"
-    return f"{duel['verdict']}: {pair}: {interval}; {unseen}"
+    return f"{verdict}: {pair}: {interval}; {unseen}"
 
 
 def heading(found: Json) -> str:

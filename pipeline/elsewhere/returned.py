@@ -200,7 +200,10 @@ def import_file(store: Store, path: Path) -> list[Imported]:
     """Judge what a file holds. Raises IntegrityError for what is no result of the kit, or holds nothing to judge."""
     with path.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
-    results = Results.from_json(parse_json(data, MAX_BYTES))
+    try:
+        results = Results.from_json(parse_json(data, MAX_BYTES))
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error}") from error
     if not results.carried:
         raise IntegrityError(
             f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginery validate REF --carry "

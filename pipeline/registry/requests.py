@@ -10,7 +10,15 @@ def request_of(entry: EngineEntry) -> BuildRequest:
 
     Raises IntegrityError when the entry does not give its own build key.
     """
-    request = BuildRequest(
+    request = stated(entry)
+    if request.key != entry.build_key:
+        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
+    return request
+
+
+def stated(entry: EngineEntry) -> BuildRequest:
+    """The request as the entry's fields have it, whatever its build key is."""
+    return BuildRequest(
         model=entry.graph or "",
         precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser
         target=entry.hardware,
@@ -22,6 +30,3 @@ def request_of(entry: EngineEntry) -> BuildRequest:
         toolchain=tuple(sorted(entry.toolchain.items())),
         scales=entry.scales,
     )
-    if request.key != entry.build_key:
-        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
-    return request

@@ -58,6 +58,15 @@ class ModelSpec(Part):
     _path: Path = PrivateAttr(default=Path())
     _address: str = PrivateAttr(default="")
 
+    @field_validator("backends", mode="before")
+    @classmethod
+    def _options_of_each(cls, chosen: object) -> object:
+        if isinstance(chosen, list) and chosen and all(isinstance(name, str) for name in chosen):
+            raise ValueError(f"give each its options: {{{', '.join(f'{name}: {{}}' for name in chosen)}}}")
+        if isinstance(chosen, dict) and (bare := next((k for k, v in chosen.items() if not isinstance(v, dict)), None)):
+            raise ValueError(f"{bare} has {chosen[bare]!r}; give its options, or {{}} for none")
+        return chosen
+
     @field_validator("backends")
     @classmethod
     def _known_backends(cls, chosen: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:

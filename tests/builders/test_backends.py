@@ -56,7 +56,7 @@ def test_an_unknown_option_names_the_nearest():
 
 @pytest.mark.parametrize("value", ["3", 3.0, True, None, [3]])
 def test_a_wrong_type_names_value_and_remedy(value):
-    with pytest.raises(InputError, match="give a int, such as"):
+    with pytest.raises(InputError, match="give an integer, such as"):
         backends.configure("tensorrt", {"optimization_level": value})
 
 

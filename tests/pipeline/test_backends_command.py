@@ -1,6 +1,7 @@
 """`enginery backends`: what it says is what the backends would do, in a table that fits 100 columns."""
 
 import json
+import re
 
 import pytest
 
@@ -21,8 +22,19 @@ def test_the_table_fits_a_hundred_columns(capsys, monkeypatch):
     lines = said(capsys).splitlines()
     table = [line for line in lines if "is not installed:" not in line]
     assert max(map(len, table)) <= 100
+    assert table[0].rstrip().endswith("runs here")
     assert any(line.startswith("onnxruntime ") and "dynamic" in line and "same bytes" in line for line in table)
     assert {line.split()[0] for line in table if not line.startswith(" ")} == {"backend", *backends.names()}
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_no_column_is_cut_on_a_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take this for a terminal
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in said(capsys).splitlines()]
+    assert lines[0].split()[-4:] == ["two", "builds", "runs", "here"]
+    row = next(line for line in lines if line.startswith("onnxruntime "))
+    assert row.split()[-3:] == ["same", "bytes", "cpu"]
 
 
 def test_what_is_not_installed_says_how_to_get_it_and_what_it_would_build(capsys, monkeypatch):

@@ -280,3 +280,4 @@ def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Proj
         path.write_bytes(data)
         done = built.run("validate", "--import", path)
         assert done.code not in (0, 2) and said in done.err, (data[:80], done.err)
+        assert str(path) in done.err or "lacks what it is" in said

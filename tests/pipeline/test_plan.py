@@ -136,3 +136,21 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
     request = plan._request(spec, item, Graph(Flavour("fp32"), "0" * 64, tensor, tensor))
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
+
+
+@pytest.mark.parametrize("command", ["plan", "build"])
+def test_backends_that_build_for_none_of_the_targets_are_told_of_before_any_work(
+    project: Project, command: str
+) -> None:
+    project.change_spec(targets=["cpu"], backends={"tensorrt": {}, "tensorrt-rtx": {}})
+    done = project.run(command, project.spec)
+    told = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginery backends` says what does"
+    assert done.code == 2 and told in done.err and "export" not in done.err
+
+
+def test_a_target_that_no_backend_of_the_spec_builds_for_is_not_left_out_in_silence(project: Project) -> None:
+    project.change_spec(precisions=["fp32"], calibration=None, targets=["cpu", "sm_89"], backends={"onnxruntime": {}})
+    done = project.run("plan", project.spec)
+    assert done.code == 0 and "1 build, 0 cached, 0 refused" in done.out
+    assert "sm_89: left out: no backend of the spec (onnxruntime) builds for it" in done.err
+    assert "left out" not in project.run("plan", project.spec, "--targets", "cpu").err

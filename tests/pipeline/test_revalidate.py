@@ -1,6 +1,7 @@
 """Proving published engines again: under the same limits, and with every trouble as data or as one message."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from builders.errors import IntegrityError
 from builders.local import LocalExecutor
 from pipeline.publication import resolved_spec
+from pipeline.registry.attestations import judged
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import load
 from pipeline.revalidate import revalidate
@@ -47,3 +49,20 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
     executor = LocalExecutor()
     with pytest.raises(IntegrityError, match=r"tiny@1: its spec does not fit.*from-elsewhere"):
         list(revalidate(foreign, Workshop(store, executor, executor)))
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("", "built by onnxruntime, which is not installed here"), ("0.1", "saved by onnxruntime .*, here is 0.1")],
+)
+def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
+    built: Project, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
+    here = {"onnxruntime": version} if version else {}
+    monkeypatch.setattr("builders.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
+    store, executor = open_store(built.registry), LocalExecutor()
+    manifest = load(store, "tiny", "1")
+    found = list(revalidate(manifest, Workshop(store, executor, executor), ["cpu"]))
+    assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
+    assert all(re.search(f"passed; not run here: {said}", item.reason) for item in found)
+    assert {entry.status for entry in judged(store, manifest) if entry.target == "cpu"} == {"proven"}

@@ -94,6 +94,9 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ({"quantization": {"floor": {}}}, "needs one of sqnr_db, cosine, argmax_agreement, accuracy"),
         ({"calibration": {"data": "spec.py:f", "parts": 2}}, "a generator cannot be divided into parts; remove parts"),
         ({"calibration": {"data": "../data"}}, "calibration.data: '../data': must be a relative path inside"),
+        ({"backends": ["xla", "iree"]}, "backends: ['xla', 'iree']: give each its options: {xla: {}, iree: {}}"),
+        ({"backends": {"xla": None}}, "backends: xla has None; give its options, or {} for none"),
+        ({"backends": {"onnxruntime": {"intra_op_threads": 2.5}}}, "2.5 is of type float; give an integer, such as 0"),
         ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: input should be greater than 0"),
         ({"build": {"required": ["cpu int9"]}}, "build.required has 'cpu int9', which covers no unit of this spec"),
         (

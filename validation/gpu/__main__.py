@@ -1,8 +1,10 @@
 """`python -m validation.gpu`: runs the kit, or writes its page. argparse, as a bare machine has no click."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from builders.errors import EngineryError
@@ -25,6 +27,9 @@ def main(words: list[str]) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was measured so far is kept", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,9 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "--backends", type=_words, default=[], help="names, by commas; default: all that are registered"
     )
     parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=f"{','.join(PEERS)}; or none")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each latency")
+    parser.add_argument("--seconds", type=_seconds, default=2.0, help="for each latency")
     parser.add_argument("--size", choices=SIZES, default="real", help="of the kit's models")
-    parser.add_argument("--timeout", type=float, default=1200.0, help="seconds for each try")
+    parser.add_argument("--timeout", type=_seconds, default=1200.0, help="seconds for each try")
     parser.add_argument("--no-peaks", action="store_true", help="do not measure the roofs")
     return parser
 
@@ -57,6 +62,17 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
         return found
 
     return parse
+
+
+def _seconds(text: str) -> float:
+    """A time that can be waited: more than 0, and an end."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -76,13 +92,20 @@ def _check(given: argparse.Namespace) -> int:
         timeout_s=given.timeout,
         peaks=not given.no_peaks,
     )
-    found = run_kit(asked, lambda line: print(line, file=sys.stderr, flush=True))
-    given.out.write_bytes(found.to_bytes())
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    found = run_kit(asked, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, given.out))
     bad = [item for item in _own(found) if item["outcome"] not in _PASSING]
     print(
         f"{given.out}: {len(found.tries)} tried, {len(found.skipped)} not, {len(found.carried)} carried; {len(bad)} bad"
     )
     return 1 if bad else 0
+
+
+def _keep(path: Path, found: Results) -> None:
+    """Write the results so that the file is whole at any moment."""
+    landing = path.with_name(f"{path.name}.part")
+    landing.write_bytes(found.to_bytes())
+    landing.replace(path)
 
 
 def _own(found: Results) -> list[dict[str, object]]:

@@ -58,6 +58,7 @@ class _Bench:
     device: Device
     folder: Path
     say: Callable[[str], None]
+    keep: Callable[[Results], None]
     cases: dict[str, Path] = field(default_factory=dict)
     models: list[Json] = field(default_factory=list)
     peaks: Json | None = None
@@ -80,6 +81,27 @@ class _Bench:
         self.say(f"{name}: {found.get('outcome', 'done')}" + (f", {found['reason']}" if found.get("reason") else ""))
         return {"name": name, "took_s": round(time.perf_counter() - begun, 3), **found}
 
+    def add(self, rows: list[Json], item: Json) -> None:
+        """One more row, and what is known by now kept."""
+        rows.append(item)
+        self.keep(self.results())
+
+    def results(self) -> Results:
+        """What is known by now."""
+        return Results(
+            created_at=now(),
+            device=self.device.to_json(),
+            host=devices.host(),
+            software=devices.software(),
+            peaks=self.peaks,
+            models=self.models,
+            tries=self.tries,
+            skipped=self.skipped,
+            carried=self.carried,
+            seconds=self.asked.seconds,
+            size=self.asked.size,
+        )
+
     def timing(self, peers: Sequence[Peer] = ()) -> Json:
         """What a try is told of how to measure."""
         caches = str(self.folder / "inductor")
@@ -94,37 +116,29 @@ def _unfinished(error: EngineryError) -> Json:
     return {"outcome": "crashed" if crashed else "not finished", "reason": " | ".join([str(error), *log])[:1000]}
 
 
-def run_kit(asked: Asked, say: Callable[[str], None]) -> Results:
+def run_kit(asked: Asked, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
     """Everything, told line by line. Raises UnavailableError without the device, UnknownNameError for a backend that
-    is not registered, IntegrityError for a damaged carried folder."""
+    is not registered, IntegrityError for a damaged carried folder; all of them before anything is tried.
+
+    keep: told what is known, first of all and after each try: hours of a GPU are not lost to what ends the process.
+    """
     device = devices.find_device(asked.device)
+    for name in asked.backends:
+        backends.configure(name, {})
     carried = [Carried.load(folder) for folder in asked.carry]
     say(f"on {device.name} ({device.target.name}), driver {device.driver or 'none'}")
     with tempfile.TemporaryDirectory(prefix="enginery-gpu-") as folder:
-        bench = _Bench(asked, device, Path(folder), say)
-        try:
-            _work(bench, carried)
-        except KeyboardInterrupt:
-            say("interrupted; what was measured so far is kept")
-        return Results(
-            created_at=now(),
-            device=device.to_json(),
-            host=devices.host(),
-            software=devices.software(),
-            peaks=bench.peaks,
-            models=bench.models,
-            tries=bench.tries,
-            skipped=bench.skipped,
-            carried=bench.carried,
-            seconds=asked.seconds,
-            size=asked.size,
-        )
+        bench = _Bench(asked, device, Path(folder), say, keep)
+        keep(bench.results())
+        _work(bench, carried)
+        return bench.results()
 
 
 def _work(bench: _Bench, carried: Sequence[Carried]) -> None:
     """In an order in which what is wanted most is there first."""
     for item in carried:
-        bench.carried.extend(_proven(bench, item))
+        for proven in _proven(bench, item):
+            bench.add(bench.carried, proven)
     if bench.asked.peaks:
         bench.peaks = bench.job("peaks", "peaks:measured", {"device": bench.device.device}).get("peaks")
     models = list(_models(bench))
@@ -132,11 +146,12 @@ def _work(bench: _Bench, carried: Sequence[Carried]) -> None:
     for kind, task in _tasks(bench, models):
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
-            bench.skipped.append({"kind": kind, **task.to_json()})
+            bench.add(bench.skipped, {"kind": kind, **task.to_json()})
         else:
-            bench.tries.append(_engine(bench, kind, task))
+            bench.add(bench.tries, _engine(bench, kind, task))
     for model in models:
-        bench.tries.extend(_peer(bench, peer, model) for peer in _peers_for(bench))
+        for peer in _peers_for(bench):
+            bench.add(bench.tries, _peer(bench, peer, model))
 
 
 def _models(bench: _Bench) -> Iterator[KitModel]:

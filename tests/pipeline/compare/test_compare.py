@@ -70,6 +70,26 @@ def test_what_cannot_be_compared_is_refused(project: Project):
     assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(project: Project):
+    done = project.run("compare", project.spec, "--target", "cpu", "--out", project.spec / "page.md")
+    assert done.code == 3 and "writing" in done.err and "Traceback" not in done.err
+    assert not project.registry.exists()
+
+
+def test_a_page_gets_its_folder(built: Project):
+    page = built.folder / "new" / "page.md"
+    words_of = ("--target", "sm_89", "--backends", "tensorrt", "--precisions", "fp32", "--out", page)
+    assert built.run("compare", built.spec, *words_of).code == 1
+    assert page.read_text().startswith("# tiny on sm_89")
+
+
+def test_engines_of_one_reason_are_named_together():
+    refused = FOUND["engines"][1]
+    others = [{**refused, "precision": "int8"}, {**refused, "precision": "fp16", "reason": "c"}]
+    told = [*words.lines({**FOUND, "engines": [*FOUND["engines"], *others]})]
+    assert told[:2] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
+
+
 def test_sizes_are_tried_that_no_bucket_ends_at_and_beyond_the_last():
     dims = (Dim("n", 1, 4, 8), Dim("t", 1, 64, 64, (32, 64)))
     within = sizes_within(dims)

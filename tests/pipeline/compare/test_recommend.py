@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.compare.facts import Duel, Facts, fastest
 from pipeline.compare.recommend import recommend
+from pipeline.compare.words import duel_text
 
 FLEET = ("cpu", "sm_80", "sm_89")
 
@@ -62,6 +63,18 @@ def test_between_engines_that_are_as_fast_something_else_decides(better, words):
     assert words in told.reason and "no difference in speed shown to a" in told.reason
     assert told.flips[0].axis == "throughput" and told.flips[0].unit == "a"
     assert "one of 4 % would have been" in told.flips[0].condition
+
+
+def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
+    """An engine that may take 26 times as long is not taken because it answers more sizes."""
+    noisy = Duel("a", "b", SAME, 0.26, 0.039, 1.737, 12.0)
+    told = recommend([engine("a"), engine("b", 37e-3, shapes="any", covers=FLEET)], [noisy], FLEET)
+    assert told.unit == "a" and told.ties == ()
+    assert told.reason == "the least median, 1 ms a run; the runs were too noisy to tell whether b may be as fast"
+    (speed,) = (flip for flip in told.flips if flip.axis == "throughput")
+    assert speed.unit == "b" and "may take 25.6 times as long" in speed.condition
+    assert duel_text(noisy.to_json()).startswith("too noisy to tell: a against b: 0.260 times the time")
+    assert duel_text(noisy.to_json()).endswith("a difference of 1,200 % would have been shown")
 
 
 def test_the_axes_come_in_their_order():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from builders.errors import UnavailableError
+from builders.jobs import Job
+from builders.process import run_job
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
@@ -109,6 +111,49 @@ def test_no_gpu_and_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str],
     with pytest.raises(SystemExit):
         main(["--models", "resnet"])
     assert "'resnet' is none of mlp, conv, block" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--seconds", "-1"), ("--seconds", "nan"), ("--timeout", "0"), ("--timeout", "x")])
+def test_times_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", *words])
+    assert f"{words[1]!r} is no number of seconds above 0" in capsys.readouterr().err
+
+
+QUICK = ["--device", "cpu", "--models", "mlp", "--size", "small", "--peers", "none", "--no-peaks", "--seconds", "0.01"]
+
+
+def test_a_backend_that_is_not_known_is_refused_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--backends", "onnxruntime,onnxruntim"]) == 2
+    assert capsys.readouterr().err == "error: backend 'onnxruntim' is not known; did you mean 'onnxruntime'?\n"
+
+
+def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After the first try the file has it: here Ctrl-C ends the second, where a lost machine would as well."""
+    out, tried = tmp_path / "new" / "out.json", []
+
+    def run_one(job: Job, workdir: Path) -> object:
+        tried.append(job.name)
+        if len(tried) == 2:
+            assert [item["outcome"] for item in Results.load(out).tries] == ["passed"]
+            raise KeyboardInterrupt
+        return run_job(job, workdir)
+
+    monkeypatch.setattr("validation.gpu.kit.run_job", run_one)
+    assert main([*QUICK, "--backends", "onnxruntime", "--out", str(out)]) == 130
+    assert "interrupted; what was measured so far is kept" in capsys.readouterr().err
+    assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("validation.gpu.kit.run_job", lambda *_: pytest.fail("something was tried"))
+    (tmp_path / "file").touch()
+    assert main([*QUICK, "--backends", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
 
 
 def find_gpu() -> bool:
