@@ -45,7 +45,7 @@ class Iree:
     """
 
     name: ClassVar[str] = "iree"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[iree]'"
