@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.errors import ModelError, StepError
-from builders.iree.control import wrong_loops, wrong_scans
+from builders.iree.control import wrong_loops
+from builders.iree.operators import wrong_operators
 from builders.iree.rewrites import rewrite
 from builders.plain_onnx import Names, plain
 
@@ -78,9 +79,11 @@ def _infer(proto: "onnx.ModelProto") -> "onnx.ModelProto":
 
 def _mended(proto: "onnx.ModelProto", names: Names) -> "onnx.ModelProto":
     """The model without what IREE compiles into something else. Raises ModelError where that is not to be had."""
-    if (found := next(chain(wrong_loops(proto.graph), wrong_scans(proto.graph)), None)) is not None:
-        raise ModelError(f"IREE computes something else than the model: {names.restore(found)}")
-    rewrite(proto.graph)
+    opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    found = next(chain(wrong_loops(proto.graph), wrong_operators(proto.graph, opset)), None)
+    if found is not None:
+        raise ModelError(f"IREE computes something else than the model: {names.restore(found)}, or use onnxruntime")
+    rewrite(proto.graph, opset)
     return proto
 
 

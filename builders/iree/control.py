@@ -6,9 +6,15 @@ the constants in the graph. A Scan is read and written forwards along axis 0 wha
 what it collects is dynamic, IREE takes 1 for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from builders.iree.scope import Scope, attributes_of, graphs_of
+
+_RUNS_ON = (
+    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
+    "constantly true"
+)
 _SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
 
@@ -19,50 +25,28 @@ def wrong_loops(graph: Any, outer: frozenset[str] = frozenset()) -> Iterator[str
     """
     sure = _sure(graph, outer)
     for node in graph.node:
-        for body in _graphs(node):
+        for body in graphs_of(node):
             inner = sure
             if node.op_type == "Loop":
                 begins = len(node.input) < 2 or not node.input[1] or node.input[1] in sure
                 inner = sure | {body.input[1].name} if begins else sure
                 if not begins or body.output[0].name not in _sure(body, inner):
-                    yield (
-                        f"{node.name} runs for as many turns as its trip count says, also when its condition says stop; "
-                        "give it a condition that is constantly true, or use onnxruntime"
-                    )
+                    yield f"{node.name} {_RUNS_ON}"
             yield from wrong_loops(body, inner)
 
 
-def wrong_scans(graph: Any) -> Iterator[str]:
-    """What IREE gets wrong of each Scan of a graph whose shapes are inferred, with the name of its node."""
-    shapes = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
-    for node in graph.node:
-        if node.op_type == "Scan":
-            yield from _wrong_scan(node, shapes)
-        for body in _graphs(node):
-            yield from wrong_scans(body)
-
-
-def _wrong_scan(node: Any, shapes: Mapping[str, Any]) -> Iterator[str]:
-    given = {attribute.name: attribute for attribute in node.attribute}
+def wrong_scan(node: Any, scope: Scope) -> Iterator[str]:
+    """What IREE gets wrong of a Scan."""
+    given = attributes_of(node)
     for name in _SCAN_LISTS:
-        if name in given and any(given[name].ints):
+        if any(given.get(name, ())):
             yield (
-                f"{node.name} goes forwards along axis 0 whatever {name} says; reverse or transpose the tensor outside "
-                "of the Scan, or use onnxruntime"
+                f"goes forwards along axis 0 whatever {name} says; reverse or transpose the tensor outside of the Scan"
             )
-    states = len(node.input) - given["num_scan_inputs"].i
+    states = len(node.input) - given["num_scan_inputs"]
     for name in filter(None, node.output[states:]):
-        dims = shapes[name].shape.dim if name in shapes and shapes[name].HasField("shape") else None
-        if dims is None or not all(dim.HasField("dim_value") for dim in dims):
-            yield (
-                f"{node.name} collects {name} of a dynamic size, which is taken for 1; export the model with fixed "
-                "sizes, or use onnxruntime"
-            )
-
-
-def _graphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else attribute.graphs)
+        if (sizes := scope.sizes(name)) is None or None in sizes:
+            yield f"collects {name} of a dynamic size, which is taken for 1; export the model with fixed sizes"
 
 
 def _sure(graph: Any, outer: frozenset[str]) -> frozenset[str]:

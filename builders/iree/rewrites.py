@@ -1,57 +1,25 @@
 """Nodes that IREE 3.13 compiles into something else, written as nodes that compute the same and that it gets right."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from builders.iree.scope import Scope, attributes_of, graphs_of
 
 # What exporters write for 'from the end', whatever the size.
 _BEYOND = 2**31 - 1
 
 
-@dataclass
-class Scope:
-    """What is known of the values that a graph sees: types and shapes, and the arrays of the constants."""
-
-    types: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, Any] = field(default_factory=dict)
-
-    def inside(self, graph: Any) -> "Scope":
-        """The scope of a graph in this one."""
-        values = (*graph.value_info, *graph.input, *graph.output)
-        constants = {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute[0].name == "value":
-                constants[node.output[0]] = node.attribute[0].t
-        types = {value.name: value.type.tensor_type for value in values}
-        return Scope({**self.types, **types}, {**self.arrays, **constants})
-
-    def array(self, name: str) -> "np.ndarray[Any, Any] | None":
-        """A constant's array; None of another value."""
-        from onnx import numpy_helper
-
-        return numpy_helper.to_array(self.arrays[name]) if name in self.arrays else None
-
-    def sizes(self, name: str) -> Sequence[int | None] | None:
-        """A value's sizes, None for a dynamic one; None when not even its rank is known."""
-        if name in self.arrays:
-            return tuple(self.arrays[name].dims)
-        if name not in self.types or not self.types[name].HasField("shape"):
-            return None
-        return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
-
-
-def rewrite(graph: Any, outer: Scope | None = None) -> None:
+def rewrite(graph: Any, opset: int, outer: Scope | None = None) -> None:
     """Rewrite a graph whose shapes are inferred, inner graphs included, in place."""
     scope = (outer or Scope()).inside(graph)
     written = []
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                rewrite(inner, scope)
+        for inner in graphs_of(node):
+            rewrite(inner, opset, scope)
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        new = rule(_Writer(node), scope) if rule else None
+        new = rule(_Writer(node, opset), scope) if rule else None
         written.extend([node] if new is None else new)
     del graph.node[:]
     graph.node.extend(written)
@@ -60,8 +28,9 @@ def rewrite(graph: Any, outer: Scope | None = None) -> None:
 class _Writer:
     """Writes nodes in the place of one, under its name, so that what a compiler says of them is said of it."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, opset: int) -> None:
         self.node = node
+        self.opset = opset
         self.nodes: list[Any] = []
 
     def constant(self, array: Any) -> str:
@@ -83,7 +52,7 @@ class _Writer:
 
 
 def _slice(write: _Writer, scope: Scope) -> list[Any] | None:
-    """A slice backwards from beyond the end reads memory in front of the tensor: it begins at the last entry instead."""
+    """Backwards from beyond the end it reads memory in front of the tensor: it begins at the last entry instead."""
     data, starts, _, axes, steps = (*write.node.input, "", "")[:5]
     step, start = scope.array(steps), scope.array(starts)
     if not steps or (step is not None and (step > 0).all()) or (start is not None and (start < 0).all()):
@@ -113,11 +82,10 @@ def _begin(start: Any, step: Any, scope: Scope, data: str, axes: str) -> Any:
 def _computed_begin(write: _Writer, scope: Scope, data: str, starts: str, axes: str, steps: str) -> str:
     from onnx import TensorProto
 
-    wide = scope.types[starts].elem_type == TensorProto.INT64 if starts in scope.types else True
-    if (start := scope.array(starts)) is not None:
-        wide = start.dtype == np.int64
-    count = scope.sizes(starts)
-    size = write("Shape", data) if axes or not count else write("Shape", data, end=count[0])
+    wide = scope.dtype(starts) != np.int32
+    size, count = write("Shape", data), scope.sizes(starts)
+    if not axes and count and count[0]:
+        axes = write.constant(np.arange(count[0]))
     if axes:
         size = write("Gather", size, axes)
     if not wide:
@@ -125,7 +93,73 @@ def _computed_begin(write: _Writer, scope: Scope, data: str, starts: str, axes: 
     kind = np.int64 if wide else np.int32
     last = write("Sub", size, write.constant(np.array([1], kind)))
     back = write("Less", steps, write.constant(np.array([0], kind)))
-    return write("Where", back, write("Min", starts, last), starts)
+    beyond = write("And", back, write("Less", last, starts))
+    return write("Where", beyond, last, starts)
 
 
-_RULES: dict[str, Callable[[_Writer, Scope], list[Any] | None]] = {"Slice": _slice}
+def _clip(write: _Writer, scope: Scope) -> list[Any] | None:  # noqa: ARG001 - the same of all types
+    """It takes NaN for the lower bound, and unsigned numbers for signed: as Max and Min it does not, in this order."""
+    value, low, high = (*write.node.input, "", "")[:3]
+    if not low and not high:
+        return None
+    raised = value if not low else write("Max", low, value) if high else ""
+    last = ("Min", [high, raised]) if high else ("Max", [low, value])
+    write.last(*last, list(write.node.output))
+    return write.nodes
+
+
+def _normalize(write: _Writer, scope: Scope) -> list[Any] | None:
+    """It divides zeros by their norm of zero."""
+    given, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
+    if kind is None:
+        return None
+    value, axes, norm_of = write.node.input[0], [given.get("axis", -1)], f"ReduceL{given.get('p', 2)}"
+    if write.opset < 18:
+        norm = write(norm_of, value, axes=axes)
+    else:
+        norm = write(norm_of, value, write.constant(np.array(axes, np.int64)))
+    empty = write("Equal", norm, write.constant(np.zeros((), kind)))
+    divisor = write("Where", empty, write.constant(np.ones((), kind)), norm)
+    write.last("Div", [value, divisor], list(write.node.output))
+    return write.nodes
+
+
+def _power(write: _Writer, scope: Scope) -> list[Any] | None:
+    """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 to the power 0."""
+    from onnx import helper
+
+    base, exponent = write.node.input
+    kind, constant = scope.dtype(base), scope.array(exponent)
+    if kind is None or kind.kind not in "fV" or (constant is not None and constant.size == 1):
+        return None
+    if (above := scope.array(base)) is not None and (above > 0).all():
+        return None
+    if scope.dtype(exponent) != kind:
+        exponent = write("Cast", exponent, to=helper.np_dtype_to_tensor_dtype(kind))
+    zero, one, two = (write.constant(np.array(number, kind)) for number in (0, 1, 2))
+    size = write("Where", write("Equal", exponent, zero), one, write("Pow", write("Abs", base), exponent))
+    below = write("Less", base, zero)
+    odd = write("Equal", write("Abs", write("Mod", exponent, two, fmod=1)), one)
+    signed = write("Where", write("And", below, odd), write("Neg", size), size)
+    part = write("Not", write("Equal", write("Floor", exponent), exponent))
+    nothing = write.constant(np.array(np.nan, kind))
+    write.last("Where", [write("And", below, part), nothing, signed], list(write.node.output))
+    return write.nodes
+
+
+def _multiply_integers(write: _Writer, scope: Scope) -> list[Any] | None:
+    """Without zero points it takes unsigned numbers for signed where both are unsigned."""
+    if len(write.node.input) > 2 or any(scope.dtype(name) != np.uint8 for name in write.node.input):
+        return None
+    zeros = [write.constant(np.zeros((), np.uint8)) for _ in range(2)]
+    write.last("MatMulInteger", [*write.node.input, *zeros], list(write.node.output))
+    return write.nodes
+
+
+_RULES: dict[str, Callable[[_Writer, Scope], list[Any] | None]] = {
+    "Clip": _clip,
+    "LpNormalization": _normalize,
+    "MatMulInteger": _multiply_integers,
+    "Pow": _power,
+    "Slice": _slice,
+}
