@@ -3,10 +3,18 @@
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders.errors import ModelError, StepError
+from builders.iree.control import wrong_loops
+from builders.iree.operators import wrong_operators
+from builders.iree.rewrites import rewrite
 from builders.plain_onnx import Names, plain
+
+if TYPE_CHECKING:
+    import onnx
 
 _MODULE = "model.mlirbc"
 _LONGEST = 1000
@@ -52,7 +60,7 @@ def _import(model: Path, module: Path) -> Names:
 
     proto, names = plain(model)
     try:
-        info = onnx_importer.ModelInfo(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        info = onnx_importer.ModelInfo(_infer(_mended(_infer(proto), names)))
         operation = info.create_module(context=ir.Context()).operation
         onnx_importer.NodeImporter.define_function(info.main_graph, operation).import_all()
     except (onnx_importer.OnnxImportError, onnx.shape_inference.InferenceError, ir.MLIRError) as error:
@@ -61,6 +69,22 @@ def _import(model: Path, module: Path) -> Names:
     with module.open("wb") as stream:
         operation.write_bytecode(stream)
     return names
+
+
+def _infer(proto: "onnx.ModelProto") -> "onnx.ModelProto":
+    from onnx import shape_inference
+
+    return shape_inference.infer_shapes(proto, data_prop=True)
+
+
+def _mended(proto: "onnx.ModelProto", names: Names) -> "onnx.ModelProto":
+    """The model without what IREE compiles into something else. Raises ModelError where that is not to be had."""
+    opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    found = next(chain(wrong_loops(proto.graph), wrong_operators(proto.graph, opset)), None)
+    if found is not None:
+        raise ModelError(f"IREE computes something else than the model: {names.restore(found)}, or use onnxruntime")
+    rewrite(proto.graph, opset)
+    return proto
 
 
 def _compiler() -> Path:

@@ -60,7 +60,15 @@ class IreeSession:
             raise EngineryError(f"IREE failed while running: {words(error)}") from error
         # copied: what it hands out lies in its own memory
         results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
+        results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]
         return held_shapes.checked_outputs(self._request, results, sizes, "IREE")
+
+
+def _signed_as(spec: TensorSpec, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The bits as the request says: IREE's integers have a width and no sign, and it calls them signed."""
+    wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
+    same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize
+    return array.view(wanted) if same else array
 
 
 def words(error: Exception) -> str:

@@ -90,6 +90,72 @@ add(
     ),
     words=_CONTROL,
 )
+_DOUBLED = """body (int64 i, bool go, float[2] s) => (bool again, float[2] t) {
+                again = Identity(go) t = Add(s, s) }"""
+add(
+    "loop_that_an_input_lets_begin",
+    written(
+        f"""g (bool cond, float[2] x) => (float[2] y) {{
+            times = Constant <value = int64 {{3}}> ()
+            y = Loop (times, cond, x) <body = {_DOUBLED}>
+        }}"""
+    ),
+    feeds=({"n": 0}, {"n": 1}),
+    fill=_both,
+    words=_CONTROL,
+)
+add(
+    "loop_that_never_begins",
+    written(
+        f"""g (float[2] x) => (float[2] y) {{
+            times = Constant <value = int64 {{3}}> ()
+            no = Constant <value = bool {{0}}> ()
+            y = Loop (times, no, x) <body = {_DOUBLED}>
+        }}"""
+    ),
+    words=_CONTROL,
+)
+add(
+    "loop_that_the_outer_graph_stops",
+    written(
+        """g (bool cond, float[2] x) => (float[2] y) {
+            times = Constant <value = int64 {3}> ()
+            yes = Constant <value = bool {1}> ()
+            y = Loop (times, yes, x) <body = body (int64 i, bool go, float[2] s) => (bool again, float[2] t) {
+                again = Identity(cond) t = Add(s, s) }>
+        }"""
+    ),
+    feeds=({"n": 0}, {"n": 1}),
+    fill=_both,
+    words=_CONTROL,
+)
+add(
+    "loop_that_collects_until_it_stops",
+    written(
+        """g (float[2] x) => (float[2] y, float[k, 2] all) {
+            yes = Constant <value = bool {1}> ()
+            many = Constant <value = int64 {50}> ()
+            y, all = Loop (many, yes, x) <body = body (int64 i, bool go, float[2] s)
+                => (bool again, float[2] t, float[2] each) {
+                four = Constant <value = int64 {4}> () again = Less(i, four) t = Add(s, x) each = Neg(s) }>
+        }"""
+    ),
+    words=_CONTROL,
+)
+add(
+    "loop_within_a_loop",
+    written(
+        """g (float[2] x) => (float[2] y) {
+            times = Constant <value = int64 {3}> ()
+            yes = Constant <value = bool {1}> ()
+            y = Loop (times, yes, x) <body = body (int64 i, bool go, float[2] s) => (bool again, float[2] t) {
+                again = Identity(go)
+                t = Loop (times, go, s) <body = inner (int64 j, bool on, float[2] u) => (bool more, float[2] v) {
+                    more = Identity(on) turn = Add(i, j) f = Cast <to = 1> (turn) v = Add(u, f) }> }>
+        }"""
+    ),
+    words=_CONTROL,
+)
 add(
     "if_within_a_loop",
     written(
@@ -110,6 +176,20 @@ add(
         """g (float[3] start, float[n, 3] x) => (float[3] last, float[n, 3] y) {
             last, y = Scan <num_scan_inputs = 1, body = body (float[3] s, float[3] e) => (float[3] t, float[3] o) {
                 t = Add(s, e) o = Identity(t) }> (start, x)
+        }"""
+    ),
+    dims=BATCH,
+    words=_CONTROL,
+)
+add(
+    "scan_whose_pieces_are_summed",
+    written(
+        """g (float[3] start, float[n, 3] x) => (float[3] y) {
+            last, all = Scan <num_scan_inputs = 1, body = body (float[3] s, float[3] e) => (float[3] t, float[3] o) {
+                t = Add(s, e) o = Neg(s) }> (start, x)
+            rows = Constant <value = int64[1] {0}> ()
+            sum = ReduceSum <keepdims = 0> (all, rows)
+            y = Add(sum, last)
         }"""
     ),
     dims=BATCH,

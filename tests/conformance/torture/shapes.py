@@ -69,6 +69,15 @@ add(
     words=_DYNAMIC,
 )
 add(
+    "slice_backwards_from_beyond_a_dynamic_end",
+    written(
+        "g (float[n, 3] x) => (float[k, 3] y) { y = Slice(x, from, to, axes, steps) }",
+        {"from": np.array([6]), "to": np.array([-100]), "axes": np.array([0]), "steps": np.array([-2])},
+    ),
+    dims=BATCH,
+    words=_DYNAMIC,
+)
+add(
     "slice_by_half_of_the_shape",
     written(
         """g (float[n, 4] x) => (float[m, 4] y) {
