@@ -6,7 +6,9 @@ one with a line in its pyproject.toml, under `[project.entry-points."enginery.ba
 
 import dataclasses
 import difflib
+import inspect
 import platform
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -47,6 +49,19 @@ def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
     hints = typing.get_type_hints(cls)
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]  # the protocol cannot say "is a dataclass"
     return {field.name: (hints[field.name], field.default) for field in fields}
+
+
+def option_meanings(cls: type[Backend]) -> dict[str, str]:
+    """What each option means, from the lines 'option: meaning' of the docstrings of the class and its bases."""
+    names = "|".join(map(re.escape, option_fields(cls)))
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        text = inspect.cleandoc(base.__doc__ or "")
+        for part in re.split(rf"\n(?=(?:{names}): )|\n\n", text) if names else ():
+            name, colon, meaning = part.partition(": ")
+            if colon and name in option_fields(cls):
+                found.setdefault(name, " ".join(re.sub(r" \(`[^`]*`\)|`", "", meaning).split()))
+    return found
 
 
 def configure(name: str, options: Mapping[str, Scalar]) -> Backend:

@@ -2,12 +2,13 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from builders import backends
 from builders.errors import UnknownNameError
 from builders.jobs import UNWATCHED, Executor, Job, Watch
 from builders.local import LocalExecutor
@@ -203,7 +204,7 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
     return Selection(
         _targets(spec, options.targets),
         _precisions(spec, options.precisions),
-        _subset("backends", options.backends, tuple(spec.backends)),
+        _subset("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
     )
 
 
@@ -220,16 +221,23 @@ def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
 
 
 def _precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
-    words = _subset("precisions", text, spec.precision_list())
+    words = _subset("precisions", text, spec.precision_list(), PRECISIONS)
     return tuple(precision for precision in PRECISIONS if precision in words)
 
 
-def _subset(what: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+def _subset(what: str, text: str | None, known: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
     words = _words(text)
     for word in words:
         if word not in known:
-            raise UnknownNameError(f"{what} {word}: not in the spec, which has {', '.join(known)}; add it there")
+            raise UnknownNameError(not_in_spec(what, word, known, possible))
     return tuple(words)
+
+
+def not_in_spec(what: str, word: str, known: Sequence[str], possible: Sequence[str]) -> str:
+    """What to say of a word that the spec does not have, which it can have or not."""
+    if word in possible:
+        return f"{what} {word}: not in the spec, which has {', '.join(known)}; add it there"
+    return f"{what} {word}: there is none; take of the spec's: {', '.join(known)}"
 
 
 def _words(text: str | None) -> list[str]:

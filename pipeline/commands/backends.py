@@ -4,6 +4,8 @@ Everything is asked of the backends themselves (`refuses`, `runs`, `versions`): 
 not do, and no compiler is imported.
 """
 
+import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ class Row:
     versions: empty when it is not installed.  missing: how to get it, then.  builds: precisions by target, also of what
     is not installed.  dynamic: whether one engine takes several sizes of an input.  determinism: what two builds of one
     request share.  tunes_on_target: whether it builds only where its GPU is.  runs: targets whose engines run here.
+    options: their values in force.  meanings: of the options.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Row:
     tunes_on_target: bool
     runs: list[str]
     options: dict[str, Any]
+    meanings: dict[str, str]
 
 
 @click.command("backends")
@@ -76,6 +80,7 @@ def row_of(backend: "Backend") -> Row:
         tunes_on_target=backend.tunes_on_target,
         runs=[target.name for target in _served(backend) if versions and backend.runs(target) is None],
         options=dict(backends.options_of(backend)),
+        meanings=backends.option_meanings(type(backend)),
     )
 
 
@@ -162,4 +167,5 @@ def _details(row: Row) -> Iterator[str]:
         yield "  builds only on a node with the GPU of its target, which it tunes on"
     yield f"  runs here: {', '.join(row.runs) or 'no'}"
     for name, value in row.options.items():
-        yield f"  option {name}: {value!r}"
+        yield f"  option {name}: {json.dumps(value)}"
+        yield from textwrap.wrap(row.meanings.get(name, ""), 96, initial_indent="    ", subsequent_indent="    ")

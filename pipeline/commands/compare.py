@@ -80,11 +80,12 @@ def _asked(
     from builders.types import PRECISIONS
     from pipeline.compare.run import Asked
     from pipeline.registry.machine import target_named
+    from pipeline.run import not_in_spec
 
     wanted = _words(precisions)
     for name in wanted:
         if name not in known:
-            raise UnknownNameError(f"precisions {name}: not in the spec, which has {', '.join(known)}; add it there")
+            raise UnknownNameError(not_in_spec("precisions", name, known, PRECISIONS))
     chosen = tuple(item for item in PRECISIONS if item in wanted)
     return Asked(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
 

@@ -112,3 +112,12 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
     assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))
     assert request.to_json() == asdict(request), "and asking for the key has left nothing behind"
     assert BuildRequest.from_json(request.to_json()) == request
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_every_option_says_what_it_means(name):
+    """`enginery backends NAME` shows these lines of the docstrings."""
+    cls = backends.load(name)
+    meanings = backends.option_meanings(cls)
+    assert set(meanings) == set(backends.option_fields(cls))
+    assert all(len(text) > 15 and "`" not in text and text.endswith(".") for text in meanings.values()), meanings

@@ -55,7 +55,12 @@ def test_every_fact_is_in_the_json(capsys):
 
 def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
     out = said(capsys, "tensorrt-rtx")
-    assert "option tf32: False" in out and "builds for sm_75: fp16 int8" in out and "onnxruntime" not in out
+    assert (
+        "option tf32: false" in out
+        and "10 mantissa bits" in out
+        and "builds for sm_75: fp16 int8" in out
+        and "onnxruntime" not in out
+    )
     with pytest.raises(SystemExit) as ended:
         main(["backends", "onnxrun"])
     assert ended.value.code == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err

@@ -68,6 +68,8 @@ def test_what_cannot_be_compared_is_refused(project: Project):
         widened(spec, asked("cpu", "onnxruntim"))
     done = project.run("compare", project.spec, "--target", "cpu", "--precisions", "fp8")
     assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
+    done = project.run("compare", project.spec, "--target", "cpu", "--precisions", "fp33")
+    assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(project: Project):
