@@ -57,7 +57,7 @@ def _full(lengths: str, sequence: str, scope: Scope) -> bool:
     return array is not None and sizes is not None and array.tolist() == [sizes[0]] * array.size
 
 
-def _pool(node: Any, scope: Scope) -> Iterator[str]:
+def _average(node: Any, scope: Scope) -> Iterator[str]:
     """With ceil_mode: averages of windows that reach beyond the padding, and windows that begin there."""
     given = attributes_of(node)
     if not given.get("ceil_mode") or given.get("auto_pad", b"NOTSET") != b"NOTSET":
@@ -68,15 +68,15 @@ def _pool(node: Any, scope: Scope) -> Iterator[str]:
     windows = (kernel - 1) * given.get("dilations", ones) + 1
     strides = np.array(given.get("strides", ones))
     sizes = (scope.sizes(node.input[0]) or [None] * (kernel.size + 2))[2:]
-    # how far the last window reaches beyond the padding: nowhere, or less than a stride
+    # how far the last window reaches beyond the padding; a whole window beyond the entries is none
+    room = windows - pads[1]
     beyond = [
-        stride - 1 if size is None else -(size + sum(pad) - window) % stride
-        for size, pad, window, stride in zip(sizes, pads.T, windows, strides, strict=True)
+        min(stride, space) - 1 if size is None else -(size + sum(pad) - window) % stride
+        for size, pad, window, stride, space in zip(sizes, pads.T, windows, strides, room, strict=True)
     ]
-    right = 0 if given.get("count_include_pad") else 1
-    if node.op_type == "AveragePool" and max(beyond) > right:
+    if max(beyond) > (0 if given.get("count_include_pad") else 1):
         yield "divides by too much where windows reach beyond the padding (ceil_mode); pad in the model instead"
-    if any(reach and end + reach >= window for reach, end, window in zip(beyond, pads[1], windows, strict=True)):
+    elif any(reach and reach >= space for reach, space in zip(beyond, room, strict=True)):
         yield "has windows that begin behind the last entry (ceil_mode), which are to be left out; pad in the model"
 
 
@@ -103,14 +103,13 @@ def _always(words: str) -> Callable[[Any, Scope], Iterator[str]]:
 
 
 _RULES: dict[str, tuple[Callable[[Any, Scope], Iterator[str]], ...]] = {
-    "AveragePool": (_pool,),
+    "AveragePool": (_average,),
     "Det": (_always("divides by zero where an entry of the diagonal comes to 0; compute the determinant outside"),),
     "Div": (_unsigned,),
     "GRU": (_recurrent,),
     "GridSample": (_always("reads elsewhere for points far outside of the image; sample outside of the model"),),
     "LSTM": (_recurrent,),
-    "LpPool": (_pool,),
-    "MaxPool": (_unsigned, _pool),
+    "MaxPool": (_unsigned,),
     "Mod": (_unsigned,),
     "Pad": (_pad,),
     "QLinearMatMul": (_quantized_product,),

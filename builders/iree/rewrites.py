@@ -125,7 +125,7 @@ def _normalize(write: _Writer, scope: Scope) -> list[Any] | None:
 
 
 def _power(write: _Writer, scope: Scope) -> list[Any] | None:
-    """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 to the 0th."""
+    """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 by 0."""
     from onnx import helper
 
     base, exponent = write.node.input

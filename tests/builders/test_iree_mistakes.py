@@ -101,7 +101,7 @@ PAD = '(float[n, 3] x) => (float[k, 3] y) {{ y = Pad <mode = "{mode}"> (x, p) }}
         (inferred(POOL.format(n="s", op="AveragePool", rest="kernel_shape = [3, 3], strides = [3, 3]")), "too much"),
         (
             inferred(
-                POOL.format(n=8, op="MaxPool", rest="kernel_shape = [3, 3], strides = [3, 3], pads = [1, 1, 1, 1]")
+                POOL.format(n=7, op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]")
             ),
             "begin behind",
         ),
@@ -150,6 +150,10 @@ def test_an_operator_that_comes_out_wrong_is_refused_by_name_with_the_remedy(gra
             POOL.format(n=8, op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2], count_include_pad = 1")
         ),
         inferred(POOL.format(n="s", op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2]")),
+        inferred(
+            POOL.format(n="s", op="AveragePool", rest="kernel_shape = [3, 3], strides = [3, 3], pads = [1, 1, 1, 1]")
+        ),
+        inferred(POOL.format(n=8, op="MaxPool", rest="kernel_shape = [3, 3], strides = [3, 3], pads = [1, 1, 1, 1]")),
         inferred(POOL.format(n="s", op="MaxPool", rest="kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]")),
         inferred("(int8[4] a, int8[4] b) => (int8[4] y) { y = Div(a, b) }"),
         inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Max(a, b) }"),
