@@ -48,7 +48,7 @@ hunt: $(VENV)/.installed
 
 conformance: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples,tvm,iree,xla]'
-	ENGINERY_CONFORMANCE=all $(BIN)/python -m pytest -n auto --maxprocesses 2 --timeout 3600 tests/conformance \
+	ENGINERY_CONFORMANCE=all $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/test_iree.py tests/builders/test_tvm.py tests/builders/test_xla.py
 	$(BIN)/python -m tests.conformance.page
 
