@@ -48,9 +48,10 @@ hunt: $(VENV)/.installed
 
 conformance: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples,tvm,iree,xla]'
-	ENGINERY_CONFORMANCE=all $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal --timeout 3600 tests/conformance \
+	rm -rf build/conformance
+	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/test_iree.py tests/builders/test_tvm.py tests/builders/test_xla.py
-	$(BIN)/python -m tests.conformance.page
+	$(BIN)/python -m tests.conformance.page --found build/conformance
 
 node-tests: $(VENV)/.installed
 	$(BIN)/python -m tests.conformance.node_tests

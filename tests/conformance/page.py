@@ -1,8 +1,10 @@
 """docs/conformance.json, what was found, and the tables that docs/conformance.md shows of it.
 
-`python -m tests.conformance.page` (`make conformance`) tries the torture set on what is installed and writes both.
+`python -m tests.conformance.page [BACKEND]...` tries the torture set on what is installed and writes both; with
+`--found FOLDER` (`make conformance`) it takes what the suite has just found there, which is the same.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -131,23 +133,51 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def main(chosen: Sequence[str]) -> int:
-    """Try the torture set on these backends, or on all that are installed; 1 where one breaks a promise."""
+def keep(folder: Path, backend: str, found: Mapping[str, Outcome]) -> None:
+    """Leave what was found with a backend for `main`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{backend}.json").write_text(json.dumps([outcome.to_json() for outcome in found.values()]))
+
+
+def kept(folder: Path) -> Iterator[tuple[str, dict[str, Outcome]]]:
+    """What was left there, by backend."""
+    for path in sorted(folder.glob("*.json")):
+        yield path.stem, {item["name"]: Outcome(**item) for item in json.loads(path.read_text())}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write down what is told, or try the torture set on these backends or all; 1 where one breaks a promise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backends", nargs="*")
+    parser.add_argument("--found", type=Path)
+    asked = parser.parse_args(arguments)
     bad = []
-    for name in chosen or backends.names():
+    for name, target, found in _given(asked.found) if asked.found else _tried(asked.backends or backends.names()):
+        if ":" not in name:  # what has no entry point yet is not what this project shows
+            record("torture", name, target, found)
+        print(f"{name} {target}: {counts_of(found.values())}", file=sys.stderr)
+        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good]
+    write_page()
+    print("\n".join(bad), file=sys.stderr)
+    return 1 if bad else 0
+
+
+def _given(folder: Path) -> Iterator[tuple[str, str, dict[str, Outcome]]]:
+    for name, found in kept(folder):
+        target = target_for(backend_of(name))
+        assert target is not None, name
+        yield name, target.name, found
+
+
+def _tried(names: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Outcome]]]:
+    for name in names:
         target = target_for(backend_of(name)) if backend_of(name).versions() else None
         if target is None:
             print(f"{name}: not installed, left out", file=sys.stderr)
             continue
         with TemporaryDirectory() as folder:
             found = survey(name, target.name, "torture", list(GRAPHS), Path(folder))
-        if ":" not in name:  # what has no entry point yet is not what this project shows
-            record("torture", name, target.name, found)
-        print(f"{name} {target.name}: {counts_of(found.values())}", file=sys.stderr)
-        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good]
-    write_page()
-    print("\n".join(bad), file=sys.stderr)
-    return 1 if bad else 0
+        yield name, target.name, found
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from builders import backends, targets
 from builders.jobs import Job
 from builders.process import run_job
 from builders.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
+from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims
 from tests.conformance.survey import survey
 from tests.conformance.torture import GRAPHS
@@ -54,6 +55,8 @@ def probe(name: str, hardware: targets.Target, precision: str) -> BuildRequest:
 def test_every_graph_is_answered_rightly_or_refused_with_a_reason_that_names_it(name, tmp_path):
     graphs = list(GRAPHS)
     found = survey(name, target(name), "torture", graphs, tmp_path)
+    if folder := os.environ.get("ENGINERY_CONFORMANCE_FOUND"):
+        page.keep(Path(folder), name, found)
     assert list(found) == graphs
     assert [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good] == []
     assert [f"{o.name}: {o.reason}" for o in found.values() if _refuses_the_plain(o)] == []

@@ -76,3 +76,9 @@ def test_tables_are_put_between_their_marks_and_nowhere_else():
     made = page.with_tables(text, json.loads(json.dumps(found)))
     assert "| `x` | cpu | x 1 | 3 | 2 | 0 | 0 | 1 |" in made and "old" not in made and made.startswith("before\n")
     assert "| `x` | g, h | wrong (run) | a \\| b |" in made and "\nafter\n" in made
+
+
+def test_what_the_suite_found_is_what_is_written_down(tmp_path):
+    found = {"plain": Outcome("plain", "passed", seconds=0.5), "odd": Outcome("odd", "refused", "no n", "plan")}
+    page.keep(tmp_path / "found", "onnxruntime", found)
+    assert dict(page.kept(tmp_path / "found")) == {"onnxruntime": found}
