@@ -155,8 +155,10 @@ def _lead(beaten: Sequence[Duel]) -> str:
     nearest = max((duel for duel in beaten if duel.ratio is not None), key=lambda duel: duel.ratio or 0, default=None)
     if nearest is None or not nearest.ratio:
         return ""
-    low, high = 1 / (nearest.high or 1), 1 / (nearest.low or 1)
-    return f"; the next, {nearest.second}, takes {1 / nearest.ratio:.3g} times as long (95 %: {low:.3g} to {high:.3g})"
+    sure = "by the times that each had alone"
+    if nearest.low and nearest.high:
+        sure = f"95 %: {1 / nearest.high:.3g} to {1 / nearest.low:.3g}"
+    return f"; the next, {nearest.second}, takes {1 / nearest.ratio:.3g} times as long ({sure})"
 
 
 def _flips(

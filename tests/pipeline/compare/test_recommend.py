@@ -40,6 +40,13 @@ def test_the_fastest_is_taken_where_its_lead_was_shown():
     assert told.reason == "the fastest, 1 ms a run; the next, a, takes 2 times as long (95 %: 1.94 to 2.06)"
 
 
+def test_a_lead_that_no_duel_measured_has_no_interval():
+    told = recommend([engine("a", 9e-3), engine("b", 1e-3)], [Duel("b", "a", "far faster", 1 / 9)], FLEET)
+    assert (
+        told.reason == "the fastest, 1 ms a run; the next, a, takes 9 times as long (by the times that each had alone)"
+    )
+
+
 def test_the_fastest_is_whom_the_duels_say_and_not_the_times_alone():
     facts = [engine("a", 0.9e-3), engine("b", 1e-3)]
     assert fastest(facts).unit == "a"
