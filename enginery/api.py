@@ -13,9 +13,9 @@ def build(spec: Path | str, **options: object) -> Outcome:
     options: the fields of `pipeline.run.RunOptions`: registry, targets, precisions, backends, executor, jobs.
     Raises the errors of `builders.errors`; a unit that failed is in the outcome, not an error.
     """
-    from pipeline.compile import InProcess, compile_model
+    from pipeline.compile import InProcess
+    from pipeline.intake.once import compile_once
     from pipeline.progress import Silent
-    from pipeline.run import opened
 
-    with opened(spec, RunOptions(**options), Silent()) as run:  # type: ignore[arg-type] # dataclass checks the names
-        return compile_model(run.spec, run.selection, run.shop, InProcess())
+    chosen = RunOptions(**options)  # type: ignore[arg-type] # dataclass checks the names
+    return compile_once(spec, chosen, InProcess(), Silent()).outcome

@@ -144,9 +144,10 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 def _compile(
     spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
-    from pipeline.compile import InProcess, compile_model
+    from pipeline.compile import InProcess
+    from pipeline.intake.once import compile_once
     from pipeline.progress import together
-    from pipeline.run import compile_from_records, opened, registry_of
+    from pipeline.run import compile_from_records, registry_of
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -169,8 +170,7 @@ def _compile(
         return run_flow(spec, options, quiet)
     with shown_progress(quiet) as display:
         progress = together(display, *([counting] if counting else []))
-        with opened(spec, options, progress) as run:
-            return compile_model(run.spec, run.selection, run.shop, InProcess())
+        return compile_once(spec, options, InProcess(), progress).outcome
 
 
 def _tell_if_untold(outcome: "Outcome", registry: str) -> None:

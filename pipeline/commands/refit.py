@@ -64,6 +64,7 @@ def _with_spec(
     base: "Manifest", spec: Path, registry: str, quiet: bool, dry_run: bool, chosen: dict[str, Any]
 ) -> tuple[list["Refit"], dict[str, Any]]:
     from pipeline.compile import InProcess, compile_model, prepare
+    from pipeline.intake.once import build_lock, lock_names
     from pipeline.refit import refit_units, refitted
     from pipeline.run import RunOptions, opened
 
@@ -76,7 +77,8 @@ def _with_spec(
         found = refit_units(requests, base, run.spec, run.shop)
         if not refitted(found):
             return found, {}
-        return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
+        with build_lock(run, lock_names(run, options)):
+            return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
 
 
 def _published(outcome: Any) -> dict[str, Any]:
