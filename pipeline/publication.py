@@ -15,6 +15,7 @@ from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.publish import Published, find_published, publish
+from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
@@ -29,6 +30,8 @@ class Outcome:
 
     cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published nothing
     has a page, too.  manifest: digest of the version's manifest, for whoever signs it.
+    same_as: the version, as NAME@VERSION, whose engines and proofs came of other inputs again: nothing was published,
+    and no channel was moved.
     """
 
     model: str
@@ -40,6 +43,7 @@ class Outcome:
     channel_refusal: str | None = None
     page: str | None = None
     manifest: str | None = None
+    same_as: str | None = None
 
     @property
     def failed(self) -> tuple[Json, ...]:
@@ -52,6 +56,7 @@ class Outcome:
             "model": self.model,
             "version": self.version,
             "cached": self.cached,
+            "same_as": self.same_as,
             "channel": self.channel,
             "channel_refusal": self.channel_refusal,
             "report": self.page,
@@ -83,17 +88,20 @@ def publish_version(
         if item.latency:
             attach_latency(shop.store, published.manifest, item.latency)
     name = f"{spec.model}@{published.version}"
-    shop.progress.finished(name, "already published" if published.existed else "published")
+    same = name if published.repeated else None
+    told = f"same as {name}" if same else "already published" if published.existed else "published"
+    shop.progress.finished(spec.model if same else name, told)
     return Outcome(
         model=spec.model,
         version=published.version,
         cached=published.existed and all(item.built.cached for item in judged),
         engines=_rows(judged, plan, published.manifest.engines),
         metrics=metrics,
-        channel=spec.publication.channel,
+        channel=None if same else spec.publication.channel,
         channel_refusal=published.channel_refusal,
         page=version_page(published.manifest, judged, shop),
         manifest=published.digest,
+        same_as=same,
     )
 
 
@@ -113,7 +121,10 @@ def _publish(
     if not approved:
         return None
     entries = (*(entry for entry, _ in approved), *others)
-    if find_published(shop.store, replace(draft, engines=entries)) is None:
+    whole = replace(draft, engines=entries)
+    if find_published(shop.store, whole) is None:
+        if same := find_same(shop.store, whole, [proof.report for _, proof in approved], spec.version):
+            return Published(same, existed=True, repeated=True)
         remember_requests(plan, [item.built.unit.request for item in judged if item.built.digest], shop)
         for _, proof in approved:
             shop.store.put_bytes(canonical_json(proof.report.to_json()))

@@ -250,7 +250,10 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
-    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
+    if outcome.same_as:
+        click.echo(f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved")
+    else:
+        click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.page:

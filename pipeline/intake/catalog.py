@@ -132,7 +132,8 @@ def _row(address: str, outcome: Outcome) -> Row:
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
         return Row(address, outcome.model, "failed", None, engines, reason)
-    state: Literal["published", "unchanged"] = "unchanged" if outcome.cached else "published"
+    existed = outcome.cached or outcome.same_as
+    state: Literal["published", "unchanged"] = "unchanged" if existed else "published"
     return Row(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
 
 

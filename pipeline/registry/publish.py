@@ -33,11 +33,13 @@ class Published:
     """A version in the registry. existed: an earlier run published the same content, and nothing new was written.
 
     channel_refusal: why the channel did not move (the version is published all the same), or None.
+    repeated: other content gave the engines and proofs of this version again, so no channel moved (`same_version`).
     """
 
     manifest: Manifest
     existed: bool
     channel_refusal: str | None = None
+    repeated: bool = False
 
     @property
     def version(self) -> str:

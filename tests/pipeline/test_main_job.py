@@ -272,6 +272,20 @@ def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None
     assert rebuilt(built.build().json) == set()
 
 
+def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built: Project) -> None:
+    channel = built.registry / "models" / "tiny" / "channels" / "candidate.json"
+    before = channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))
+    model = onnx.load(built.folder / "tiny.onnx")
+    model.doc_string = "a comment"
+    onnx.save(model, built.folder / "tiny.onnx")
+    done = built.build()
+    assert "export: done" in done.err and rebuilt(done.json) == set()
+    assert (done.json["version"], done.json["same_as"], done.json["cached"]) == ("1", "tiny@1", True)
+    assert "tiny: same as tiny@1" in done.err
+    assert (channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))) == before
+    assert "same as tiny@1: equal engines and proofs; nothing was published" in built.run("build", built.spec).out
+
+
 def test_a_target_that_the_spec_lacks_is_an_error_even_beside_one_that_it_has(project: Project) -> None:
     done = project.build("--targets", "cpu,sm_90")
     assert done.code == 2
