@@ -18,7 +18,7 @@ COMMANDS = {
     "init": ("spec", "Write a commented starter spec."),
     "schema": ("spec", "Print the JSON Schema of a spec."),
     "golden": ("golden", "Make, show, compare and freeze golden sets."),
-    "plan": ("build", "Show what would be built, and why."),
+    "plan": ("plan", "Show what would be built, and why."),
     "build": ("build", "Build, prove and publish a model's engines."),
     "status": ("status", "Show builds and their units, running or over, with phases and logs."),
     "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),

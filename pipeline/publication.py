@@ -8,8 +8,8 @@ from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline import materials
+from pipeline.causes import remember_builds
 from pipeline.moment import now
-from pipeline.plan import remember_requests
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
@@ -84,6 +84,8 @@ def publish_version(
     if published is None:
         page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
         return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics, page=page)
+    built = [item.built.unit.request for item in judged if item.built.digest]
+    remember_builds(spec, exported, built, shop, new=published.repeated or not published.existed)
     for item in judged:
         if item.latency:
             attach_latency(shop.store, published.manifest, item.latency)
@@ -125,7 +127,6 @@ def _publish(
     if find_published(shop.store, whole) is None:
         if same := find_same(shop.store, whole, [proof.report for _, proof in approved], spec.version):
             return Published(same, existed=True, repeated=True)
-        remember_requests(plan, [item.built.unit.request for item in judged if item.built.digest], shop)
         for _, proof in approved:
             shop.store.put_bytes(canonical_json(proof.report.to_json()))
         draft = with_provenance(shop.store, draft, entries, shop.started_at)

@@ -15,7 +15,7 @@ from builders.errors import EngineryError, IntegrityError, StepError, Unavailabl
 from builders.jobs import Executor, Job, Limits, Needs
 from builders.refitting import Refitting
 from builders.types import BuildRequest
-from pipeline.plan import explain_change
+from pipeline.causes import explain_change
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec

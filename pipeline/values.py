@@ -59,7 +59,7 @@ class Proof:
 class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
-    blake3: of the model's file, where who uploaded it had the library.
+    blake3: of the model's file, where who uploaded it had the library.  reads: digest of all that it was made from.
     """
 
     model: OnnxModel
@@ -67,6 +67,7 @@ class Exported:
     proof: Proof
     notes: tuple[str, ...] = ()
     blake3: str | None = None
+    reads: str = ""
 
 
 @dataclass(frozen=True)

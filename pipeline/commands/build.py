@@ -1,4 +1,4 @@
-"""`enginery plan` and `enginery build`."""
+"""`enginery build`."""
 
 import os
 from datetime import timedelta
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pipeline.progress import Progress
     from pipeline.publication import Outcome
     from pipeline.run import RunOptions
-    from pipeline.values import BuildPlan
 
 STYLES = {
     "build": "cyan",
@@ -37,7 +36,8 @@ STYLES = {
 }
 
 
-def _shared_options(command: Any) -> Any:
+def spec_options(command: Any) -> Any:
+    """The argument SPEC and the options that `plan` and `build` share."""
     for option in (
         click.argument("spec"),
         click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
@@ -52,25 +52,7 @@ def _shared_options(command: Any) -> Any:
 
 
 @click.command()
-@_shared_options
-def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
-
-    Exports and quantizes first where that is not on record yet, so that every build key is complete.
-    """
-    from pipeline.compile import InProcess, prepare
-    from pipeline.run import RunOptions, opened
-
-    with shown_progress(quiet) as progress, opened(spec, RunOptions(**chosen), progress, keep_state=False) as run:
-        units = prepare(run.spec, run.selection, run.shop, InProcess()).plan
-    if as_json:
-        emit_json(_plan_json(units))
-    else:
-        _print_plan(units)
-
-
-@click.command()
-@_shared_options
+@spec_options
 @executor_options
 @click.option(
     "--runner",
@@ -186,36 +168,6 @@ def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
     from pipeline.intake.once import Compiled
 
     tell(Compiled(outcome, store))
-
-
-def _plan_json(units: "BuildPlan") -> dict[str, Any]:
-    return {
-        "model": units.model,
-        "units": [
-            {
-                "target": unit.request.target.name,
-                "precision": unit.request.precision,
-                "backend": unit.request.backend,
-                "action": unit.action,
-                "reason": unit.reason,
-                "required": unit.required,
-                "build_key": unit.request.key,
-                "request": unit.request.to_json(),
-            }
-            for unit in units.units
-        ],
-    }
-
-
-def _print_plan(units: "BuildPlan") -> None:
-    counts = {action: sum(unit.action == action for unit in units.units) for action in ("build", "cached", "refused")}
-    named = [(unit.request.target.name, unit.request.precision, unit.request.backend) for unit in units.units]
-    print_table(
-        ("target", "precision", "backend", "action", "why"),
-        [[*name, unit.action, unit.reason] for name, unit in zip(named, units.units, strict=True)],
-        title=f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items()),
-        styles=STYLES,
-    )
 
 
 def show_outcome(outcome: "Outcome") -> None:

@@ -20,7 +20,20 @@ def quantize(
     choices: Mapping[str, Json],
     shop: Workshop,
 ) -> Graph:
-    """Write the model in one flavour and measure what that cost (the quantization joint).
+    """Write the model in one flavour and measure what that cost (the quantization joint). Arguments as for `write`."""
+    graph = write(flavour, spec, exported, ranges, choices, shop)
+    return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, shop))
+
+
+def write(
+    flavour: Flavour,
+    spec: ModelSpec,
+    exported: Exported,
+    ranges: Json | None,
+    choices: Mapping[str, Json],
+    shop: Workshop,
+) -> Graph:
+    """Write the model in one flavour.
 
     choices: what `choose` gave, by kind of activation.
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
@@ -56,12 +69,7 @@ def quantize(
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
-    return replace(
-        graph,
-        proof=_check_graph(spec, exported, graph, shop),
-        record=value["record"],
-        recipe=_recipe(value, model.digest),
-    )
+    return replace(graph, record=value["record"], recipe=_recipe(value, model.digest))
 
 
 def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:

@@ -1,6 +1,6 @@
 """The step that exports a model and freezes its golden set."""
 
-from builders.digest import digest_of_file
+from builders.digest import digest_of, digest_of_file
 from builders.errors import InputError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
@@ -17,17 +17,12 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     Two records, because a new golden value needs no new export; one process, because both need the framework.
     """
     reads = _export_reads(spec, shop)
-    model_key = {
-        "source": reads["source"],
-        "shapes": shapes_of(spec),
-        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
-        "code": code_of(*EXPORT_CODE),
-    }
+    model_key = _model_key(spec, reads)
     model = shop.recall("export", model_key)
     if model and (golden := shop.recall("golden", _golden_key(spec, reads, model["onnx"]))):
         shop.progress.finished("export", "cached")
         settle_golden(spec, golden["golden"], shop)
-        return _exported(model, golden)
+        return _exported(model, golden, model_key, _golden_key(spec, reads, model["onnx"]))
     name = "golden set" if model else "export"
     value = shop.shown(shop.local, name, _export_job(spec, shop, model))
     if reads != _export_reads(spec, shop):
@@ -39,16 +34,32 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
     shop.progress.finished(name, "done")
     settle_golden(spec, golden["golden"], shop)
-    return _exported(model, golden)
+    return _exported(model, golden, model_key, _golden_key(spec, reads, model["onnx"]))
 
 
-def _exported(model: Json, golden: Json) -> Exported:
+def recorded_export(spec: ModelSpec, shop: Workshop) -> Exported | None:
+    """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
+    reads = _export_reads(spec, shop)
+    model_key = _model_key(spec, reads)
+    model = shop.recall("export", model_key)
+    if model is None:
+        return None
+    golden_key = _golden_key(spec, reads, model["onnx"])
+    golden = shop.recall("golden", golden_key)
+    if golden is not None:
+        settle_golden(spec, golden["golden"], shop)
+    none = {"golden": "", "notes": (), "checks": (), "metrics": {}}
+    return _exported(model, golden or none, model_key, golden_key)
+
+
+def _exported(model: Json, golden: Json, *read: Json) -> Exported:
     return Exported(
         OnnxModel.from_json(model),
         golden["golden"],
         Proof.from_json(golden),
         tuple(golden["notes"]),
         model.get("blake3"),
+        digest_of(read),
     )
 
 
@@ -57,6 +68,15 @@ def _export_reads(spec: ModelSpec, shop: Workshop) -> Json:
     golden = spec.golden
     data = digest_of_file(spec.file(golden.data)) if golden else None
     return {"source": source_digests(spec, shop), "data": data}
+
+
+def _model_key(spec: ModelSpec, reads: Json) -> Json:
+    return {
+        "source": reads["source"],
+        "shapes": shapes_of(spec),
+        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
+        "code": code_of(*EXPORT_CODE),
+    }
 
 
 def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:

@@ -124,7 +124,7 @@ def _samples(spec: ModelSpec) -> Json:
     wanted = spec.calibration
     return {
         "data": wanted and wanted.data,
-        "digest": _calibration_digest(spec),
+        "digest": calibration_digest(spec),
         "labels": wanted and wanted.labels,
     }
 
@@ -141,7 +141,7 @@ def _answer(spec: ModelSpec, exported: Exported) -> str | None:
     return metric.output if metric else exported.model.outputs[0].name
 
 
-def _calibration_digest(spec: ModelSpec) -> str:
+def calibration_digest(spec: ModelSpec) -> str:
     """Of the data, or of the code that generates it; data that this code reads by itself stays unseen."""
     wanted = spec.calibration
     if wanted is None or wanted.function is None:

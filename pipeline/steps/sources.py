@@ -29,11 +29,11 @@ def source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
         files += [files[0].parent / name for name in _external_data(spec, shop)]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {_place(file, spec): digest_of_file(file) for file in files if file.is_file()}
+    names = {place_of(file, spec): digest_of_file(file) for file in files if file.is_file()}
     return {"spec": source.model_dump(), "files": names, "packages": packages}
 
 
-def _place(file: Path, spec: ModelSpec) -> str:
+def place_of(file: Path, spec: ModelSpec) -> str:
     """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
     if not file.resolve().is_relative_to(spec.folder):
         raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")

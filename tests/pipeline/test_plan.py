@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from builders.types import BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
-from pipeline.plan import Selection, candidates, explain_change, profiles
+from pipeline.causes import explain_change
+from pipeline.plan import Selection, candidates, profiles
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
 from tests.pipeline.projects import Project
@@ -60,8 +61,8 @@ def test_a_request_survives_json_with_its_key() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("model", "the model's graph or weights changed"),
-        ("scales", "the calibrated scales changed"),
+        ("model", "its graph is another one"),
+        ("scales", "its graph is another one"),
         ("profile", "the shapes changed"),
         ("option", "option tf32: False -> True"),
         ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
@@ -69,6 +70,12 @@ def test_a_request_survives_json_with_its_key() -> None:
 )
 def test_the_reason_names_what_changed_since_the_last_build(change: str, reason: str) -> None:
     assert explain_change(REQUEST, replace(REQUEST, **CHANGES[change])) == reason
+
+
+@pytest.mark.parametrize("change", ["model", "scales"])
+def test_the_reason_is_the_cause_where_that_is_known(change: str) -> None:
+    now = replace(REQUEST, **CHANGES[change])
+    assert explain_change(REQUEST, now, ["weights w changed"]) == "weights w changed"
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:
