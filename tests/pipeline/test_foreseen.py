@@ -65,6 +65,8 @@ def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project:
     assert {unit["action"] for unit in units.values()} == {"cached"}
     follows = "the model is calibrated and quantized again; no engine changes by it"
     assert changes == {f"{CALIBRATION} changed": follows}
+    assert project.build().json["same_as"] == "tiny@1"
+    assert planned(project)[1] == {}, "a build has seen it"
 
 
 @pytest.mark.parametrize("words", [(), ("--no-export",)])
