@@ -42,7 +42,7 @@ class EmulationError(Exception):
 
 
 def without(library: bytes, kind: str) -> bytes:
-    """The library, taking no kernels that need more than `kind` has. Raises EmulationError where it is another build."""
+    """The library, without the kernels that `kind` lacks. Raises EmulationError where it is another build."""
     patched = bytearray(library)
     for leaf in _LEAF.finditer(library):
         window = library[leaf.end() : leaf.end() + _REACH]
