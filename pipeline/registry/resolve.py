@@ -219,7 +219,7 @@ def _why(candidates: Sequence[Candidate]) -> str:
 
 
 def _comparison(candidates: Sequence[Candidate]) -> str | None:
-    """How much faster the first is than those that are alike but for their precision; None where that did not decide."""
+    """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
     ratios = [_ratio(item, best) for item in alike]
