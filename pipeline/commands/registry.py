@@ -226,7 +226,7 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
 def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
     """How fast each engine was on each kind of machine, in a line, and what bounds it."""
     from validation.latency.machine import machine_text
-    from validation.latency.words import bucket_row, diagnosis_text
+    from validation.latency.words import bucket_row, diagnosis_text, remarks
 
     columns = ("engine", "bucket", "p50", "p99", "items/s", "memory")
     for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
@@ -235,7 +235,8 @@ def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
         rows = [{"engine": report["unit"], **bucket_row(item)} for report in reports for item in report["buckets"]]
         print_table(columns, [[row[column] for column in columns] for row in rows])
         for report in reports:
-            click.echo(f"{report['unit']}, {diagnosis_text(report['anatomy'])}")
+            for line in (*remarks(report, columns), diagnosis_text(report["anatomy"])):
+                click.echo(f"{report['unit']}, {line}")
 
 
 def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
