@@ -235,8 +235,9 @@ def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
         rows = [{"engine": report["unit"], **bucket_row(item)} for report in reports for item in report["buckets"]]
         print_table(columns, [[row[column] for column in columns] for row in rows])
         for report in reports:
-            for line in (*remarks(report, columns), diagnosis_text(report["anatomy"])):
-                click.echo(f"{report['unit']}, {line}")
+            click.echo(f"{report['unit']}:")
+            for line in (diagnosis_text(report["anatomy"]), *remarks(report, columns)):
+                click.echo(f"  {line}")
 
 
 def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:

@@ -74,8 +74,9 @@ def diagnose_run(
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved = sum(cost.moved_bytes for cost in costs)
     overhead = roofs.run_s + len(costs) * roofs.node_s
-    parts = (compute, moved / roofs.bandwidth(footprint_bytes), overhead)
-    return Diagnosis(seconds, *(part / seconds for part in parts), outside=_outside(kernels_s, seconds))
+    bandwidth = moved / roofs.bandwidth(footprint_bytes)
+    outside = _outside(kernels_s, seconds)
+    return Diagnosis(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
 
 
 def _outside(kernels_s: float | None, seconds: float) -> float | None:

@@ -50,16 +50,16 @@ def quantile_name(p: float) -> str:
 
 
 def bucket_row(bucket: Json) -> dict[str, str]:
-    """A row of COLUMNS."""
+    """A row of COLUMNS; what a cell says beside its value stands in brackets."""
     quantiles = {quantile_name(item["p"]): quantile_text(item) for item in bucket["quantiles"]}
     rate = count_text(bucket["items_per_s"])
     if bucket["streams_items_per_s"] is not None:
-        rate += f"; {count_text(bucket['streams_items_per_s'])} in {bucket['streams']} streams"
+        rate += f" ({count_text(bucket['streams_items_per_s'])} in {bucket['streams']} streams)"
     kept = bucket["runs"] - bucket["discarded"]
-    runs = f"{kept} (+{bucket['discarded']} warm-up)" + ("" if bucket["steady"] else ", not steady")
+    runs = f"{kept} (+{bucket['discarded']} warm-up{'' if bucket['steady'] else ', not steady'})"
     memory = bytes_text(bucket["memory_bytes"])
     if bucket["device_bytes"] is not None:
-        memory += f", device {bytes_text(bucket['device_bytes'])}"
+        memory += f" (device {bytes_text(bucket['device_bytes'])})"
     return {"bucket": bucket["name"], **quantiles, "items/s": rate, "memory": memory, "runs": runs}
 
 
