@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from builders.digest import digest_of
-from builders.types import BuildRequest
+from builders.types import CPU_KIND, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.inputs import Inputs, differences, inputs_of
 from pipeline.values import Exported, Json
@@ -113,8 +113,8 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
     reasons = [
         *((causes or ["its graph is another one"]) if regraphed else []),
         *((of_shapes or ["the shapes changed"]) if reshaped and not (regraphed and of_shapes) else []),
-        *_named("option", dict(before.options), dict(now.options)),
-        *_named("version of", dict(before.toolchain), dict(now.toolchain)),
+        *differences(_named("option", before.options), _named("option", now.options)),
+        *differences(_named("version of", before.toolchain), _named("version of", now.toolchain)),
     ]
     return "; ".join(dict.fromkeys(reasons)) or "its engine is no longer in the registry"
 
@@ -123,9 +123,5 @@ def _shapes(request: BuildRequest) -> tuple[object, ...]:
     return request.inputs, request.outputs, request.profiles
 
 
-def _named(word: str, before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    return [
-        f"{word} {name}: {before.get(name, 'none')} -> {now.get(name, 'none')}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
+def _named(word: str, values: Sequence[tuple[str, object]]) -> dict[str, str]:
+    return {"kind of CPU" if name == CPU_KIND else f"{word} {name}": str(value) for name, value in values}

@@ -8,7 +8,7 @@ import click
 
 from builders.types import PRECISIONS
 from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, say, shown_progress
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.attribution import Answer
@@ -73,16 +73,16 @@ def attribute(
 def _show(answer: "Answer") -> None:
     from validation.attribution.words import lines
 
-    click.echo(f"{answer.told.name} ({answer.told.joint})")
+    echo(f"{answer.told.name} ({answer.told.joint})")
     if answer.found is None:
-        click.echo(f"  {answer.told.headline}")
+        echo(f"  {answer.told.headline}")
         return
     first, *rest = lines(answer.found)
-    click.echo(f"  {first}")
+    echo(f"  {first}")
     if answer.found.rows:
         _print_segments(answer.found)
     for line in rest:
-        click.echo(f"  {line}")
+        echo(f"  {line}")
 
 
 def _print_segments(found: "Attribution") -> None:

@@ -17,7 +17,7 @@ from pipeline.commands.options import (
     say,
     shown_progress,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
@@ -182,7 +182,7 @@ def show_outcome(outcome: "Outcome") -> None:
             say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
     for name, metrics in outcome.metrics.items():
-        click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+        echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
 
@@ -203,13 +203,13 @@ def _show_place(outcome: "Outcome") -> None:
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
     if outcome.same_as:
-        click.echo(f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved")
+        echo(f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved")
     else:
-        click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
+        echo(f"{outcome.model}@{outcome.version} {state}{channel}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.page:
-        click.echo(f"report: {outcome.page}")
+        echo(f"report: {outcome.page}")
 
 
 def _print_engines(outcome: "Outcome") -> None:

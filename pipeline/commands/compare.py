@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.compare.run import Asked
@@ -98,7 +99,7 @@ def _show(found: dict[str, object]) -> None:
     from pipeline.commands.tables import print_table
     from pipeline.compare import words
 
-    click.echo(words.heading(found))
+    echo(words.heading(found))
     print_table(*words.rows(found))
     for line in words.lines(found):
-        click.echo(line)
+        echo(line)

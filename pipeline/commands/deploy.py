@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pipeline.commands.options import Duration, emit_json, json_option, say
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
 
@@ -107,7 +107,7 @@ def deploy(
         **chosen,
     )
     if print_yaml:
-        click.echo(text(plan), nl=False)
+        echo(text(plan), nl=False)
         return
     from pipeline.deployments.deploy import deploy as deploy_plan
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from builders.visible import visible_json
+from pipeline.commands.tables import echo
 from pipeline.registry import DEFAULT_REGISTRY
 
 if TYPE_CHECKING:
@@ -161,7 +163,7 @@ def published_engine(
 
 def emit_json(value: Any) -> None:
     """Print a JSON value on stdout. NaN has no place in JSON and is a bug here."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def say(text: str) -> None:
@@ -171,4 +173,4 @@ def say(text: str) -> None:
 
         JsonLines().tell("remark", message=text)
     else:
-        click.echo(text, err=True)
+        echo(text, err=True)

@@ -6,7 +6,7 @@ import click
 
 from pipeline.commands.build import STYLES, spec_options
 from pipeline.commands.options import emit_json, say, shown_progress
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.foreseen import Forecast
@@ -74,4 +74,4 @@ def _print_plan(found: "Forecast") -> None:
         styles=STYLES,
     )
     for change in found.changes:
-        click.echo(f"{change.what}: {change.follows}")
+        echo(f"{change.what}: {change.follows}")

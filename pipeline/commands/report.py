@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from pipeline.commands.options import registry_option, say
+from pipeline.commands.tables import echo
 
 
 @click.command()
@@ -36,4 +37,4 @@ def report(source: str, out: Path, to_prefect: bool, registry: str) -> None:
 
         for key in show_report(document, out.absolute().as_uri()):
             say(f"artifact: {key}")
-    click.echo(str(out))
+    echo(str(out))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import Duration, emit_json, json_option, registry_option, say
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def pin(reference: str, why: str, registry: str) -> None:
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     new = pin_version(store, manifest, by=user(), why=why)
-    click.echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
+    echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
 
 
 @click.command()
@@ -68,7 +68,7 @@ def unpin(reference: str, registry: str) -> None:
     if where.version is None:
         raise UnknownNameError(f"a pin holds one version; {reference!r} is none: give {where.model}@VERSION")
     unpin_version(open_store(registry), where.model, where.version)
-    click.echo(f"{where} is not pinned any more")
+    echo(f"{where} is not pinned any more")
 
 
 def _json(found: "Collected") -> dict[str, Any]:
@@ -90,9 +90,9 @@ def _print(found: "Collected") -> None:
     if rows:
         print_table(("kind", "name", "bytes", "state", "due", "why"), rows)
     for lease in found.leases:
-        click.echo(f"writing now: {lease}")
+        echo(f"writing now: {lease}")
     gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
-    click.echo(f"{len(found.kept)} versions stay; {gone} bytes deleted, {left} bytes are garbage and still there")
+    echo(f"{len(found.kept)} versions stay; {gone} bytes deleted, {left} bytes are garbage and still there")
     if rows and not found.acted:
         say("nothing was changed; add --delete to condemn what is new and to delete what is due")
 

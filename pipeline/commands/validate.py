@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.registry.manifest import Manifest
@@ -111,7 +111,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
     if as_json:
         emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
     else:
-        click.echo(f"{folder}: {len(made.engines)} engines of {made.model}@{made.version} and its golden cases")
+        echo(f"{folder}: {len(made.engines)} engines of {made.model}@{made.version} and its golden cases")
     return []
 
 

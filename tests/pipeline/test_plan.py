@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.types import BuildRequest, Dim, ShapeProfile, Target, TensorSpec
+from builders.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
 from pipeline.causes import explain_change
 from pipeline.plan import Selection, candidates, profiles
@@ -42,6 +42,7 @@ CHANGES = {
     "option": {"options": (("tf32", True), ("workspace_mib", 0))},
     "version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
     "scales": {"scales": "d" * 64},
+    "cpu": {"toolchain": ((CPU_KIND, "cpu_avx2"), ("tensorrt-rtx", "1.7.1"))},
 }
 
 
@@ -66,6 +67,7 @@ def test_a_request_survives_json_with_its_key() -> None:
         ("profile", "the shapes changed"),
         ("option", "option tf32: False -> True"),
         ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
+        ("cpu", "kind of CPU: none -> cpu_avx2"),
     ],
 )
 def test_the_reason_names_what_changed_since_the_last_build(change: str, reason: str) -> None:
