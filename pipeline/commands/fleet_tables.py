@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from builders.plural import pluralize
 from pipeline.commands.tables import print_table
 from pipeline.fleet.standing import STATES, Standing
 
@@ -25,7 +26,7 @@ def print_reconciled(found: "Reconciled") -> None:
     if found.standings:
         print_table(("model", "version", "state", "nodes", "on", "engine", "why"), standing_rows(found.standings))
         counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
-        click.echo(f"\n{len(found.standings)} pairs of model and group: {counts}")
+        click.echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
     else:
         click.echo(f"nothing must be served here by {found.catalog.source}")
     _print_work(found.work)
@@ -67,7 +68,7 @@ def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
 
 
 def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
-    click.echo(f"{len(fleet.groups)} groups of nodes ({fleet.source})")
+    click.echo(f"{pluralize(len(fleet.groups), 'group')} of nodes ({fleet.source})")
     rows = [
         [
             group.name,

@@ -153,4 +153,4 @@ def test_a_target_that_no_backend_of_the_spec_builds_for_is_not_left_out_in_sile
     done = project.run("plan", project.spec)
     assert done.code == 0 and "1 build, 0 cached, 0 refused" in done.out
     assert "sm_89: left out: no backend of the spec (onnxruntime) builds for it" in done.err
-    assert "left out" not in project.run("plan", project.spec, "--targets", "cpu").err
+    assert "left out" not in project.run("plan", project.spec, "--target", "cpu").err
