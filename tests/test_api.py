@@ -82,9 +82,7 @@ def test_build_refuses_what_is_of_another_kind(options: Any, said: str) -> None:
 def test_a_client_and_a_machine_refuse_what_is_of_another_kind() -> None:
     with pytest.raises(InputError, match="registry 123: give a path, a file:// or an s3:// URI"):
         enginery.Client(123)  # type: ignore[arg-type]
-    with pytest.raises(
-        InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.named\('l4'\)"
-    ):
+    with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.named\('l4'\)"):
         enginery.Machine("l4")  # type: ignore[arg-type]
     for wrong in ((8,), [8, 9], ("8", "9"), 89):
         with pytest.raises(InputError, match="give a pair"):

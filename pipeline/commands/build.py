@@ -225,7 +225,7 @@ def show_outcome(outcome: "Outcome") -> None:
         for item in engine.get("attribution", ()):
             say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
-    for name, metrics in outcome.metrics.items():
+    for name, metrics in () if outcome.cached else outcome.metrics.items():
         click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
@@ -246,11 +246,11 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
-    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
+    # One line where nothing is new.
+    report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
+    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
-    if outcome.page:
-        click.echo(f"report: {outcome.page}")
 
 
 def _print_engines(outcome: "Outcome") -> None:
