@@ -18,7 +18,11 @@ def _acting(command: Any) -> Any:
     for option in (
         click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
         click.option(
-            "--channel", default="stable", show_default=True, help="Channel of the candidate's model for --auto."
+            "--channel",
+            metavar="CHANNEL",
+            default="stable",
+            show_default=True,
+            help="Channel of the candidate's model for --auto.",
         ),
         registry_option,
         json_option,

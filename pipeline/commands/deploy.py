@@ -62,7 +62,11 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     help="Where the nightly build finds its specs, as `enginery catalog` takes it.",
 )
 @click.option(
-    "--channel", default="stable", show_default=True, help="Channel that canaries compare with, promote and roll back."
+    "--channel",
+    metavar="CHANNEL",
+    default="stable",
+    show_default=True,
+    help="Channel that canaries compare with, promote and roll back.",
 )
 @executor_options
 @click.option(

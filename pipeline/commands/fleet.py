@@ -53,8 +53,14 @@ def source_options(command: Command) -> Command:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--tensorrt", metavar="VERSION", help="Version of TensorRT on the nodes, where no label says it.")
-@click.option("--tensorrt-rtx", metavar="VERSION", help="Version of TensorRT-RTX on the nodes, where no label says it.")
+@click.option(
+    "--tensorrt", metavar="VERSION", help="Version of TensorRT on the nodes, where the inventory does not say it."
+)
+@click.option(
+    "--tensorrt-rtx",
+    metavar="VERSION",
+    help="Version of TensorRT-RTX on the nodes, where the inventory does not say it.",
+)
 @click.option("--apply", is_flag=True, help="Start builds and proofs of what is missing on the Prefect server.")
 @source_options
 @click.pass_context

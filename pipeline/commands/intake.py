@@ -93,7 +93,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 
 
 @click.command()
-@click.argument("specs", default="registered")
+@click.argument("specs", metavar="[PLACE]", default="registered")
 @selection_options
 @executor_options
 @jobs_option
@@ -104,7 +104,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 def catalog(
     ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, wait_for_nodes: timedelta, **chosen: Any
 ) -> None:
-    """Build every spec in SPECS: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
+    """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
     each model in the registry).
 
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.

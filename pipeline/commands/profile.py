@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--bucket",
     "buckets",
     multiple=True,
-    show_default="least, opt and most",
+    show_default="smallest, opt and largest",
     help="Sizes, as in batch=8,length=64; repeat it.",
 )
 @click.option("--all-buckets", is_flag=True, help="Time both ends of every bucket.")

@@ -28,20 +28,26 @@ FOREIGN = (
 
 
 @cache
-def commands() -> dict[str, click.Command]:
-    """Every command that does something, by what a person types: 'build', 'golden make'."""
-    context = click.Context(cli.enginery)
-    return dict(_leaves(cli.enginery, context, ()))
+def pages() -> dict[str, click.Command]:
+    """Everything that has a --help, by what a person types: 'build', 'golden', 'golden make'."""
+    return dict(_pages(cli.enginery, ()))
 
 
-def _leaves(group: click.Group, context: click.Context, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+def _pages(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        if not isinstance(command, click.Group) or command.invoke_without_command:
-            yield " ".join((*path, name)), command
+        yield " ".join((*path, name)), command
         if isinstance(command, click.Group):
-            yield from _leaves(command, context, (*path, name))
+            yield from _pages(command, (*path, name))
+
+
+@cache
+def commands() -> dict[str, click.Command]:
+    """Those of them that do something by themselves."""
+    items = pages().items()
+    return {name: item for name, item in items if not isinstance(item, click.Group) or item.invoke_without_command}
 
 
 def option(command: click.Command, name: str) -> click.Option | None:
@@ -77,9 +83,9 @@ def test_help_shows_the_sections_and_what_each_command_does_on_one_line_each() -
     assert "130" in text and "interrupted" in text
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
+@pytest.mark.parametrize("name", sorted(pages()))
 def test_every_option_of_a_command_is_explained(name: str) -> None:
-    command = commands()[name]
+    command = pages()[name]
     assert command.help
     for item in command.params:
         assert not isinstance(item, click.Option) or item.help, f"{name} {item.opts}"
