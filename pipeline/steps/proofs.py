@@ -1,10 +1,10 @@
 """The step that proves an engine where it can run, and reaches a verdict."""
 
 from builders import backends
+from builders.cpu_kinds import this_kind
 from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Limits
-from builders.onnxruntime import cpu_kind
 from builders.types import BuildRequest
 from pipeline.moment import now
 from pipeline.spec.model import ModelSpec, overrides
@@ -82,4 +82,4 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
 
 def _machine(request: BuildRequest) -> list[str]:
     """What a proof depends on of the machine that it was made on."""
-    return [cpu_kind()] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})
+    return [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})
