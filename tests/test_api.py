@@ -13,6 +13,7 @@ import pytest
 import enginery
 from builders.errors import InputError, SpecError
 from enginery.api import _joined
+from pipeline.registry.store import open_store
 from pipeline.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
@@ -79,11 +80,13 @@ def test_build_refuses_what_is_of_another_kind(options: Any, said: str) -> None:
         enginery.build("model.yaml", **options)
 
 
-def test_a_client_and_a_machine_refuse_what_is_of_another_kind() -> None:
+def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="registry 123: give a path, a file:// or an s3:// URI"):
         enginery.Client(123)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.named\('l4'\)"):
         enginery.Machine("l4")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="machine 89: give a Machine, or a target's name"):
+        enginery.Client(open_store(tmp_path, create=True).uri).resolve("tiny", machine=89)  # type: ignore[arg-type]
     for wrong in ((8,), [8, 9], ("8", "9"), 89):
         with pytest.raises(InputError, match="give a pair"):
             enginery.Machine(wrong)  # type: ignore[arg-type]

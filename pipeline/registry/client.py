@@ -141,4 +141,8 @@ def pull(
 
 
 def _machine(machine: Machine | str) -> Machine:
-    return machine if isinstance(machine, Machine) else Machine.named(machine)
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, str):
+        raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return Machine.named(machine)
