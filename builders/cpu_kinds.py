@@ -12,13 +12,15 @@ import platform
 from dataclasses import dataclass
 
 from builders import cpu_levels
-from builders.cpu_levels import LEVELS, flags_of_level
-from builders.types import Target
+from builders.cpu_levels import LEVELS, flags_of_level, level_of
+from builders.types import CPU_KIND, BuildRequest, Target
 
 THIS_MACHINE = "cpu"
 # The entry of an ONNX Runtime session that makes int8 exact where its kernels saturate, by uint8 weights
 # (onnxruntime_session_options_config_keys.h). It does so wherever it is set, and with VNNI it only costs speed.
 EXACT_SESSION = ("session.x64quantprecision", "1")
+# The precisions whose CPU engines multiply integers.
+INTEGER_PRECISIONS = ("int8", "int8-dynamic")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ class CpuKind:
     def machine(self) -> str:
         """The architecture, as `platform.machine()` names it on Linux."""
         return "x86_64" if self.level in LEVELS else self.level
+
+    def has_level(self, level: str) -> bool:
+        """Whether it runs code that is compiled for a level of x86-64, or for another architecture."""
+        if level not in LEVELS or self.level not in LEVELS:
+            return level == self.level
+        return flags_of_level(level) <= flags_of_level(self.level)
 
     def is_in(self, machine: str, flags: frozenset[str]) -> bool:
         """Whether a CPU of this architecture, with these flags, runs what is built for this kind."""
@@ -80,20 +88,21 @@ def kind_of(target: Target) -> str:
     return this_kind().name if target.name == THIS_MACHINE else target.name
 
 
-def runs_code_of(kind: str, here: str) -> bool:
-    """Whether a CPU of the kind `here` has every instruction of code that is compiled for `kind`.
-
-    Kinds without a name in `KINDS` run their own code alone.
-    """
-    built, found = _BY_NAME.get(kind), _BY_NAME.get(here)
-    if built is None or found is None:
-        return kind == here
-    has = found.flags | (flags_of_level(found.level) if found.level in LEVELS else frozenset())
-    return built.is_in(found.machine, has)
-
-
-def why_no_proof(target: Target) -> str | None:
-    """Why a run on this machine proves nothing for a CPU target; None when it does. Of GPUs nothing is asked here."""
-    if not target.is_cpu or (wanted := kind_of(target)) == (here := this_kind().name):
+def refusal(request: BuildRequest, title: str) -> str | None:
+    """Why a compiler (title: its name) makes no code on this machine for the kind of CPU that a request names."""
+    kind, level = kind_named(request.target.name), level_of(request)
+    if kind is None:
         return None
-    return f"it is built for {wanted}, and this CPU is {here}, whose kernels are others; prove it on a {wanted} machine"
+    if kind.machine != (here := _MACHINES.get(platform.machine(), platform.machine())):
+        return f"{title} compiles for {here} CPUs on this machine, not for {kind.name}; use onnxruntime, or build there"
+    if not kind.has_level(level):
+        return f"its option cpu is {level!r}, beyond {kind.name}; set backends.{request.backend}.cpu lower"
+    return None
+
+
+def why_no_proof(request: BuildRequest) -> str | None:
+    """Why a run on this machine proves nothing for a CPU engine; None when it does. Of GPUs nothing is asked here."""
+    wanted, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
+    if not request.target.is_cpu or wanted == here:
+        return None
+    return f"built for {wanted} CPUs, and this one is {here}, whose kernels are others: prove it on a {wanted} machine"

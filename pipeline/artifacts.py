@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders.plural import pluralize
+from builders.visible import visible
 from pipeline.pages import CANARY
 from pipeline.values import Json
 
@@ -151,8 +152,9 @@ def _table(rows: Sequence[Json]) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    """Text that anybody may have written, on one line and without meaning to markdown or HTML."""
-    return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", " ".join(text.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
+    """Text that anybody may have written, on one line and without meaning to markdown, HTML or a terminal."""
+    line = visible(" ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", line).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
 def artifact_key(kind: str, model: str) -> str:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from builders.errors import EngineryError
+from builders.visible import visible
 
 # What a command's file is called, and what it does, by section of `enginery --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -158,7 +159,7 @@ def _say_last(chosen: Mapping[str, str], event: str, text: str) -> None:
 
         JsonLines().tell(event, "error", message=text.removeprefix("error: "))
     else:
-        click.echo(text, err=True)
+        click.echo(visible(text), err=True)
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:

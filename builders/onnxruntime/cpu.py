@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.compatibility import numbers
-from builders.cpu_kinds import EXACT_SESSION, this_kind
+from builders.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
@@ -107,6 +107,8 @@ class OnnxRuntime:
         """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
         if not self.serves(request.target):
             return f"onnxruntime compiles for the CPU here, not for {request.target.name}; use tensorrt-rtx or tensorrt"
+        if self.graph_optimization == "all" and (reason := why_no_proof(request)):
+            return f"graph_optimization='all' saves the layout of this machine's CPU: {reason}"
         if request.precision == "bf16":
             return "onnxruntime has no bfloat16 kernels for the CPU; use fp32, or int8 for speed"
         if request.precision == "fp8":
@@ -249,7 +251,7 @@ def open_model(model: Path, options: Any, exact: bool = True) -> Any:
 
 def _without_saturation(model: Path) -> str | bytes:
     """What to open instead of a model on disk: its path, or the bytes of one whose integer kernels do not saturate."""
-    from google.protobuf.message import Error
+    from google.protobuf.message import Error  # type: ignore[import-untyped]
 
     from builders.onnxruntime.exact import exact
 

@@ -17,7 +17,7 @@ from pipeline.commands.options import (
     shown_progress,
     targets_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.attribution import Answer
@@ -82,16 +82,16 @@ def attribute(
 def _show(answer: "Answer") -> None:
     from validation.attribution.words import lines
 
-    click.echo(f"{answer.told.name} ({answer.told.joint})")
+    echo(f"{answer.told.name} ({answer.told.joint})")
     if answer.found is None:
-        click.echo(f"  {answer.told.headline}")
+        echo(f"  {answer.told.headline}")
         return
     first, *rest = lines(answer.found)
-    click.echo(f"  {first}")
+    echo(f"  {first}")
     if answer.found.rows:
         _print_segments(answer.found)
     for line in rest:
-        click.echo(f"  {line}")
+        echo(f"  {line}")
 
 
 def _print_segments(found: "Attribution") -> None:

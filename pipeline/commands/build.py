@@ -21,7 +21,7 @@ from pipeline.commands.options import (
     spec_argument,
     spec_registry_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
@@ -226,7 +226,7 @@ def show_outcome(outcome: "Outcome") -> None:
             say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
     for name, metrics in () if outcome.cached else outcome.metrics.items():
-        click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+        echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
 
@@ -248,7 +248,7 @@ def _show_place(outcome: "Outcome") -> None:
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
     # One line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
-    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
+    echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
 

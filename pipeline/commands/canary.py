@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, engine_options, json_option, registry_option, say
+from pipeline.commands.tables import echo
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
 def _show(written: "Written") -> None:
     from validation.canary.judge import describe_value
 
-    click.echo(f"{written.verdict}: {written.report['reason']}")
+    echo(f"{written.verdict}: {written.report['reason']}")
     for item in written.report["criteria"]:
         told = item["note"] or (
             f"{describe_value(item['estimate'], item['kind'])} "
@@ -231,10 +232,10 @@ def _show(written: "Written") -> None:
             f"margin {describe_value(item['margin'], item['kind'])}; "
             f"could have shown {describe_value(item['detectable'], item['kind'])}"
         )
-        click.echo(f"  {item['verdict']:<12} {item['name']}: {told}")
+        echo(f"  {item['verdict']:<12} {item['name']}: {told}")
     for note in written.report["notes"]:
         say(f"note: {note}")
-    click.echo(f"report: {written.json}\npage:   {written.page}")
+    echo(f"report: {written.json}\npage:   {written.page}")
 
 
 def _left_in(place: Path) -> str:

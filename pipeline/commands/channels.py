@@ -13,7 +13,7 @@ from pipeline.commands.options import (
     say,
     why_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json({"policy": found.to_json() if found else None, "of": origin})
         return
-    click.echo(
-        f"{where}: " + (_words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy")
-    )
+    echo(f"{where}: " + (_words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy"))
 
 
 @policy.command("set")
@@ -113,7 +111,7 @@ def set_policy(
     if as_json:
         emit_json(after.to_json())
     else:
-        click.echo(f"{where}: {_words(after)}")
+        echo(f"{where}: {_words(after)}")
 
 
 def _open_or_make(registry: str) -> "Store":

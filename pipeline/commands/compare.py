@@ -18,6 +18,7 @@ from pipeline.commands.options import (
     spec_registry_option,
     target_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.compare.run import Asked
@@ -114,7 +115,7 @@ def _show(found: dict[str, object]) -> None:
     from pipeline.commands.tables import print_table
     from pipeline.compare import words
 
-    click.echo(words.heading(found))
+    echo(words.heading(found))
     print_table(*words.rows(found))
     for line in words.lines(found):
-        click.echo(line)
+        echo(line)

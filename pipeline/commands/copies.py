@@ -15,6 +15,7 @@ from pipeline.commands.options import (
     say,
     trust_option,
 )
+from pipeline.commands.tables import echo
 from pipeline.user import user
 
 
@@ -40,10 +41,10 @@ def mirror(
         emit_json({"dest": target.uri, **asdict(found)})
         return
     for name in found.versions:
-        click.echo(name)
+        echo(name)
     for name in found.moved:
-        click.echo(f"channel {name}")
-    click.echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
+        echo(f"channel {name}")
+    echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
 
 
 @click.command("export-oci")
@@ -67,5 +68,5 @@ def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None
         emit_json({"path": str(found.path), "tags": list(found.tags)})
         return
     for tag in found.tags:
-        click.echo(f"oci:{found.path}:{tag}")
+        echo(f"oci:{found.path}:{tag}")
     say(f"push one with: skopeo copy --all --preserve-digests oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pipeline.commands.options import emit_json, executor_options, json_option, registry_option_with, say
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
 
@@ -120,7 +120,7 @@ def deploy(
         **chosen,
     )
     if print_yaml:
-        click.echo(text(plan), nl=False)
+        echo(text(plan), nl=False)
         return
     from pipeline.deployments.deploy import deploy as deploy_plan
 

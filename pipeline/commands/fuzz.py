@@ -16,6 +16,7 @@ from pipeline.commands.options import (
     registry_option,
     say,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -80,12 +81,12 @@ def _read(path: Path) -> Any:
 def _show(report: "Json") -> None:
     counts = ", ".join(f"{count} {word}" for word, count in report["counts"].items())
     unit = f"{report['target']} {report['precision']} {report['backend']}"
-    click.echo(f"{report['model']}@{report['version']} {unit}, seed {report['seed']}: {counts}")
+    echo(f"{report['model']}@{report['version']} {unit}, seed {report['seed']}: {counts}")
     for case in report["cases"]:
         if case["outcome"] == "failed":
-            click.echo(f"  failed {case['case']}: {case['reason']}")
+            echo(f"  failed {case['case']}: {case['reason']}")
     for case in report["smallest"]:
-        click.echo(f"smallest failing case: {case['case']}: {case['reason']}")
-        click.echo(f"  {case['reproduce']}")
+        echo(f"smallest failing case: {case['case']}: {case['reason']}")
+        echo(f"  {case['reproduce']}")
     if any(case["outcome"] == "not judged" for case in report["cases"]):
         say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")

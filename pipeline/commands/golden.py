@@ -15,6 +15,7 @@ from pipeline.commands.options import (
     spec_argument,
     spec_registry_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.golden import Shown
@@ -81,7 +82,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json(change.to_json())
         return
-    click.echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
+    echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
 def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
@@ -119,9 +120,9 @@ def _print_made(told: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(told)
         return
-    click.echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
+    echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
     for note in [*([f"changed: {told['change']}"] if told["change"] else []), *told["notes"]]:
-        click.echo(note)
+        echo(note)
 
 
 def _print_shown(golden_set: "Shown", as_json: bool) -> None:
@@ -130,14 +131,12 @@ def _print_shown(golden_set: "Shown", as_json: bool) -> None:
         cases = [{"name": name, "kind": kind} for name, kind in golden_set.cases]
         emit_json({**vars(golden_set), "cases": cases, "versions": list(golden_set.versions)})
         return
-    click.echo(golden_set.digest)
+    echo(golden_set.digest)
     labels = "labels" if golden_set.labels else "no labels"
-    click.echo(
-        f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}"
-    )
+    echo(f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}")
     edges = [name for name, kind in golden_set.cases if kind == "edge"]
-    click.echo(f"edges: {'; '.join(edges) or 'none'}")
+    echo(f"edges: {'; '.join(edges) or 'none'}")
     for output, floors in (golden_set.noise or {}).get("floors", {}).items():
         told = ", ".join(f"{floor['sqnr_db']:.0f} dB ({kind})" for kind, floor in floors.items())
-        click.echo(f"noise floor of {output}: {told}")
-    click.echo(f"versions: {', '.join(golden_set.versions) or 'none'}")
+        echo(f"noise floor of {output}: {told}")
+    echo(f"versions: {', '.join(golden_set.versions) or 'none'}")

@@ -20,7 +20,7 @@ from pipeline.commands.options import (
     selection_options,
     shown_progress,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.intake.watch import Seen
@@ -47,7 +47,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}
     if not as_json:
         state = "registered already" if existed else "registered"
-        click.echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
+        echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
     told = None
     if not no_event:
         from pipeline.events import registered
@@ -79,9 +79,9 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 
     def show(seen: "Seen") -> None:
         if as_json:
-            click.echo(json.dumps(asdict(seen)))
+            echo(json.dumps(asdict(seen)))
         else:
-            (click.echo if seen.told else say)(f"{seen.spec}: {seen.said}")
+            (echo if seen.told else say)(f"{seen.spec}: {seen.said}")
 
     store = open_store(registry, create=True)
     with Watch(store, place, show) as watch:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pipeline.commands.options import registry_option, say
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.metrics.live import LiveMetrics
@@ -95,6 +96,6 @@ def _write(registry: Any, path: Path | None) -> None:
 
     text = generate_latest(registry)
     if path is None:
-        click.echo(text.decode(), nl=False)
+        echo(text.decode(), nl=False)
         return
     write_whole(path, text)

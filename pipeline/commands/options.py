@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from builders.types import PRECISIONS
+from builders.visible import visible_json
+from pipeline.commands.tables import echo
 from pipeline.registry import DEFAULT_REGISTRY
 
 if TYPE_CHECKING:
@@ -233,7 +235,7 @@ def trust_option(command: Command) -> Command:
 
 def emit_json(value: Any) -> None:
     """Print a JSON value on stdout. NaN has no place in JSON and is a bug here."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def say(text: str) -> None:
@@ -243,4 +245,4 @@ def say(text: str) -> None:
 
         JsonLines().tell("remark", message=text)
     else:
-        click.echo(text, err=True)
+        echo(text, err=True)

@@ -14,6 +14,7 @@ from pipeline.commands.options import (
     reference_argument,
     registry_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -97,11 +98,11 @@ def _show(report: "Json") -> None:
     from pipeline.commands.tables import print_table
     from validation.latency.words import COLUMNS, NODE_COLUMNS, bucket_row, lines, node_rows
 
-    click.echo(f"{report['model']}@{report['version']} {report['unit']}")
+    echo(f"{report['model']}@{report['version']} {report['unit']}")
     rows = [bucket_row(bucket) for bucket in report["buckets"]]
     print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
     for line in lines(report):
-        click.echo(line)
+        echo(line)
     if nodes := node_rows(report["anatomy"]):
         print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
 
@@ -110,6 +111,6 @@ def _show_race(race: "Json") -> None:
     from validation.latency.words import race_lines
 
     names = [f"{side['model']}@{side['version']} {side['precision']}" for side in (race["first"], race["second"])]
-    click.echo(f"{names[0]} against {names[1]}, on {race['first']['target']}")
+    echo(f"{names[0]} against {names[1]}, on {race['first']['target']}")
     for line in race_lines(race):
-        click.echo(line)
+        echo(line)

@@ -17,6 +17,7 @@ from pipeline.commands.options import (
     say,
     trust_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.registry.client import Answer, Client, Machine, Pulled
@@ -191,19 +192,19 @@ def _show(answer: "Answer", as_json: bool) -> None:
     ]
     rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
     facts = ", ".join(f"{name} {value}" for name, value in answer.machine.known().items())
-    click.echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
+    echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
     print_table(("rank", "engine", "status", "why"), rows)
 
 
 def _print_pulled(pulled: "Pulled") -> None:
     came = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
-    click.echo(f"{pulled.path}{came}")
-    click.echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
-    click.echo(f"why:    {pulled.resolution.why}")
+    echo(f"{pulled.path}{came}")
+    echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
+    echo(f"why:    {pulled.resolution.why}")
     if pulled.located.signed_by:
-        click.echo(f"signed: by {', '.join(pulled.located.signed_by)}")
+        echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
-        click.echo(f"not:    {unit}: {reason}")
+        echo(f"not:    {unit}: {reason}")
 
 
 def _pulled_json(pulled: "Pulled") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pipeline.commands.options import (
     reference_argument,
     registry_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.values import Json
@@ -58,8 +59,8 @@ def _show(report: "Json") -> None:
     bytes_equal = "byte-equal" if report["byte_equal"] else f"{len(report['engines'])} different files"
     published = "as published" if report["published"]["rebuilt"] else "none is the published one"
     unit = f"{report['target']} {report['precision']} {report['backend']}"
-    click.echo(f"{report['model']}@{report['version']} {unit}, {report['times']} builds: {bytes_equal}, {published}")
+    echo(f"{report['model']}@{report['version']} {unit}, {report['times']} builds: {bytes_equal}, {published}")
     for output, told in report["outputs"].items():
         spread = "" if told["max_abs"] is None else f", up to {told['max_abs']:.4g} apart"
         same = "bit-equal" if told["bit_equal"] else f"{told['distinct']} different answers{spread}"
-        click.echo(f"  {output}: {same}{'' if report['passed'] else ', beyond the limits of drift'}")
+        echo(f"  {output}: {same}{'' if report['passed'] else ', beyond the limits of drift'}")

@@ -14,7 +14,7 @@ from pipeline.commands.options import (
     selection_options,
     shown_progress,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.refit import Refit
@@ -148,8 +148,8 @@ def _show(found: "list[Refit]", outcome: dict[str, Any], dry_run: bool) -> None:
     rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
     print_table(("unit", "refitted", "why not"), rows)
     if outcome.get("version"):
-        click.echo(f"{outcome['model']}@{outcome['version']} published")
+        echo(f"{outcome['model']}@{outcome['version']} published")
     elif not dry_run:
-        click.echo("nothing was refitted and nothing published; `enginery build` compiles")
+        echo("nothing was refitted and nothing published; `enginery build` compiles")
     if outcome.get("channel_refusal"):
-        click.echo(f"the channel did not move: {outcome['channel_refusal']}", err=True)
+        echo(f"the channel did not move: {outcome['channel_refusal']}", err=True)

@@ -15,7 +15,7 @@ from pipeline.commands.options import (
     say,
     why_option,
 )
-from pipeline.commands.tables import cell, print_table
+from pipeline.commands.tables import cell, echo, print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ def show(
         emit_json(facts)
         return
     channels = ", ".join(facts["channels"]) or "none"
-    click.echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
-    click.echo(f"manifest {facts['manifest']}")
+    echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
+    echo(f"manifest {facts['manifest']}")
     if facts["page"]:
-        click.echo(f"report   {facts['page']}")
+        echo(f"report   {facts['page']}")
     for graph, metrics in sorted(facts["metrics"].items()):
-        click.echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
     print_table(columns, [[cell(engine[column]) for column in columns] for engine in facts["engines"]])
     try:
@@ -200,15 +200,15 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         emit_json(records)
         return
     if not records:
-        click.echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
+        echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
     for name, record in records.items():
-        click.echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
+        echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
         rows = [row(tensor) for tensor in record["tensors"]]
         if rows:
             print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
         for line in left_lines(record):
-            click.echo(line)
-        click.echo()
+            echo(line)
+        echo()
 
 
 def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
@@ -222,7 +222,7 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
     if as_json:
         emit_json(told)
         return
-    click.echo(f"{entry.unit}: {pluralize(len(told['Layers']), 'layer')}")
+    echo(f"{entry.unit}: {pluralize(len(told['Layers']), 'layer')}")
     print_table(COLUMNS, [row(layer) for layer in told["Layers"]])
 
 
@@ -248,16 +248,18 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
 def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
     """How fast each engine was on each kind of machine, in a line, and what bounds it."""
     from validation.latency.machine import machine_text
-    from validation.latency.words import bucket_row, diagnosis_text
+    from validation.latency.words import bucket_row, diagnosis_text, remarks
 
-    columns = ("engine", "bucket", "p50", "p99", "items/s", "memory")
+    columns = ("bucket", "p50", "p99", "items/s", "memory")
     for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
         reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
-        click.echo(f"\nlatency on {machine}")
-        rows = [{"engine": report["unit"], **bucket_row(item)} for report in reports for item in report["buckets"]]
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+        echo(f"\nlatency on {machine}")
         for report in reports:
-            click.echo(f"{report['unit']}, {diagnosis_text(report['anatomy'])}")
+            echo(report["unit"])
+            rows = [bucket_row(item) for item in report["buckets"]]
+            print_table(columns, [[row[column] for column in columns] for row in rows])
+            for line in (diagnosis_text(report["anatomy"]), *remarks(report, columns)):
+                echo(f"  {line}")
 
 
 def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
@@ -270,14 +272,12 @@ def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, 
 def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
     for problem in result.problems:
         affects = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
-        click.echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
+        echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
     for digest in moved:
-        click.echo(f"moved away: {digest}; build again to restore it")
+        echo(f"moved away: {digest}; build again to restore it")
     verdict = "sound" if result.sound else "DAMAGED"
     mib = result.size_bytes / (1 << 20)
-    click.echo(
-        f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {mib:.1f} MiB read"
-    )
+    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {mib:.1f} MiB read")
 
 
 def _print_channel(channel: Any, as_json: bool) -> None:
@@ -285,4 +285,4 @@ def _print_channel(channel: Any, as_json: bool) -> None:
         emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
         return
     only = " (serving only proven engines)" if channel.proven_only else ""
-    click.echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")
+    echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")

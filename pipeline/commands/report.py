@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.tables import echo
 
 
 @click.command()
@@ -42,4 +43,4 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
     if as_json:
         emit_json({"page": str(out), "artifacts": keys})
     else:
-        click.echo(str(out))
+        echo(str(out))

@@ -16,7 +16,7 @@ from pipeline.commands.options import (
     say,
     why_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": new})
     else:
-        click.echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
+        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
 
 
 @click.command()
@@ -95,7 +95,7 @@ def unpin(reference: str, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json({"model": where.model, "version": where.version, "pinned": False})
     else:
-        click.echo(f"{where} is not pinned any more")
+        echo(f"{where} is not pinned any more")
 
 
 def _json(found: "Collected") -> dict[str, Any]:
@@ -117,9 +117,9 @@ def _print(found: "Collected") -> None:
     if rows:
         print_table(("kind", "name", "bytes", "state", "due", "why"), rows)
     for lease in found.leases:
-        click.echo(f"writing now: {lease}")
+        echo(f"writing now: {lease}")
     gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
-    click.echo(
+    echo(
         f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage and still there"
     )
     if rows and not found.acted:

@@ -15,7 +15,7 @@ from pipeline.commands.options import (
     spec_argument,
     spec_registry_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
@@ -86,8 +86,8 @@ def _show(choice: dict[str, Any]) -> None:
     _print_groups(choice)
     for point in choice["frontier"]:
         run = "" if point["sqnr_db"] is None else f", run: {decibels_text(point['sqnr_db'])}"
-        click.echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
-    click.echo(f"chosen: {choice['summary']}")
+        echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
+    echo(f"chosen: {choice['summary']}")
 
 
 def _print_groups(choice: dict[str, Any]) -> None:

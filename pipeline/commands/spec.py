@@ -8,6 +8,7 @@ import click
 
 from builders.errors import InputError
 from pipeline.commands.options import say
+from pipeline.commands.tables import echo
 
 
 @click.command()
@@ -33,4 +34,4 @@ def schema() -> None:
 
     described = ModelSpec.model_json_schema()
     described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": "Enginery model spec"}
-    click.echo(json.dumps(described, indent=2))
+    echo(json.dumps(described, indent=2))

@@ -14,6 +14,7 @@ from pipeline.commands.options import (
     say,
     trust_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,9 +68,9 @@ def sign(
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
         return
-    click.echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
+    echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
     for line in signed_lines(signed):
-        click.echo(line)
+        echo(line)
 
 
 @click.command("verify-signature")
@@ -102,9 +103,9 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(vouched.signers)})
     elif vouched.signers:
-        click.echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(vouched.signers)}")
+        echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(vouched.signers)}")
     else:
-        click.echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
+        echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
 
 
 def sign_published(private_key: Path, registry: str, name: str, digest: str | None) -> None:

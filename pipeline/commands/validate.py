@@ -15,7 +15,7 @@ from pipeline.commands.options import (
     shown_progress,
     targets_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.registry.manifest import Manifest
@@ -121,9 +121,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
     if as_json:
         emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
     else:
-        click.echo(
-            f"{folder}: {pluralize(len(made.engines), 'engine')} of {made.model}@{made.version} and its golden cases"
-        )
+        echo(f"{folder}: {pluralize(len(made.engines), 'engine')} of {made.model}@{made.version} and its golden cases")
     return []
 
 

@@ -1,7 +1,7 @@
 """The step that proves an engine where it can run, and reaches a verdict."""
 
 from builders import backends
-from builders.cpu_kinds import this_kind
+from builders.cpu_kinds import this_kind, why_no_proof
 from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Limits
@@ -19,7 +19,8 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     if built.failure:
         return Judged(built)
     request = built.unit.request
-    cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
+    backend = backends.configure(request.backend, dict(request.options))
+    cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [exported.proof, built.unit.graph.proof]
     proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
     judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)

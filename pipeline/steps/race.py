@@ -3,7 +3,7 @@
 import os
 
 from builders import backends
-from builders.cpu_kinds import this_kind
+from builders.cpu_kinds import this_kind, why_no_proof
 from builders.types import Backend, BuildRequest, Target
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Activation, Exported, Json
@@ -24,7 +24,7 @@ def engine_to_race(activation: Activation, spec: ModelSpec, exported: Exported) 
         if tool.scheme().activation != activation:
             continue
         request = _request(tool, target, spec, exported)
-        reason = tool.refuses(request) or tool.runs(target)
+        reason = tool.refuses(request) or tool.runs(target) or why_no_proof(request)
         if reason is None:
             return {"request": request.to_json(), "machine": {"cpu": this_kind().name, "cores": os.cpu_count()}}
         reasons.append(reason)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from builders import cpu_kinds
-from builders.cpu_kinds import KINDS, kind_named, kind_of, runs_code_of, this_kind, why_no_proof
+from builders import backends, cpu_kinds
+from builders.cpu_kinds import KINDS, kind_named, kind_of, refusal, this_kind, why_no_proof
 from builders.cpu_levels import flags_of_level
 from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.targets import CPU
-from builders.types import Target
+from builders.targets import CPU, parse_targets
+from builders.types import CPU_KIND, Target
 from tests import emulated_cpu
 from tests.builders import graphs
 
@@ -58,10 +59,18 @@ def test_the_flags_of_an_arm_cpu_are_read(tmp_path, monkeypatch):
     assert cpu_kinds.cpu_levels.machine_flags.__wrapped__() == {"fp", "asimd", "asimddp", "i8mm"}
 
 
-def test_code_for_a_kind_runs_where_its_instructions_are():
-    assert runs_code_of("x86-64-v3", "x86-64-v4-amx") and runs_code_of("x86-64-v3-vnni", "x86-64-v3-vnni")
-    assert not runs_code_of("x86-64-v4-vnni", "x86-64-v4") and not runs_code_of("arm64", "x86-64")
-    assert runs_code_of("riscv64", "riscv64") and not runs_code_of("riscv64", "x86-64")
+def test_code_for_a_level_runs_on_the_kinds_that_have_it():
+    runs = {kind.name for kind in KINDS if kind.has_level("x86-64-v3")}
+    assert runs == {kind.name for kind in KINDS if "v3" in kind.name or "v4" in kind.name}
+    assert [kind.name for kind in KINDS if kind.has_level("aarch64")] == ["arm64", "arm64-dotprod", "arm64-i8mm"]
+
+
+def test_compilers_make_code_for_a_kinds_level_or_say_why_not():
+    made = graphs.request("x86-64-v3", backend="tvm", options=(("cpu", "host"),), toolchain=(("cpu", "x86-64-v3"),))
+    assert refusal(made, "TVM") is None
+    assert "'x86-64-v4', beyond x86-64-v3" in str(refusal(replace(made, options=(("cpu", "x86-64-v4"),)), "TVM"))
+    assert "not for arm64" in str(refusal(graphs.request("arm64", backend="tvm"), "TVM"))
+    assert refusal(graphs.request("cpu", backend="tvm", options=(("cpu", "x86-64-v4"),)), "TVM") is None
 
 
 def test_names_and_aliases_name_one_kind_each():
@@ -72,8 +81,21 @@ def test_names_and_aliases_name_one_kind_each():
 def test_cpu_is_this_machine_and_a_run_proves_no_other_kind():
     other = next(kind.name for kind in KINDS if kind.name != this_kind().name)
     assert kind_of(CPU) == this_kind().name and kind_of(Target(other)) == other
-    assert why_no_proof(CPU) is None and why_no_proof(Target("l4", (8, 9))) is None
-    assert f"built for {other}, and this CPU is {this_kind().name}" in str(why_no_proof(Target(other)))
+    assert why_no_proof(graphs.request("cpu")) is None and why_no_proof(graphs.request("sm_89")) is None
+    assert f"built for {other} CPUs, and this one is {this_kind().name}" in str(why_no_proof(graphs.request(other)))
+    published = graphs.request("cpu", toolchain=((CPU_KIND, other),))
+    assert other in str(why_no_proof(published)), "what an engine was built for counts, not what its target is called"
+
+
+def test_a_build_key_follows_the_kind_and_not_the_targets_name():
+    backend = OnnxRuntime()
+    keys = {}
+    for name in ("cpu", *(kind.name for kind in KINDS)):
+        request = graphs.request(
+            name, backend="onnxruntime", toolchain=backends.toolchain_of(backend, parse_targets(name)[0])
+        )
+        keys[name] = request.key
+    assert keys["cpu"] == keys[this_kind().name] and len(set(keys.values())) == len(KINDS)
 
 
 def integers(path: Path, op: str = "MatMulInteger") -> Path:

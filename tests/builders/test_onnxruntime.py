@@ -224,8 +224,8 @@ def test_an_operator_that_fails_on_the_data_is_named(tmp_path):
 def test_unoptimised_means_as_written(tmp_path, monkeypatch):
     """The reference must not be rewritten: a graph whose optimised form differs shows which one runs."""
     seen = []
-    real = module._options
-    monkeypatch.setattr(module, "_options", lambda level, threads: seen.append(level) or real(level, threads))
+    real = module.session_options
+    monkeypatch.setattr(module, "session_options", lambda level, threads: seen.append(level) or real(level, threads))
     model = graphs.mlp(tmp_path / "model.onnx")
     OrtSession(model, optimized=False)
     OrtSession(model)
