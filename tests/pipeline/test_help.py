@@ -102,7 +102,7 @@ def test_one_word_for_each_concept(name: str) -> None:
         assert registry.help == "Registry: a path, file:// or s3://bucket/prefix."
         assert registry.show_default and registry.envvar == "ENGINERY_REGISTRY"
     if target := option(command, "--target"):
-        assert str(target.help).startswith("Target: cpu, a GPU product (l4), compute capability (sm_89) or")
+        assert str(target.help).startswith("Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute")
         assert target.show_default or target.required
     precision = option(command, "--precision")
     if precision is not None:
