@@ -77,7 +77,7 @@ def put_traffic(folder: Path) -> Path:
 def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     prefect: Prefect, built: Project, tmp_path: Path
 ) -> None:
-    assert built.run("promote", "tiny@1", "stable", "--proven-only").code == 0
+    assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
     deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
     assert {item["action"] for item in json.loads(prefect.enginery(*deploy).stdout)} == {"created"}
