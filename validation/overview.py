@@ -91,7 +91,7 @@ def _again(reference: str, engines: Sequence[Json]) -> Iterator[dict[str, str]]:
             drifted = f"enginery attribute {reference} --target {engine['target']} --precision {engine['precision']}"
             yield {"unit": engine["unit"], "command": f"{run}\n{drifted}"}
         elif engine["status"] == "failed" and engine["failed_checks"]:
-            words = f"--targets {engine['target']} --precisions {engine['precision']} --backends {engine['backend']}"
+            words = f"--target {engine['target']} --precision {engine['precision']} --backend {engine['backend']}"
             yield {"unit": engine["unit"], "command": f"enginery build SPEC.yaml {words}"}
 
 

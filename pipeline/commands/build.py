@@ -11,11 +11,15 @@ from pipeline.commands.metrics import metrics_options, served_metrics
 from pipeline.commands.options import (
     emit_json,
     executor_options,
+    jobs_option,
     json_option,
     log_format,
     progress_options,
     say,
+    selection_options,
     shown_progress,
+    spec_argument,
+    spec_registry_option,
 )
 from pipeline.commands.tables import echo, print_table
 from pipeline.commands.trust import check_signing_key, sign_published
@@ -38,15 +42,7 @@ STYLES = {
 
 def spec_options(command: Any) -> Any:
     """The argument SPEC and the options that `plan` and `build` share."""
-    for option in (
-        click.argument("spec"),
-        click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
-        click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
-        click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
-        click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI."),
-        click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU."),
-        progress_options,
-    ):
+    for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
         command = option(command)
     return json_option(command)
 
@@ -59,7 +55,7 @@ def spec_options(command: Any) -> Any:
     type=click.Choice(["auto", "inprocess", "prefect"]),
     default="auto",
     show_default=True,
-    help="auto: Prefect when PREFECT_API_URL is set.",
+    help="What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess.",
 )
 @metrics_options
 @click.option(
@@ -67,7 +63,7 @@ def spec_options(command: Any) -> Any:
     type=click.Path(path_type=Path),
     envvar="ENGINERY_SIGNING_KEY",
     show_envvar=True,
-    help="Sign the version with this private EC key (PEM).",
+    help="Sign the version with this private EC key, in PEM.",
 )
 @click.pass_context
 def build(
@@ -85,7 +81,7 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    SPEC: a file, registered:MODEL[@DIGEST] of the registry, or a file in a bucket (s3://bucket/specs/model.yaml).
+    With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
     """
     from pipeline.run import RunOptions, registry_of
 
@@ -181,7 +177,7 @@ def show_outcome(outcome: "Outcome") -> None:
         for item in engine.get("attribution", ()):
             say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
-    for name, metrics in outcome.metrics.items():
+    for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
@@ -202,14 +198,15 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
+    # One line where nothing is new.
+    report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
-        echo(f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved")
+        told = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
+        echo(f"{told}{report}")
     else:
-        echo(f"{outcome.model}@{outcome.version} {state}{channel}")
+        echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
-    if outcome.page:
-        echo(f"report: {outcome.page}")
 
 
 def _print_engines(outcome: "Outcome") -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @spec_options
 @click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
 def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
+    """Show for every unit of SPEC whether it would be built, and why.
 
     What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
     --no-export a unit whose graph is not on record is 'unknown'.

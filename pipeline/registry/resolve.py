@@ -192,10 +192,11 @@ def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[s
         yield from alike
 
 
-def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, str]:
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    return _fit(entry, machine)[0], entry.status != "proven", order, entry.target
+    foreign = entry.cpu != machine.cpu
+    return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
 
 
 def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
-    done = project.build("--precisions", "bf16")
+    done = project.build("--precision", "bf16")
     assert done.code == 2
     assert "bf16" in done.err
     assert "fp32, int8" in done.err

@@ -109,7 +109,7 @@ def test_what_a_build_has_seen_is_no_change_any_more(built: Project) -> None:
 
 def test_a_part_of_the_units_that_was_built_leaves_the_causes_of_the_others(built: Project) -> None:
     write_model(built.folder / "tiny.onnx", {**weights(), "b1": weights()["b1"] * 1.001})
-    assert built.build("--targets", "cpu", "--precisions", "fp32").code == 0
+    assert built.build("--target", "cpu", "--precision", "fp32").code == 0
     units, _ = planned(built)
     assert units["cpu fp32"]["action"] == "cached" and units["sm_89 fp32"]["reason"] == f"{MODEL} changed"
 

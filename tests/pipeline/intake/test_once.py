@@ -57,11 +57,11 @@ def test_three_builds_at_once_make_everything_once(project: Project) -> None:
 
 def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_side(project: Project) -> None:
     project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], calibration=None)
-    first = start(project, "--precisions", "fp32")
+    first = start(project, "--precision", "fp32")
     assert first.stderr is not None
     with first.stderr as lines:
         assert any("export ..." in line for line in lines)
-        second = start(project, "--precisions", "fp16")
+        second = start(project, "--precision", "fp16")
         rest = lines.read()
     told = second.communicate(timeout=240)[1]
     assert (first.wait(240), second.returncode) == (0, 0), rest + told
