@@ -7,7 +7,7 @@ from typing import Literal
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, STEP_LIMITS, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, metric_of, step_limits
 from pipeline.values import Attributed, Built, Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
@@ -99,7 +99,7 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
 
     def job() -> Job:
         given = {"store": shop.store.uri, **arguments}
-        return Job(name, f"pipeline.jobs.attribution:{function}", given, STEP_LIMITS)
+        return Job(name, f"pipeline.jobs.attribution:{function}", given, step_limits(spec, "attribution"))
 
     return shop.once("attribute", name, key, job, lambda value: [value["attribution"]])
 

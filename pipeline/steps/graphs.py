@@ -7,7 +7,7 @@ from builders.errors import DataError, InputError
 from builders.jobs import Job
 from builders.types import CALIBRATED, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, STEP_LIMITS, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, metric_of, step_limits
 from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe
 from pipeline.workshop import Workshop, code_of, versions
 
@@ -51,7 +51,8 @@ def quantize(
     def job() -> Job:
         arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides", "choice")}
         arguments["observations"] = ranges and ranges["observations"]
-        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, STEP_LIMITS)
+        limits = step_limits(spec, "quantization")
+        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, limits)
 
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
@@ -92,8 +93,7 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Worksh
 
     def job() -> Job:
         arguments = {name: value for name, value in key.items() if name not in ("versions", "code")}
-        return Job(
-            "check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, STEP_LIMITS
-        )
+        limits = step_limits(spec, "proof")
+        return Job("check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, limits)
 
     return Proof.from_json(shop.once("check-graph", f"check {graph.flavour.name}", key, job, lambda _: []))

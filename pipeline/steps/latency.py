@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from builders import backends
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job
 from pipeline.moment import now
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, shapes_of
+from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
 from pipeline.values import Built, Exported, Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
@@ -47,7 +47,7 @@ def time_engine(
     }
 
     def job() -> Job:
-        limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+        limits = engine_limits(spec, "latency")
         return Job(name, "pipeline.jobs.latency:measure_engine", {"store": shop.store.uri, **arguments}, limits)
 
     try:

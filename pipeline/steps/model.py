@@ -5,7 +5,7 @@ from builders.errors import InputError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.golden import settle_golden
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, STEP_LIMITS, metric_of, shapes_of
+from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, metric_of, shapes_of, step_limits
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from pipeline.workshop import Workshop, code_of, versions
@@ -83,7 +83,7 @@ def _export_job(spec: ModelSpec, shop: Workshop, known: Json | None) -> Job:
         "metric": metric_of(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
     }
-    return Job("export", "pipeline.jobs.model:export_model", arguments, STEP_LIMITS)
+    return Job("export", "pipeline.jobs.model:export_model", arguments, step_limits(spec, "export"))
 
 
 def _export_request(spec: ModelSpec) -> Json:

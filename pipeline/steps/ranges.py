@@ -9,7 +9,7 @@ from builders.jobs import Executor, Job, Needs
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
-from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, STEP_LIMITS, shapes_of
+from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, shapes_of, step_limits
 from pipeline.steps.race import engine_to_race
 from pipeline.values import Activation, Exported, Flavour, Json
 from pipeline.workshop import Workshop, code_of, versions
@@ -45,7 +45,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     def job() -> Job:
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments = {"store": shop.store.uri, "onnx": key["onnx"], "part": key["part"], "samples": samples}
-        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, STEP_LIMITS)
+        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, step_limits(spec, "calibration"))
 
     def spread(local: Executor, name: str, job: Job) -> Json:
         value: Json | None = None
@@ -69,13 +69,13 @@ def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
         return None  # it is said again here, if it is true
 
 
-def merge(parts: Sequence[Json], shop: Workshop) -> Json:
+def merge(parts: Sequence[Json], spec: ModelSpec, shop: Workshop) -> Json:
     """The observations of all parts as one, which is what a single pass would have seen."""
     key = {"parts": [part["observations"] for part in parts], "code": code_of(*QUANTIZATION_CODE)}
 
     def job() -> Job:
         arguments = {"store": shop.store.uri, "parts": key["parts"]}
-        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, STEP_LIMITS)
+        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, step_limits(spec, "calibration"))
 
     return shop.once("merge", "merge calibration", key, job, lambda value: [value["observations"]])
 
@@ -105,7 +105,7 @@ def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: 
         arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search", "race", "answer")}
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments |= {"store": shop.store.uri, "observations": ranges["observations"], "samples": samples}
-        return Job("choose", "pipeline.jobs.ranges:choose", arguments, STEP_LIMITS)
+        return Job("choose", "pipeline.jobs.ranges:choose", arguments, step_limits(spec, "quantization"))
 
     blobs = ("model", "ranges", "choice", "smoothed")
     return shop.once("choose", f"choose int8 ({activation} activations)", key, job, lambda v: [v[b] for b in blobs])
