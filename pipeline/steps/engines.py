@@ -97,8 +97,8 @@ def leaner(request: BuildRequest) -> Json:
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
-    """The engine on record for a build key, as fields of `Built`."""
-    value = shop.recall("build", {"build": request.key})
+    """The engine on record for a build key, as fields of `Built`; None where its blob is missing or cut."""
+    value = shop.recall("build", {"build": request.key}, lambda value: {value["digest"]: value["size_bytes"]})
     return None if value is None else _engine_fields(value)
 
 
