@@ -10,7 +10,7 @@ from validation.distributions import distributions, worst_cases
 from validation.joints import joints, side_by_side
 from validation.latency.section import sections
 from validation.quantized import quantizations
-from validation.report import Check
+from validation.report import OVERLAP, Check
 
 STATUSES = ("proven", "unproven", "failed", "refused")
 _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
@@ -120,7 +120,7 @@ def headroom_db(check: Check) -> float:
     """How far a value is from its limit, as a ratio in decibels; -inf for a failed check, so that it comes first."""
     if not check.passed or check.value is None or check.limit is None:
         return math.inf if check.passed else -math.inf
-    if check.name == "nonfinite":
+    if check.name in ("nonfinite", OVERLAP):
         return math.inf
     if check.name == "sqnr_db":
         return check.value - check.limit

@@ -59,7 +59,7 @@ def quantize(
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
     return replace(
         graph,
-        proof=_check_graph(spec, exported, graph, shop),
+        proof=_check_graph(spec, exported, graph, ranges, shop),
         record=value["record"],
         recipe=_recipe(value, model.digest),
     )
@@ -78,12 +78,14 @@ def _recipe(value: Json, onnx: str) -> Recipe:
     return Recipe(value["recipe"], value["written_from"] if value["written_from"] != onnx else None)
 
 
-def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:
+def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Json | None, shop: Workshop) -> Proof:
     precision = graph.flavour.precision
+    compared = precision in CALIBRATED and ranges and exported.golden_inputs
     key = {
         "reference": exported.model.digest,
         "graph": graph.model,
         "golden": exported.golden,
+        "samples": {"golden": exported.golden_inputs, "calibration": ranges["inputs"]} if ranges and compared else None,
         "precision": precision,
         "limits": dict(overrides(spec, precision, "quantization")),
         "metric": metric_of(spec),

@@ -36,10 +36,14 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
         model = value["model"]
         shop.remember("export", model_key, model, [model["onnx"]])
     golden = value["golden"]
-    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
+    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, _golden_blobs(golden))
     shop.progress.finished(name, "done")
     settle_golden(spec, golden["golden"], shop)
     return _exported(model, golden)
+
+
+def _golden_blobs(golden: Json) -> list[str]:
+    return [golden[name] for name in ("golden", "inputs") if golden[name]]
 
 
 def _exported(model: Json, golden: Json) -> Exported:
@@ -49,6 +53,7 @@ def _exported(model: Json, golden: Json) -> Exported:
         Proof.from_json(golden),
         tuple(golden["notes"]),
         model.get("blake3"),
+        golden["inputs"],
     )
 
 

@@ -28,7 +28,8 @@ def parts_of(spec: ModelSpec, exported: Exported) -> tuple[Part, ...]:
 
 
 def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Json:
-    """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose.
+    """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose, and
+    'inputs' (blob), by which golden samples are recognized.
 
     A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen. One
     part of several is observed where engines are built, on any node that sees the same samples under the same path.
@@ -56,7 +57,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
     run = spread if count > 1 else None
-    return shop.once("calibrate", name, key, job, lambda value: [value["observations"]], run)
+    return shop.once("calibrate", name, key, job, _blobs, run)
 
 
 def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
@@ -71,13 +72,18 @@ def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
 
 def merge(parts: Sequence[Json], spec: ModelSpec, shop: Workshop) -> Json:
     """The observations of all parts as one, which is what a single pass would have seen."""
-    key = {"parts": [part["observations"] for part in parts], "code": code_of(*QUANTIZATION_CODE)}
+    blobs = {"parts": [part["observations"] for part in parts], "inputs": [part["inputs"] for part in parts]}
+    key = {**blobs, "code": code_of(*QUANTIZATION_CODE, "validation.overlap")}
 
     def job() -> Job:
-        arguments = {"store": shop.store.uri, "parts": key["parts"]}
+        arguments = {"store": shop.store.uri, **blobs}
         return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, step_limits(spec, "calibration"))
 
-    return shop.once("merge", "merge calibration", key, job, lambda value: [value["observations"]])
+    return shop.once("merge", "merge calibration", key, job, _blobs)
+
+
+def _blobs(value: Json) -> list[str]:
+    return [value["observations"], value["inputs"]]
 
 
 def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:

@@ -26,7 +26,7 @@ LIMITS = {
     "latency_s": 15,
     "attribution_s": 16,
 }
-RANGES = {"observations": "d" * 64, "seen": "e" * 64, "samples": 3}
+RANGES = {"observations": "d" * 64, "inputs": "f" * 64, "seen": "e" * 64, "samples": 3}
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
 INT8 = Flavour("int8")
 JUDGED = Judged(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
