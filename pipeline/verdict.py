@@ -5,6 +5,8 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from builders.cpu_kinds import this_kind
+from builders.types import CPU_KIND
 from pipeline.moment import now
 from pipeline.values import Attributed, Built, Proof
 from validation.report import Check, Report, judge
@@ -61,8 +63,9 @@ def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: 
 
 
 def host() -> dict[str, str]:
-    """The machine that did the work."""
+    """The machine that did the work, with its kind of CPU."""
     return {
+        CPU_KIND: this_kind().name,
         "name": platform.node(),
         "system": platform.platform(),
         "machine": platform.machine(),

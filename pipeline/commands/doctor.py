@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from builders.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
 from pipeline.commands.backends import builds_of
 from pipeline.commands.options import emit_json, json_option, registry_option
 from pipeline.commands.tables import print_table
@@ -55,11 +56,21 @@ def _machine() -> Iterator[Finding]:
 
     memory = psutil.virtual_memory().total / 2**30
     yield Finding("machine", "ok", f"{platform.machine()}, {os.cpu_count()} CPUs, {memory:.0f} GiB memory")
+    yield Finding("cpu", "ok", _kind_words(this_kind()))
     yield Finding("python", "ok", platform.python_version())
     free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30
     enough = free >= LEAST_FREE_GIB
     detail = f"{free:.1f} GiB free for builds" + ("" if enough else "; free some, or set TMPDIR")
     yield Finding("temporary space", "ok" if enough else "broken", detail)
+
+
+def _kind_words(kind: CpuKind) -> str:
+    if not kind.saturates:
+        return f"{kind.name}; the target `cpu` means this kind, and a proof made here holds for it"
+    return (
+        f"{kind.name}, without VNNI: int8 engines are opened with {' = '.join(EXACT_SESSION)}, or onnxruntime's sums "
+        "saturate; they run slower than with VNNI, and a proof made here holds for this kind"
+    )
 
 
 def _gpus() -> Iterator[Finding]:

@@ -7,9 +7,11 @@ of the engine it is about. So a server that waits for the description never load
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from builders.cpu_kinds import EXACT_SESSION, INTEGER_PRECISIONS
 from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError
 from builders.types import Target
@@ -22,6 +24,7 @@ from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer
 from pipeline.registry.seals import seal
+from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.trust.policy import TrustPolicy
@@ -62,7 +65,7 @@ class Pulled:
         if self.engine.target == FALLBACK:
             return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
         return (
-            f"UNPROVEN: {self.engine.unit} has never run on its hardware ({self.engine.reason}); "
+            f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
             f"run `enginery validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
         )
 
@@ -80,7 +83,9 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
     """
     located, entries = look(store, reference, policy)
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
-    found = answer(entries, machine, policy, f"{located.manifest.model}@{located.manifest.version}")
+    what = f"{located.manifest.model}@{located.manifest.version}"
+    timed = partial(measured_speeds, store, located.manifest, machine)
+    found = answer(entries, machine, policy, what, timed)
     lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
     return located, found.without({digest: str(loss) for digest, loss in lost.items()})
 
@@ -90,7 +95,7 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     engine. Raises as `ask`."""
     located = locate(store, reference)
     vouched = require(store, located, policy.trust)
-    entries = judged(store, located.manifest, vouched.counts)
+    entries: tuple[EngineEntry, ...] = judged(store, located.manifest, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=vouched.signers), entries
@@ -198,7 +203,9 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
         "manifest": manifest.digest,
     }
     weights = _weights_name(manifest, engine)
-    told = {"weights": weights} if weights else {}
+    told: dict[str, Any] = {"weights": weights} if weights else {}
+    if engine.backend == "onnxruntime" and engine.precision in INTEGER_PRECISIONS:
+        told["session_options_without_vnni"] = dict([EXACT_SESSION])
     return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
 
 

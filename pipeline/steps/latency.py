@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from builders import backends
+from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job
 from pipeline.moment import now
@@ -23,7 +24,8 @@ def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     if asked is None or item.built.digest is None or item.verdict == "failed":
         return item
     request = item.built.unit.request
-    if backends.configure(request.backend, dict(request.options)).runs(request.target):
+    backend = backends.configure(request.backend, dict(request.options))
+    if backend.runs(request.target) or why_no_proof(request):
         return item
     return replace(item, latency=time_engine(item.built, spec, asked, exported.golden, shop))
 
