@@ -105,4 +105,4 @@ def why_no_proof(request: BuildRequest) -> str | None:
     wanted, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
     if not request.target.is_cpu or wanted == here:
         return None
-    return f"built for {wanted} CPUs, and this one is {here}, whose kernels are others: prove it on a {wanted} machine"
+    return f"it needs a run on {wanted}; this CPU is {here}, and has other kernels: `enginery validate` there proves it"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from builders.errors import InputError
-from builders.jobs import Job
+from builders.jobs import Job, Needs
 from pipeline.canary.engines import Chosen
 from pipeline.revalidate import as_built, spec_of
 from pipeline.steps.keys import engine_limits
@@ -33,9 +33,8 @@ def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     wanted = {"seconds": asked.seconds, "buckets": _sizes(chosen, asked), "streams": asked.streams}
     name = f"profile {chosen.entry.unit}"
     limits = engine_limits(spec, "latency")
-    job = Job(
-        name, "pipeline.jobs.latency:measure_engine", {"store": shop.store.uri, **arguments, "asked": wanted}, limits
-    )
+    given = {"store": shop.store.uri, **arguments, "asked": wanted}
+    job = Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
     report = shop.shown(shop.local, name, job)["latency"]
     return {**chosen.identity, **json.loads(shop.store.read_blob(report))}
 
@@ -61,7 +60,8 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
     }
     name = f"race {first.entry.unit}"
     limits = engine_limits(spec, "latency")
-    found: Json = shop.shown(shop.local, name, Job(name, "pipeline.jobs.latency:race_engines", arguments, limits))
+    job = Job(name, "pipeline.jobs.latency:race_engines", arguments, limits, Needs(alone=True))
+    found: Json = shop.shown(shop.local, name, job)
     return {"first": first.identity, "second": second.identity, **found}
 
 

@@ -40,11 +40,19 @@ class Judged:
         return self.built.failure.reason if self.built.failure else "it was not built"
 
 
-def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None) -> Report:
-    """Judge all checks together. cannot_run: why the engine could not be run on this machine, None when it was run."""
+def make_report(
+    built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None, cpu: str | None = None
+) -> Report:
+    """Judge all checks together.
+
+    cannot_run: why the engine could not be run, None when it was run.  cpu: the kind of CPU it was run on; None is this
+    machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
+    """
     checks = tuple(Check.from_json(check) for proof in proofs for check in proof.checks)
     verdict, reason = judge(checks, cannot_run)
     request = built.unit.request
+    if request.target.is_cpu and cannot_run is None:
+        reason = f"{reason}, on {cpu or this_kind().name}"
     return Report(
         unit=request.unit,
         target=request.target.name,

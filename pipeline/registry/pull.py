@@ -33,7 +33,7 @@ from pipeline.registry.versions import Located, locate
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pulled:
     """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
 
@@ -46,6 +46,11 @@ class Pulled:
     resolution: Resolution
     origin: Origin
     weights: Path | None = None
+
+    def __repr__(self) -> str:
+        """One line: the file, what it is of, and its status."""
+        version = f"{self.located.manifest.model}@{self.located.manifest.version}"
+        return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
 
     @property
     def cached(self) -> bool:

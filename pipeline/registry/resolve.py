@@ -204,10 +204,11 @@ def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[s
         yield from alike
 
 
-def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, str]:
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    return _fit(entry, machine)[0], entry.status != "proven", order, entry.target
+    foreign = entry.cpu != machine.cpu
+    return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def _why(candidates: Sequence[Candidate]) -> str:
 
 
 def _comparison(candidates: Sequence[Candidate]) -> str | None:
-    """How much faster the first is than those alike but for their precision; None where that did not decide."""
+    """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
     ratios = [_ratio(item, best) for item in alike]

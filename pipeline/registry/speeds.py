@@ -45,6 +45,9 @@ def _is_alike(told: Mapping[str, Any], machine: Machine) -> bool:
 
 
 def _speed(report: Mapping[str, Any]) -> Speed | None:
+    """None too for what was timed on a busy machine."""
+    if any((item.get("surroundings") or {}).get("busy") for item in report["buckets"]):
+        return None
     times = {str(item.get("name")): _median(item) for item in report["buckets"]}
     known = [value for value in times.values() if value]
     return Speed(sum(known), tuple(sorted(times))) if known and len(known) == len(times) else None

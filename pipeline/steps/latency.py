@@ -5,7 +5,7 @@ from dataclasses import replace
 from builders import backends
 from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.jobs import Job
+from builders.jobs import Job, Needs
 from pipeline.moment import now
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
@@ -50,7 +50,8 @@ def time_engine(
 
     def job() -> Job:
         limits = engine_limits(spec, "latency")
-        return Job(name, "pipeline.jobs.latency:measure_engine", {"store": shop.store.uri, **arguments}, limits)
+        given = {"store": shop.store.uri, **arguments}
+        return Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
 
     try:
         return str(shop.once("latency", name, key, job, lambda value: [value["latency"]])["latency"])

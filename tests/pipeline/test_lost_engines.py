@@ -37,7 +37,7 @@ def test_a_cached_build_builds_a_damaged_engine_again(built: Project, how: str) 
     assert done.code == 0 and rebuilt(done.json) >= {"cpu int8"}
     assert file.is_file() and not file.is_symlink()
     assert built.run("verify", "tiny").code == 0
-    assert built.run("promote", "tiny", "stable", "--proven-only").code == 0
+    assert built.run("promote", "tiny", "tiny:stable", "--proven-only").code == 0
 
 
 def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) -> None:
@@ -46,5 +46,5 @@ def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) 
     assert done.code == 0 and done.json["precision"] == "fp32"
     assert "LOST: cpu int8 onnxruntime: published, and no file of this registry" in done.err
     assert [item["unit"] for item in done.json["lost"]] == ["cpu int8 onnxruntime"]
-    refused = built.run("promote", "tiny", "stable", "--proven-only")
+    refused = built.run("promote", "tiny", "tiny:stable", "--proven-only")
     assert refused.code == 1 and "tiny@1 is damaged; restore it, or build again" in refused.err

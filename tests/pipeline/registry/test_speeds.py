@@ -36,3 +36,6 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     gpu = replace(entries[0], compute_capability=(8, 9))
     assert measured_speeds(store, manifest, Machine((8, 9), "l4"), [gpu])[str(gpu.digest)].seconds == 21.0
     assert measured_speeds(store, manifest, Machine((8, 9), "l40s"), [gpu]) == {}
+    found["buckets"][1]["surroundings"] = {**found["buckets"][1]["surroundings"], "busy": ["others took 40 %"]}
+    tell("x86-64-v3", 1.5, "2026-11-23T08:00:00+00:00")
+    assert measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries) == {}, "timed on a busy machine"
