@@ -188,12 +188,11 @@ def resolved_spec(spec: ModelSpec) -> Json:
     """The spec with every default filled in, as a manifest keeps it.
 
     But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
-    would lift it. Publication and build say where a version goes and what making it may cost, not what it is; a frozen
-    golden set is named by its digest already.
+    would lift it. Publication, build and timeouts say where a version goes and what making it may cost, not what it is;
+    a frozen golden set is named by its digest already.
     """
-    resolved: Json = spec.model_dump(
-        mode="json", exclude={"publication": True, "validation": True, "build": True, "golden": {"frozen": True}}
-    )
+    costs = dict.fromkeys(("publication", "build", "timeouts"), True)
+    resolved: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 

@@ -283,6 +283,7 @@ def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built
     assert (done.json["version"], done.json["same_as"], done.json["cached"]) == ("1", "tiny@1", True)
     assert "tiny: same as tiny@1" in done.err
     assert (channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))) == before
+    built.change_spec(timeouts={"proof_s": 999.0})
     assert "same as tiny@1: equal engines and proofs; nothing was published" in built.run("build", built.spec).out
 
 
