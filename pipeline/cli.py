@@ -4,15 +4,15 @@ Nothing heavy is imported here: `enginery --help` answers in under 0.3 s.
 """
 
 import importlib
-import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import click
 
 from builders.errors import EngineryError
+from pipeline.streams import UNWRITABLE, leave, lost_output, prepare_streams, say
 
 COMMANDS = {
     "init": ("spec", "Write a commented starter spec."),
@@ -109,6 +109,7 @@ _EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
+    prepare_streams()
     signal.signal(signal.SIGTERM, _interrupt)
     code = 0
     chosen: dict[str, str] = {}
@@ -117,21 +118,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = enginery(arguments, standalone_mode=False, obj=chosen) or 0
     except (click.Abort, KeyboardInterrupt):
         _say_last(chosen, "interrupted", "interrupted; what was finished is kept, and is not done again")
-        _leave(130)
+        leave(130)
     except click.ClickException as error:
-        error.show()
-        _leave(2)
+        with suppress(OSError):
+            error.show()
+        leave(2)
     except ModuleNotFoundError as error:
         if (remedy := _remedy(error)) is None:
             raise
-        click.echo(f"error: {remedy}", err=True)
-        _leave(3)
+        say(f"error: {remedy}")
+        leave(3)
     except EngineryError as error:
         _say_last(chosen, "error", f"error: {error}" if "\n" not in str(error) else str(error))
-        _leave(error.exit_code)
+        leave(error.exit_code)
+    except SystemExit as ended:
+        leave(int(ended.code or 0))
     except BrokenPipeError:
         pass
-    _leave(code)
+    except OSError:
+        if not lost_output():
+            raise
+        leave(UNWRITABLE)
+    leave(code)
 
 
 def _say_last(chosen: Mapping[str, str], event: str, text: str) -> None:
@@ -141,7 +149,7 @@ def _say_last(chosen: Mapping[str, str], event: str, text: str) -> None:
 
         JsonLines().tell(event, "error", message=text.removeprefix("error: "))
     else:
-        click.echo(text, err=True)
+        say(text)
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:
@@ -155,15 +163,6 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _leave(code: int) -> NoReturn:
-    """Flush and exit; a reader that closed our stdout early (`| head`) is no error."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
 
 
 if __name__ == "__main__":
