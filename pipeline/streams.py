@@ -38,7 +38,7 @@ def prepare_streams() -> None:
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             _nullify(number)
-            setattr(sys, name, open(number, mode, closefd=False))
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
     if sys.stdout is sys.__stdout__:
         sys.stdout = _checked(sys.stdout)
     if sys.stderr is sys.__stderr__:
