@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from builders.errors import EngineryError
+from builders.errors import EngineryError, SpecError
 from pipeline.streams import UNWRITABLE, leave, lost_output, prepare_streams, say
 
 COMMANDS = {
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
         code = enginery(arguments, standalone_mode=False, obj=chosen) or 0
     except (click.Abort, KeyboardInterrupt):
-        _say_last(chosen, "interrupted", "interrupted; what was finished is kept, and is not done again")
+        _say_last(chosen, "interrupted", ["interrupted; what was finished is kept, and is not done again"])
         leave(130)
     except click.ClickException as error:
         with suppress(OSError):
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         say(f"error: {remedy}")
         leave(3)
     except EngineryError as error:
-        _say_last(chosen, "error", f"error: {error}" if "\n" not in str(error) else str(error))
+        _say_last(chosen, "error", _entries(error))
         leave(error.exit_code)
     except SystemExit as ended:
         leave(int(ended.code or 0))
@@ -142,14 +142,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     leave(code)
 
 
-def _say_last(chosen: Mapping[str, str], event: str, text: str) -> None:
+def _entries(error: EngineryError) -> list[str]:
+    """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
+    entries = error.lines if isinstance(error, SpecError) else [str(error)]
+    return ["\n".join(_indented(f"error: {entry}".splitlines())) for entry in entries]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    """Lines after the first start with spaces, whether they do already or not."""
+    return [*lines[:1], *(line if line.startswith("  ") else f"  {line}" for line in lines[1:])]
+
+
+def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
     """Why the command ended, in the format of its other lines."""
     if chosen.get("log_format") == "json":
         from pipeline.progress.json_lines import JsonLines
 
-        JsonLines().tell(event, "error", message=text.removeprefix("error: "))
+        JsonLines().tell(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
     else:
-        say(text)
+        say("\n".join(entries))
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:

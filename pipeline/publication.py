@@ -62,9 +62,12 @@ class Outcome:
 
 def check_required(plan: BuildPlan) -> None:
     """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
-    lines = [f"required unit {unit.name} is refused: {unit.reason}" for unit in plan.refused if unit.required]
+    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
     if lines:
-        raise EngineryError("\n".join([*lines, "nothing was built; change the spec, or take it out of build.required"]))
+        remedy = "change the spec, or take them out of build.required"
+        raise EngineryError(
+            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+        )
 
 
 def publish_version(
