@@ -17,7 +17,7 @@ from pipeline.registry.keys import manifest_key, page_data_key, page_key
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
 from pipeline.registry.retention.guard import Guard, secure_version, version_name, writing
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 
 if TYPE_CHECKING:
     from validation.report import Approved
@@ -176,8 +176,9 @@ def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
 
 
 def _read(store: Store, model: str, version: str) -> Manifest | None:
-    data = store.read(manifest_key(model, version))
-    return None if data is None else parse(data, model=model, version=version)
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
 
 
 def _same(theirs: Manifest, mine: Manifest) -> bool:
