@@ -14,7 +14,7 @@ from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.publish import Published, find_published, publish
+from pipeline.registry.publish import Published, find_published, publish, published_without
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
@@ -82,9 +82,12 @@ def publish_version(
     if published is None:
         page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
         return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics, page=page)
-    for item in judged:
-        if item.latency:
-            attach_latency(shop.store, published.manifest, item.latency)
+    with published_without(published.manifest, "its latency reports and its page"):
+        for item in judged:
+            if item.latency:
+                attach_latency(shop.store, published.manifest, item.latency)
+    with published_without(published.manifest, "its page"):
+        page = version_page(published.manifest, judged, shop)
     name = f"{spec.model}@{published.version}"
     shop.progress.finished(name, "already published" if published.existed else "published")
     return Outcome(
@@ -95,7 +98,7 @@ def publish_version(
         metrics=metrics,
         channel=spec.publication.channel,
         channel_refusal=published.channel_refusal,
-        page=version_page(published.manifest, judged, shop),
+        page=page,
         manifest=published.digest,
     )
 

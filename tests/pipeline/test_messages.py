@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
+from builders.errors import UnavailableError
+from pipeline.registry.filestore import FileStore
 from tests.pipeline.projects import Project, arrays
 
 
@@ -44,3 +46,19 @@ def test_a_file_that_is_no_spec_says_what_to_run_instead(project: Project, name:
     err = project.run("build", project.folder / name).err
     assert err.startswith(f"error: {project.folder}/{name}: is a ") and "`enginery init`" in err
     assert "codec" not in err and err.count("\n") == 1
+
+
+def test_a_disk_that_is_full_after_publication_says_what_is_missing(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = FileStore.replace
+
+    def full(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
+        if key.endswith("report.html"):
+            raise UnavailableError(f"writing {key}: No space left on device")
+        return replace(self, key, data, expected)
+
+    monkeypatch.setattr(FileStore, "replace", full)
+    done = project.build("--targets", "cpu", "--quiet")
+    assert done.code == 3
+    assert done.err.startswith("error: tiny@1 is published, but its page could not be written: writing ")
