@@ -45,9 +45,13 @@ def prepare_streams() -> None:
         sys.stderr = _checked(sys.stderr)
 
 
-def lost_output() -> bool:
-    """Whether writing to stdout or stderr failed."""
-    return any(_error_of(stream) is not None for stream in (sys.stdout, sys.stderr))
+def code_of_lost(error: OSError) -> int:
+    """The exit code after an error of writing to stdout or stderr; raises any other error again."""
+    if isinstance(error, BrokenPipeError):
+        return 0
+    if all(_error_of(stream) is None for stream in (sys.stdout, sys.stderr)):
+        raise error
+    return UNWRITABLE
 
 
 def say(text: str) -> None:

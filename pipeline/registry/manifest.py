@@ -6,6 +6,7 @@ Whatever is read from it (names, digests, sizes) is checked before anything uses
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from builders.digest import canonical_json, digest_of
@@ -126,7 +127,7 @@ class Manifest:
         parse(data)
         return data
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the manifest: of everything but this digest itself."""
         return digest_of(self.to_json())

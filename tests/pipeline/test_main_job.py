@@ -61,7 +61,7 @@ def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
         f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--json'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy',"
-        " 'matplotlib') if m in sys.modules], file=sys.stderr)"
+        " 'matplotlib', '_strptime') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"

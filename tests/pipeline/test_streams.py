@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import cli
 from pipeline.registry.store import open_store
 
 ENGINERY = f"{sys.executable} -m pipeline.cli"
@@ -56,3 +57,12 @@ def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
 def test_a_reader_that_goes_early_is_no_error(command: str) -> None:
     done = shell(f"{ENGINERY} {command} | head -c 1")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_error_of_another_file_is_a_bug_and_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "elsewhere")
+
+    monkeypatch.setattr(cli, "enginery", broken)
+    with pytest.raises(OSError, match="elsewhere"):
+        cli.main(["list"])
