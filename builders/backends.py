@@ -15,8 +15,10 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from builders.cpu_kinds import kind_named, kind_of
+from builders.cpu_levels import HOST
 from builders.errors import EngineryError, InputError, UnknownNameError
-from builders.types import Backend, BuildRequest, Scalar, Target
+from builders.types import CPU_KIND, Backend, BuildRequest, Scalar, Target
 
 GROUP = "enginery.backends"
 # Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
@@ -95,17 +97,23 @@ class GpuTools(typing.Protocol):
 def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
     """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name.
 
-    target: what an engine is for; None is every tool that the backend has.
+    target: what an engine is for; None is every tool that the backend has. For a CPU the kind of it belongs to them,
+    and where code is compiled for this machine's level of x86-64 (`cpu`), it is compiled for that kind's.
     """
     unused = backend.gpu_tools if target and target.is_cpu and isinstance(backend, GpuTools) else ()
     found = {name: version for name, version in backend.versions().items() if name not in unused}
+    if target and target.is_cpu:
+        found[CPU_KIND] = kind_of(target)
+        if (kind := kind_named(target.name)) and getattr(backend, "cpu", None) == HOST:
+            found["cpu"] = kind.level
     return tuple(sorted({**found, f"enginery-{backend.name}": str(backend.revision)}.items()))
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
     """Raise EngineryError where the versions here are not those of the build key: the engine would bear a false one."""
     here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    wrong = [name for name in sorted(here.keys() | wanted.keys()) if here.get(name) != wanted.get(name)]
+    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # it asks nothing of whoever builds; a proof asks
+    wrong = [name for name in names if here.get(name) != wanted.get(name)]
     if wrong:
         listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
         raise EngineryError(

@@ -33,8 +33,12 @@ def lacking(level: str) -> tuple[str, ...]:
         return () if level == machine else (level,)
     if machine != "x86_64":
         return ("x86_64",)
-    needed = frozenset().union(*(_ADDED[name] for name in LEVELS[: LEVELS.index(level) + 1]))
-    return tuple(sorted(needed - _flags()))
+    return tuple(sorted(flags_of_level(level) - machine_flags()))
+
+
+def flags_of_level(level: str) -> frozenset[str]:
+    """Every flag that one of LEVELS needs."""
+    return frozenset().union(*(_ADDED[name] for name in LEVELS[: LEVELS.index(level) + 1]))
 
 
 def host_level() -> str:
@@ -52,12 +56,13 @@ def cpu_name() -> str:
 
 
 @cache
-def _flags() -> frozenset[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
+def machine_flags() -> frozenset[str]:
+    """The flags of this CPU as /proc/cpuinfo names them ("flags" on x86, "Features" on Arm); none where it is not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
         return frozenset()
-    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
-    return frozenset(next(lines, "").split())
+    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split()[2:])
 
 
 def level_of(request: BuildRequest) -> str:

@@ -15,18 +15,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks of the node that it runs on. Of all this a lone host heeds only `gpus`.
+    """What a job asks of the node that it runs on. Of all this a lone host heeds only `gpus` and `alone`.
 
     labels: node labels, e.g. {"enginery/sm": "sm_89"}.
     required: whether only a node with all of them will do; else such a node is preferred and any other will do.
     gpus: how many it holds alone while it runs.
     memory_mib: what a scheduler sets aside for it; it may use more, up to its limit.
+    alone: on a lone host it starts when no other job of the executor runs, and none starts before it has ended: what it
+    times is not slowed down by its neighbours.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     required: bool = False
     gpus: int = 0
     memory_mib: int = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True)

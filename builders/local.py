@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from builders.errors import StepError
@@ -14,17 +14,20 @@ from builders.workdir import workdir
 
 # What a job waits for that is merely in the queue.
 QUEUED = "a free slot"
+# What a job waits for that has to run alone.
+ALONE = "the jobs that run here, to be timed alone"
 
 
 class LocalExecutor:
     """An `Executor` of local processes. `jobs` is how many run at once; by default as many as there are CPUs.
 
-    Of `Job.needs` only GPUs count, as there is one host: jobs that hold one run one after the other.
+    Of `Job.needs` GPUs count, of which there is one here: jobs that hold it run one after the other; and `alone`.
     """
 
     def __init__(self, jobs: int | None = None) -> None:
-        self._slots = threading.Semaphore(jobs or os.cpu_count() or 1)
-        self._gpu = threading.Semaphore(1)
+        self._jobs = jobs or os.cpu_count() or 1
+        self._slots = threading.Semaphore(self._jobs)
+        self._gpu, self._alone = threading.Semaphore(1), threading.Semaphore(1)
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
         self._cancelled = False
 
@@ -34,7 +37,7 @@ class LocalExecutor:
 
         def attempt(job: Job, _elsewhere: bool) -> Any:
             gpu = self._held(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
-            with gpu, self._held(self._slots, job, watch, "a free slot"):
+            with gpu, self._place(job, watch):
                 watch.started("here")
                 with workdir() as folder:
                     return run_job(job, folder, lambda: self._cancelled, watch)
@@ -44,6 +47,18 @@ class LocalExecutor:
     def cancel(self) -> None:
         """Kill what runs, within `process.TICK_S` (`GRACE_S` what heeds it), and refuse what comes."""
         self._cancelled = True
+
+    def _place(self, job: Job, watch: Watch) -> AbstractContextManager[None]:
+        return self._all_slots(job, watch) if job.needs.alone else self._held(self._slots, job, watch, QUEUED)
+
+    @contextmanager
+    def _all_slots(self, job: Job, watch: Watch) -> Iterator[None]:
+        """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. Two at once would each
+        hold what the other needs, and take turns."""
+        with self._held(self._alone, job, watch, ALONE), ExitStack() as slots:
+            for _ in range(self._jobs):
+                slots.enter_context(self._held(self._slots, job, watch, ALONE))
+            yield
 
     @contextmanager
     def _held(self, slots: threading.Semaphore, job: Job, watch: Watch, what: str) -> Iterator[None]:

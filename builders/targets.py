@@ -9,6 +9,7 @@ import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 
+from builders.cpu_kinds import KINDS, kind_named
 from builders.errors import UnknownNameError
 from builders.types import Target
 
@@ -93,7 +94,7 @@ def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
 
 def names() -> list[str]:
     """Every name a spec may use for a target or a group of them."""
-    out = ["cpu", "gpu", "all"]
+    out = ["cpu", "gpu", "all", *(kind.name for kind in KINDS)]
     for generation in GENERATIONS:
         out += [generation.sm, *generation.products]
     return out + sorted({g.family for g in GENERATIONS})
@@ -103,13 +104,16 @@ def names() -> list[str]:
 def parse_targets(name: str) -> tuple[Target, ...]:
     """Targets that a name stands for, in order of capability.
 
-    `sm_89` (or `sm89`, `8.9`), a product (`l4`), a family (`ampere`: each of its capabilities), `cpu`, `gpu` (every
-    generation) or `all` (those and the CPU). Raises UnknownNameError with the nearest known name.
+    `sm_89` (or `sm89`, `8.9`), a product (`l4`), a family (`ampere`: each of its capabilities), `cpu` (this machine's
+    kind of CPU), a kind of CPU (`x86-64-v3`, `avx512-vnni`, `arm64-dotprod`: `cpu_kinds.KINDS`), `gpu` (every
+    generation) or `all` (those and `cpu`). Raises UnknownNameError with the nearest known name.
     """
     key = name.strip().lower().replace(" ", "")
     key = _FAMILY_ALIASES.get(key, key)
     if key == "cpu":
         return (CPU,)
+    if kind := kind_named(key):
+        return (Target(kind.name),)
     if key in ("gpu", "all"):
         gpus = tuple(Target(g.sm, g.compute_capability) for g in GENERATIONS)
         return gpus if key == "gpu" else (*gpus, CPU)

@@ -22,6 +22,9 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "int
 QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
 CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 
+# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`cpu_kinds`).
+CPU_KIND = "enginery-cpu"
+
 Scalar = str | int | float | bool
 Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
@@ -80,7 +83,10 @@ class ShapeProfile:
 
 @dataclass(frozen=True)
 class Target:
-    """What an engine is built for: the CPU (`compute_capability` None), a GPU generation, or one product of it."""
+    """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
+
+    name: of a CPU 'cpu', which is this machine's, or a kind of them (`cpu_kinds`).
+    """
 
     name: str
     compute_capability: tuple[int, int] | None = None
@@ -88,7 +94,7 @@ class Target:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is the host's CPU."""
+        """Whether this is a CPU."""
         return self.compute_capability is None
 
     @property
@@ -140,8 +146,11 @@ class BuildRequest:
 
     @cached_property
     def key(self) -> str:
-        """The build key: digest of all the fields."""
-        return digest_of(self.to_json())
+        """The build key: digest of all the fields. A kind of CPU is in the toolchain, whatever the target is called."""
+        fields = self.to_json()
+        if self.target.is_cpu and CPU_KIND in dict(self.toolchain):
+            fields["target"] = {**fields["target"], "name": "cpu"}
+        return digest_of(fields)
 
     @property
     def unit(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from builders.plural import pluralize
+from builders.visible import visible
 from pipeline.pages import CANARY
 from pipeline.values import Json
 
@@ -132,7 +134,7 @@ def canary_markdown(document: Json, page: str | None) -> str:
 def _side(document: Json, side: str) -> str:
     identity, seen = document[side], document["observations"][side]
     name = f"{identity['model']}@{identity.get('version', '?')}" if "model" in identity else "unnamed"
-    return f"{name}, {seen['requests']} requests, {seen['failed']} failed"
+    return f"{name}, {pluralize(seen['requests'], 'request')}, {seen['failed']} failed"
 
 
 def _unit(engine: Json) -> str:
@@ -150,8 +152,9 @@ def _table(rows: Sequence[Json]) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    """Text that anybody may have written, on one line and without meaning to markdown or HTML."""
-    return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", " ".join(text.split())).replace("\\<", "&lt;").replace("\\>", "&gt;")
+    """Text that anybody may have written, on one line and without meaning to markdown, HTML or a terminal."""
+    line = visible(" ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", line).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
 def artifact_key(kind: str, model: str) -> str:

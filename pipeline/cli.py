@@ -14,51 +14,66 @@ from typing import NoReturn
 import click
 
 from builders.errors import EngineryError, SpecError
+from builders.visible import visible
 from pipeline.streams import code_of_lost, leave, prepare_streams, say
 
-COMMANDS = {
-    "init": ("spec", "Write a commented starter spec."),
-    "schema": ("spec", "Print the JSON Schema of a spec."),
-    "golden": ("golden", "Make, show, compare and freeze golden sets."),
-    "plan": ("build", "Show what would be built, and why."),
-    "build": ("build", "Build, prove and publish a model's engines."),
-    "status": ("status", "Show builds and their units, running or over, with phases and logs."),
-    "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
-    "catalog": ("intake", "Build every spec of a place; one that fails stops no other."),
-    "register": ("intake", "Keep a spec in the registry, and tell Prefect, whose workers build it."),
-    "watch-specs": ("intake", "Register each spec of a place that is new."),
-    "deploy": ("deploy", "Register deployments, triggers, schedules and GPU limits with Prefect."),
-    "sensitivity": ("sensitivity", "Rank what int8 costs, and show quality against compute."),
-    "list": ("listing", "List models and versions."),
-    "show": ("registry", "Show one version and its engines."),
-    "report": ("report", "Draw the page of a version or a canary from its JSON."),
-    "resolve": ("pull", "Say which engine fits a machine, and why not the others."),
-    "pull": ("pull", "Fetch the engine that fits a machine, or follow a channel."),
-    "sign": ("trust", "Sign a version with a key, a certificate or an identity."),
-    "verify-signature": ("trust", "Check who signed a version, against a key or a trust policy."),
-    "verify": ("registry", "Re-hash the registry and report damage."),
-    "validate": ("validate", "Run a version's engines here and attach the proof."),
-    "attribute": ("attribute", "Say which node of a graph or an engine drifted."),
-    "fuzz": ("fuzz", "Try an engine on seeded shapes and values, against its graph."),
-    "profile": ("profile", "Time an engine here: latency, memory, nodes, what bounds it; or two side by side."),
-    "refit": ("refit", "Give engines other weights without a build, prove them, and publish a version."),
-    "compare": ("compare", "Build with every backend that can, side by side, and say which to take."),
-    "rebuild": ("rebuild", "Build an engine again, several times: same bytes, same outputs?"),
-    "record": ("record", "Record requests for a canary."),
-    "canary": ("canary", "Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT."),
-    "promote": ("registry", "Point a channel to a version."),
-    "rollback": ("registry", "Point a channel back to where it was before."),
-    "history": ("channels", "Show who moved a channel, when and why."),
-    "policy": ("channels", "Show or set what a channel asks of a version."),
-    "pin": ("retention", "Keep a version whatever happens."),
-    "unpin": ("retention", "Take a pin away."),
-    "gc": ("retention", "Delete what nothing needs any more, in two steps."),
-    "mirror": ("copies", "Copy versions to another registry."),
-    "export-oci": ("copies", "Write engines as OCI images."),
-    "fleet": ("fleet", "Compare a cluster's nodes with the registry, and plan changes of it."),
-    "backends": ("backends", "List compilers: installed, what each builds, whether it runs here."),
-    "doctor": ("doctor", "Say what this machine can build and run."),
+# What a command's file is called, and what it does, by section of `enginery --help`; those of every day first.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Every day": {
+        "init": ("spec", "Write a commented starter spec."),
+        "plan": ("build", "Show what would be built, and why."),
+        "build": ("build", "Build, prove and publish a model's engines."),
+        "status": ("status", "Show builds and their units, with phases and logs."),
+        "list": ("listing", "List models and versions."),
+        "show": ("registry", "Show one version and its engines."),
+        "pull": ("pull", "Download the engine for a machine, or follow a channel."),
+        "validate": ("validate", "Run a version's engines here and attach the proof."),
+        "promote": ("registry", "Point a channel to a version."),
+        "doctor": ("doctor", "Show what this machine can build and run."),
+    },
+    "Quality and speed": {
+        "report": ("report", "Write the HTML page of a version or a canary."),
+        "profile": ("profile", "Time an engine here by bucket and node, or against another."),
+        "compare": ("compare", "Build with every backend, compare, and recommend one."),
+        "fuzz": ("fuzz", "Compare an engine with its graph on random inputs."),
+        "attribute": ("attribute", "Find the nodes of a graph or an engine that drifted."),
+        "sensitivity": ("sensitivity", "Rank parts of a model by their error in int8."),
+        "golden": ("golden", "Make, show, compare and freeze golden sets."),
+        "rebuild": ("rebuild", "Build an engine again: same bytes, same outputs?"),
+        "refit": ("refit", "Give engines new weights without building them."),
+    },
+    "Serving": {
+        "resolve": ("pull", "Show which engines fit a machine, and why not the others."),
+        "rollback": ("registry", "Point a channel back to the version before."),
+        "history": ("channels", "Show who moved a channel, when and why."),
+        "policy": ("channels", "Show or set what a channel requires of a version."),
+        "record": ("record", "Record requests for a canary."),
+        "canary": ("canary", "Compare a candidate with the version in service."),
+        "fleet": ("fleet", "Compare a cluster's nodes with the registry."),
+    },
+    "Registry": {
+        "verify": ("registry", "Re-hash the registry and report damage."),
+        "sign": ("trust", "Sign a version with a key or an identity."),
+        "verify-signature": ("trust", "Check the signatures of a version."),
+        "pin": ("retention", "Keep a version whatever its age."),
+        "unpin": ("retention", "Remove a pin."),
+        "gc": ("retention", "Delete what nothing needs any more, in two steps."),
+        "mirror": ("copies", "Copy versions to another registry."),
+        "export-oci": ("copies", "Write engines as OCI images."),
+    },
+    "Automation": {
+        "register": ("intake", "Store a spec in the registry, and let Prefect build it."),
+        "watch-specs": ("intake", "Register each new spec of a folder or bucket."),
+        "catalog": ("intake", "Build every spec of a folder, a bucket or the registry."),
+        "deploy": ("deploy", "Set up deployments and triggers on a Prefect server."),
+        "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
+    },
+    "Reference": {
+        "backends": ("backends", "List compilers and what each builds and runs here."),
+        "schema": ("spec", "Print the JSON Schema of a spec."),
+    },
 }
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 # Commands whose name is taken by something else in Python.
 FUNCTIONS = {
@@ -74,7 +89,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names in the order of a model's life."""
+        """Names in the order of the sections."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -87,9 +102,11 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands from the table, so that help imports none of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """List the commands by section from the table, so that help imports none of them."""
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -97,7 +114,8 @@ class LazyGroup(click.Group):
 def enginery() -> None:
     """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
 
-    Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach.
+    Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach, 130
+    interrupted.
     """
 
 
@@ -146,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _entries(error: EngineryError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
     entries = error.lines if isinstance(error, SpecError) else [str(error)]
-    return ["\n".join(_indented(f"error: {entry}".splitlines())) for entry in entries]
+    return ["\n".join(_indented(f"error: {entry}".split("\n"))) for entry in entries]
 
 
 def _indented(lines: Sequence[str]) -> list[str]:
@@ -161,7 +179,7 @@ def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> 
 
         JsonLines().tell(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
     else:
-        say("\n".join(entries))
+        say(visible("\n".join(entries)))
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from builders.errors import InputError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Needs
 from pipeline.canary.engines import Chosen
 from pipeline.revalidate import as_built, spec_of
 from pipeline.steps.latency import arguments_of
@@ -32,9 +32,8 @@ def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     wanted = {"seconds": asked.seconds, "buckets": _sizes(chosen, asked), "streams": asked.streams}
     name = f"profile {chosen.entry.unit}"
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
-    job = Job(
-        name, "pipeline.jobs.latency:measure_engine", {"store": shop.store.uri, **arguments, "asked": wanted}, limits
-    )
+    given = {"store": shop.store.uri, **arguments, "asked": wanted}
+    job = Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
     report = shop.shown(shop.local, name, job)["latency"]
     return {**chosen.identity, **json.loads(shop.store.read_blob(report))}
 
@@ -60,7 +59,8 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
     }
     name = f"race {first.entry.unit}"
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
-    found: Json = shop.shown(shop.local, name, Job(name, "pipeline.jobs.latency:race_engines", arguments, limits))
+    job = Job(name, "pipeline.jobs.latency:race_engines", arguments, limits, Needs(alone=True))
+    found: Json = shop.shown(shop.local, name, job)
     return {"first": first.identity, "second": second.identity, **found}
 
 

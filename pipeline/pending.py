@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from builders.cpu_kinds import this_kind
 from builders.errors import EngineryError
 from builders.targets import parse_targets
 from pipeline.registry import channels, versions
-from pipeline.registry.attestations import judged
+from pipeline.registry.attestations import JudgedEntry, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference, check_model, check_version, version_order
 from pipeline.registry.store import Store
@@ -69,13 +70,13 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = versions.load(store, check_model(model), check_version(version))
-    entries = _meant(judged(store, manifest), target)
+    entries = _meant(_here(store, manifest), target)
     return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and why_not_here(entry) is None))
 
 
 def why_nothing(store: Store, item: Pending, target: str | None = None) -> str:
     """Why a version has no engine that could be proven here. target: as for `pending_of`."""
-    entries = _meant(judged(store, item.manifest), target)
+    entries = _meant(_here(store, item.manifest), target)
     for_target = f" for {target}" if target else ""
     waiting = [entry for entry in entries if _unproven(entry)]
     if waiting:
@@ -113,6 +114,11 @@ def _meant(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEnt
     wanted = parse_targets(target)
     names, generations = {item.name for item in wanted}, {item.sm for item in wanted if item.product is None}
     return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
+
+
+def _here(store: Store, manifest: Manifest) -> list[JudgedEntry]:
+    """The engines with the status that they have on this machine's kind of CPU."""
+    return [entry.on_cpu(this_kind().name) for entry in judged(store, manifest)]
 
 
 def _unproven(entry: EngineEntry) -> bool:

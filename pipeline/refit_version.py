@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from builders import backends
+from builders.cpu_kinds import why_no_proof
 from builders.digest import canonical_json, digest_of
 from builders.types import QUANTIZED, BuildRequest
 from pipeline import materials
@@ -104,7 +105,8 @@ def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)
     built = Built(Unit(request, graph, "cached", "refitted"), **(recall_engine(request, shop) or {}))
     golden = other.sources["golden"]
-    cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
+    backend = backends.configure(request.backend, dict(request.options))
+    cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, shop.store)]
     proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, shop)]
     return Judged(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)

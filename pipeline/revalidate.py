@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from builders import backends
+from builders.cpu_kinds import this_kind
 from builders.digest import digest_of
 from builders.errors import IntegrityError
 from builders.fitting import misfit
@@ -59,7 +60,8 @@ def revalidate(
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
-    for entry in judged(shop.store, manifest):
+    for known in judged(shop.store, manifest):
+        entry = known.on_cpu(this_kind().name)
         if entry.digest is None or (targets is not None and entry.target not in targets):
             continue
         if engines is not None and entry.digest not in engines:
@@ -98,7 +100,8 @@ def _its_turn(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Iterato
 
 def _settled(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Attested | None:
     """What somebody else found out meanwhile."""
-    now = next(item for item in judged(shop.store, manifest) if item.unit == entry.unit)
+    found = next(item for item in judged(shop.store, manifest) if item.unit == entry.unit)
+    now = found.on_cpu(this_kind().name)
     return None if now.status == "unproven" else Attested(now, now.status, now.reason)
 
 

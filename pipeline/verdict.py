@@ -5,6 +5,8 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from builders.cpu_kinds import this_kind
+from builders.types import CPU_KIND
 from pipeline.moment import now
 from pipeline.values import Attributed, Built, Proof
 from validation.report import Check, Report, judge
@@ -38,11 +40,19 @@ class Judged:
         return self.built.failure.reason if self.built.failure else "it was not built"
 
 
-def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None) -> Report:
-    """Judge all checks together. cannot_run: why the engine could not be run on this machine, None when it was run."""
+def make_report(
+    built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None, cpu: str | None = None
+) -> Report:
+    """Judge all checks together.
+
+    cannot_run: why the engine could not be run, None when it was run.  cpu: the kind of CPU it was run on; None is this
+    machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
+    """
     checks = tuple(Check.from_json(check) for proof in proofs for check in proof.checks)
     verdict, reason = judge(checks, cannot_run)
     request = built.unit.request
+    if request.target.is_cpu and cannot_run is None:
+        reason = f"{reason}, on {cpu or this_kind().name}"
     return Report(
         unit=request.unit,
         target=request.target.name,
@@ -61,8 +71,9 @@ def make_report(built: Built, golden: str, proofs: Sequence[Proof], cannot_run: 
 
 
 def host() -> dict[str, str]:
-    """The machine that did the work."""
+    """The machine that did the work, with its kind of CPU."""
     return {
+        CPU_KIND: this_kind().name,
         "name": platform.node(),
         "system": platform.platform(),
         "machine": platform.machine(),

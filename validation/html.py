@@ -1,7 +1,7 @@
 """The report of a model version for people: one self-contained page, without scripts or network.
 
 The input is data that anybody may have written into a spec or a compiler's log, so everything is escaped by the
-template, and no text from it becomes an address, a class or an id.
+template, control characters too, and no text from it becomes an address, a class or an id.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from builders.visible import visible
 from validation.joints import bound
 from validation.overview import overview
 from validation.plots.texts import percent_text, seconds_text
@@ -37,6 +38,7 @@ def templates() -> "Environment":
         loader=PackageLoader("validation", "."),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -50,6 +52,11 @@ def templates() -> "Environment":
         "percent": lambda value: "" if value is None else percent_text(value),
     }
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
+    return visible(value) if type(value) is str else value
 
 
 def size_text(size: int | None) -> str:

@@ -52,7 +52,9 @@ def _verdict(counts: Mapping[str, int]) -> dict[str, str]:
     """Status and headline of the whole version."""
     usable = counts["proven"] + counts["unproven"]
     if counts["failed"]:
-        return {"status": "failed", "text": f"{_count(counts['failed'], 'engine')} failed, {usable} can be pulled"}
+        rest = ", ".join(f"{counts[status]} {status}" for status in ("proven", "unproven") if counts[status])
+        text = f"{_count(counts['failed'], 'engine')} failed; {rest or 'there is none to pull'}"
+        return {"status": "failed", "text": text}
     if counts["unproven"]:
         rest = f"{counts['unproven']} not yet run on their hardware"
         return {"status": "unproven", "text": f"{counts['proven']} of {_count(usable, 'engine')} proven, {rest}"}
@@ -69,7 +71,7 @@ def _engine(index: int, entry: Json, manifest: Json) -> dict[str, Any]:
     """An engine entry with the parts of its report that its row shows."""
     report = _report_of(entry, manifest)
     checks = [Check.from_json(check) for check in report["checks"]] if report else []
-    limited = [check for check in checks if not check.passed or (check.limit is not None and check.joint != "task")]
+    limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
     return {
         **entry,
         "index": index,
@@ -89,7 +91,7 @@ def _again(reference: str, engines: Sequence[Json]) -> Iterator[dict[str, str]]:
             drifted = f"enginery attribute {reference} --target {engine['target']} --precision {engine['precision']}"
             yield {"unit": engine["unit"], "command": f"{run}\n{drifted}"}
         elif engine["status"] == "failed" and engine["failed_checks"]:
-            words = f"--targets {engine['target']} --precisions {engine['precision']} --backends {engine['backend']}"
+            words = f"--target {engine['target']} --precision {engine['precision']} --backend {engine['backend']}"
             yield {"unit": engine["unit"], "command": f"enginery build SPEC.yaml {words}"}
 
 
@@ -116,17 +118,21 @@ def _unit(entry: Json) -> str:
     return f"{entry['target']} {entry['precision']} {entry['backend']}"
 
 
+def _has_room(check: Check) -> bool:
+    """Whether a check can be passed more or less narrowly: not a count that has to be 0, and not a promise of the
+    contract, most of which are kept or not, and the others on a scale of their own."""
+    counted = check.limit == check.value == 0
+    return check.limit is not None and not counted and not check.name.startswith("contract ")
+
+
 def headroom_db(check: Check) -> float:
     """How far a value is from its limit, as a ratio in decibels; -inf for a failed check, so that it comes first."""
-    if not check.passed or check.value is None or check.limit is None:
-        return math.inf if check.passed else -math.inf
-    if check.name == "nonfinite":
+    if not check.passed:
+        return -math.inf
+    if check.value is None or check.limit is None or not _has_room(check):
         return math.inf
     if check.name == "sqnr_db":
         return check.value - check.limit
-    if check.name.startswith("contract "):
-        # Promises, most of which are kept or not; what else they measure is not on this scale.
-        return math.inf
     if check.name.startswith("max_"):
         return _decibels(check.limit, check.value)
     return _decibels(1 - check.limit, 1 - check.value)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from builders.digest import digest_of
 from builders.errors import IntegrityError
+from builders.plural import pluralize
 from validation.spread import Spread
 
 Verdict = Literal["proven", "unproven", "failed"]
@@ -150,7 +151,7 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", cannot_run
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    return "proven", f"{len(checks)} checks passed"
+    return "proven", f"{pluralize(len(checks), 'check')} passed"
 
 
 def describe(check: Check) -> str:

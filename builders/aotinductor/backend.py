@@ -25,8 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from builders import cuda
-from builders.cpu_levels import HOST, host_level, lacking
+from builders import cpu_kinds, cuda
+from builders.cpu_levels import HOST, host_level, lacking, level_of
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError
 from builders.fitting import check_fits
@@ -121,7 +121,7 @@ class AotInductor:
             )
         from builders import held_shapes
 
-        return held_shapes.refusal(request, "AOTInductor")
+        return _cpu_refusal(request) or held_shapes.refusal(request, "AOTInductor")
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.pt2.
@@ -133,7 +133,7 @@ class AotInductor:
             raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
         require_plain(workdir, "AOTInductor's compiler")
         path = workdir / "engine.pt2"
-        with _quiet(), _own_cache(workdir), _instructions(self._level()):
+        with _quiet(), _own_cache(workdir), _instructions(level_of(request)):
             program, faults = _program(request, model)
             self._compile(program, path, {_FAULTS: json.dumps(faults)})
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
@@ -237,6 +237,12 @@ def check_members(path: Path) -> None:
     for name in names:
         if not _MEMBERS.fullmatch(name):
             raise EngineryError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
+
+
+def _cpu_refusal(request: BuildRequest) -> str | None:
+    if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
+        return f"the code is built for x86-64 with AVX2 at least, and {request.target.name} has not; use onnxruntime"
+    return cpu_kinds.refusal(request, "AOTInductor")
 
 
 def _program(request: BuildRequest, model: Path) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":

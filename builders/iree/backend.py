@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cuda, held_shapes
+from builders import cpu_kinds, cuda, held_shapes
 from builders.cpu_levels import HOST, LEVELS, check_cpu, host_level, level_of
 from builders.digest import digest_of_file
 from builders.errors import InputError
@@ -81,6 +81,7 @@ class Iree:
             _target_refusal(request.target)
             or _precision_refusal(request)
             or held_shapes.refusal(request, _TITLE)
+            or cpu_kinds.refusal(request, _TITLE)
             or (None if self.versions() else f"IREE is not installed; {self.install}")
         )
 

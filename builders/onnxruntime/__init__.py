@@ -1,5 +1,5 @@
 """ONNX Runtime: the CPU engine and the interpreter of reference graphs (`cpu`), and its GPU providers (`gpu`)."""
 
-from builders.onnxruntime.cpu import OnnxRuntime, OrtSession, cpu_kind
+from builders.onnxruntime.cpu import OnnxRuntime, OrtSession
 
-__all__ = ["OnnxRuntime", "OrtSession", "cpu_kind"]
+__all__ = ["OnnxRuntime", "OrtSession"]

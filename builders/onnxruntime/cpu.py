@@ -4,15 +4,17 @@ The engine is the optimised graph, saved as ONNX. By default only rewrites that 
 constant folding and fusions). The host-specific layout is applied when the engine is opened, for the CPU that opens it:
 it is NCHWc, whose block is the vector width of that CPU (16 floats with AVX-512, 8 with AVX2). On a stack of seven 3x3
 convolutions that makes loading take 10 ms instead of 7 ms, and running 34 ms of CPU instead of 53 ms without it.
-`graph_optimization="all"` saves the layout too: then the CPU's vector width is part of the toolchain, hence of the
-build key, and an engine opened on another kind of CPU is refused instead of giving wrong numbers.
+`graph_optimization="all"` saves the layout too: then the kind of CPU is part of the toolchain, hence of the build key,
+and an engine opened on another kind is refused instead of giving wrong numbers.
+
+int8: every session here computes exactly, on CPUs without VNNI too (`exact`). That has a price there, which
+docs/backends-onnxruntime.md gives; a serving node that opens an int8 engine by itself must ask for the same.
 
 fp16: operators without an fp16 kernel compute in fp32, and values between them are not rounded to fp16, whatever the
 optimization level (Sqrt(Mul(x, x)) of 300 gives 300; in fp16 it is infinite). An fp16 graph run here therefore shows
 the rounding of its weights, not of its activations; explicit pairs of Cast in an fp32 graph do round.
 """
 
-import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.compatibility import numbers
+from builders.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
@@ -84,12 +87,12 @@ class OnnxRuntime:
         return target.is_cpu
 
     def versions(self) -> dict[str, str]:
-        """ONNX Runtime's version, and the CPU's vector width where the engine depends on it."""
+        """ONNX Runtime's version, and the kind of CPU where the engine depends on it."""
         try:
             found = {"onnxruntime": version("onnxruntime")}
         except PackageNotFoundError:
             return {}
-        return {**found, "cpu": vector_width()} if self.graph_optimization == "all" else found
+        return {**found, "cpu": this_kind().name} if self.graph_optimization == "all" else found
 
     def scheme(self) -> QuantizationScheme:
         """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases."""
@@ -99,6 +102,8 @@ class OnnxRuntime:
         """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
         if not self.serves(request.target):
             return f"onnxruntime compiles for the CPU here, not for {request.target.name}; use tensorrt-rtx or tensorrt"
+        if self.graph_optimization == "all" and (reason := why_no_proof(request)):
+            return f"graph_optimization='all' saves the layout of this machine's CPU: {reason}"
         if request.precision == "bf16":
             return "onnxruntime has no bfloat16 kernels for the CPU; use fp32, or int8 for speed"
         if request.precision == "fp8":
@@ -117,9 +122,9 @@ class OnnxRuntime:
         from builders.onnxruntime.split import split_convolutions
 
         path = workdir / "engine.onnx"
-        options = _options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
+        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, exact=False)
         options.optimized_model_filepath = str(path)
-        _open(model, options)
+        open_model(model, options, exact=False)
         notes = settle(path, model.parent)
         if self.graph_optimization != "none":
             fuse_bias(path)
@@ -136,9 +141,9 @@ class OnnxRuntime:
         was, now = built.get("onnxruntime", ""), here["onnxruntime"]
         if numbers(was) > numbers(now):
             return f"saved by onnxruntime {was}, here is {now}; install onnxruntime {was} or later, or build it here"
-        if "cpu" in built and built["cpu"] != vector_width():
+        if "cpu" in built and built["cpu"] != this_kind().name:
             return (
-                f"it is laid out for a {built['cpu']} CPU, this one is {vector_width()}; "
+                f"it is laid out for a {built['cpu']} CPU, this one is {this_kind().name}; "
                 "build it here, or with graph_optimization='extended'"
             )
         return None
@@ -159,7 +164,9 @@ class OnnxRuntime:
         from builders.onnxruntime.profile import profiled
 
         level = _LEVELS[self.graph_optimization][1]
-        return profiled(engine.path, inputs, runs, workdir, lambda: _options(level, self.intra_op_threads), _open)
+        return profiled(
+            engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
+        )
 
     def session(self, path: Path) -> "OrtSession":
         """Open a file as its engines are opened: an engine, or a part of one."""
@@ -188,7 +195,7 @@ class OrtSession:
     ) -> None:
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name
-        self._session = (opens or partial(_open, name=name))(model, _options(level, threads))
+        self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads))
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
 
@@ -212,32 +219,8 @@ class OrtSession:
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
 
-def vector_width() -> str:
-    """The kind of CPU that a saved layout fits: machine and widest float vectors, e.g. 'x86_64-avx512'."""
-    flags = _cpu_flags()
-    widest = next(
-        (name for flag, name in (("avx512f", "avx512"), ("avx2", "avx2"), ("avx", "avx")) if flag in flags), "base"
-    )
-    return f"{platform.machine()}-{widest}"
-
-
-def cpu_kind() -> str:
-    """The kind of CPU whose kernels a proof was made with, e.g. 'x86_64-avx512-vnni'.
-
-    Without VNNI, int8 kernels add pairs of products in 16 bits, which can saturate: other numbers from the same engine.
-    """
-    return vector_width() + ("-vnni" if _cpu_flags() & {"avx512_vnni", "avx_vnni"} else "")
-
-
-def _cpu_flags() -> set[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return set()
-    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
-    return set(next(lines, "").split())
-
-
-def _options(level: str, threads: int) -> Any:
+def session_options(level: str, threads: int, exact: bool = True) -> Any:
+    """Options of a session. exact: False for one that only saves a graph, which must be the same on every CPU."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -246,16 +229,37 @@ def _options(level: str, threads: int) -> Any:
     options.log_severity_level = 4  # what it logs as an error it also raises
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(_SLOWER_FUSIONS))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # builds share this machine
+    if exact and this_kind().saturates:
+        options.add_session_config_entry(*EXACT_SESSION)
     return options
 
 
-def _open(model: Path, options: Any, name: str | None = None) -> Any:
+def open_model(model: Path, options: Any, exact: bool = True, name: str | None = None) -> Any:
+    """ONNX Runtime's session on the CPU. exact: as in `session_options`. Raises ModelError with its reason.
+
+    name: what the error calls the model; default: its file's name.
+    """
     import onnxruntime as ort
 
+    as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = _without_saturation(model) if exact and as_written and this_kind().saturates else str(model)
     try:
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except failures() as error:
         raise ModelError(f"{name or model.name}: {why_unreadable(error, model)}") from error
+
+
+def _without_saturation(model: Path) -> str | bytes:
+    """What to open instead of a model on disk: its path, or the bytes of one whose integer kernels do not saturate."""
+    from google.protobuf.message import Error  # type: ignore[import-untyped]
+
+    from builders.onnxruntime.exact import exact
+
+    try:
+        found = exact(model)
+        return str(model) if found is None else found.SerializeToString()
+    except (Error, ValueError):  # not readable, or over 2 GiB: ONNX Runtime says what is wrong with it
+        return str(model)
 
 
 def _spec(model: Path, value: Any) -> TensorSpec:

@@ -242,7 +242,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             compiler.compile_to_file(str(path))
         except provider_failures() as error:
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
-            raise ModelError(f"{words}; `enginery plan --backends tensorrt-rtx` may name the operator") from error
+            raise ModelError(f"{words}; `enginery plan --backend tensorrt-rtx` may name the operator") from error
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:

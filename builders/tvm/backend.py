@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cuda, held_shapes
-from builders.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking
+from builders import cpu_kinds, cuda, held_shapes
+from builders.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking, level_of
 from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.fitting import check_fits, other_versions
@@ -82,8 +82,9 @@ class Tvm:
         return (
             _precision_refusal(request)
             or held_shapes.refusal(request, _TITLE)
+            or cpu_kinds.refusal(request, _TITLE)
             or _empty_refusal(request)
-            or self._tuning_refusal(request.target)
+            or self._tuning_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or _tool_refusal(request.target)
         )
@@ -128,14 +129,14 @@ class Tvm:
         """See `TimingCached`."""
         return records.merged(older, newer)
 
-    def _tuning_refusal(self, target: Target) -> str | None:
+    def _tuning_refusal(self, request: BuildRequest) -> str | None:
         if not self.tune_minutes:
             return None
-        if not target.is_cpu:
+        if not request.target.is_cpu:
             return (
                 "TVM's kernels are tuned for CPUs only here, never tried on a GPU; set backends.tvm.tune_minutes to 0"
             )
-        if missing := lacking(host_level() if self.cpu == HOST else self.cpu):
+        if missing := lacking(level_of(request)):
             return (
                 f"this CPU has no {', '.join(missing)}, and kernels are tuned by running them; build it on one that has"
             )

@@ -3,18 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from builders import backends
+from builders.cpu_kinds import this_kind
 from builders.errors import InputError
 from builders.fitting import open_engine
 from builders.types import Session, Target
 from pipeline.jobs.blobs import fetched_engine
 from pipeline.registry.attestations import judged
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.requests import request_of
-from pipeline.registry.resolve import resolve
+from pipeline.registry.resolve import Policy, answer
+from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.versions import locate
@@ -51,7 +55,10 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judged(store, located.manifest, require(store, located).counts)
-    entry = resolve(entries, target, precision, proven_only=located.proven_only, what=what).chosen
+    machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
+    policy = Policy(precision, proven_only=located.proven_only)
+    timed = partial(measured_speeds, store, located.manifest, machine)
+    entry = answer(entries, machine, policy, what, timed).resolution().chosen
     # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
     if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")

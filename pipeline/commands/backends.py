@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.commands.options import emit_json, json_option
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from builders.types import Backend, BuildRequest, Precision, Target
@@ -50,7 +50,7 @@ class Row:
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
     """List the compilers: installed or how to install, what each builds, and whether its engines run here.
 
-    With names, only those, each with its options.
+    NAME: show only these, with their options.
     """
     from builders import backends
 
@@ -59,7 +59,7 @@ def list_backends(names: tuple[str, ...], as_json: bool) -> None:
         emit_json({"backends": [asdict(row) for row in rows]})
     elif names:
         for row in rows:
-            click.echo("\n".join(_details(row)))
+            echo("\n".join(_details(row)))
     else:
         _show(rows)
 
@@ -137,10 +137,10 @@ def _probe(backend: "Backend", target: "Target", precision: "Precision", *, dyna
 
 def _show(rows: list[Row]) -> None:
     columns = ("backend", "version", "builds", "shapes", "two builds", "runs here")
-    print_table(columns, [list(_cells(row)) for row in rows], least=(11, 9, 14, 7, 13, 9), pipe_columns=100)
+    print_table(columns, [list(_cells(row)) for row in rows], pipe_columns=100)
     for row in rows:
         if row.missing:
-            click.echo(f"{row.name} is not installed: {row.missing}")
+            echo(f"{row.name} is not installed: {row.missing}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -11,13 +11,17 @@ from pipeline.commands.metrics import metrics_options, served_metrics
 from pipeline.commands.options import (
     emit_json,
     executor_options,
+    jobs_option,
     json_option,
     log_format,
     progress_options,
     say,
+    selection_options,
     shown_progress,
+    spec_argument,
+    spec_registry_option,
 )
-from pipeline.commands.tables import print_table
+from pipeline.commands.tables import echo, print_table
 from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
@@ -38,15 +42,7 @@ STYLES = {
 
 
 def _shared_options(command: Any) -> Any:
-    for option in (
-        click.argument("spec"),
-        click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
-        click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
-        click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
-        click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI."),
-        click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU."),
-        progress_options,
-    ):
+    for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
         command = option(command)
     return json_option(command)
 
@@ -54,9 +50,9 @@ def _shared_options(command: Any) -> Any:
 @click.command()
 @_shared_options
 def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
+    """Show for every unit of SPEC whether it would be built, and why.
 
-    Exports and quantizes first where that is not on record yet, so that every build key is complete.
+    Exports and quantizes first, unless that is on record, so that every build key is complete.
     """
     from pipeline.compile import InProcess, prepare
     from pipeline.run import RunOptions, opened
@@ -77,7 +73,7 @@ def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
     type=click.Choice(["auto", "inprocess", "prefect"]),
     default="auto",
     show_default=True,
-    help="auto: Prefect when PREFECT_API_URL is set.",
+    help="What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess.",
 )
 @metrics_options
 @click.option(
@@ -85,7 +81,7 @@ def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
     type=click.Path(path_type=Path),
     envvar="ENGINERY_SIGNING_KEY",
     show_envvar=True,
-    help="Sign the version with this private EC key (PEM).",
+    help="Sign the version with this private EC key, in PEM.",
 )
 @click.pass_context
 def build(
@@ -103,7 +99,7 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    SPEC: a file, registered:MODEL[@DIGEST] of the registry, or a file in a bucket (s3://bucket/specs/model.yaml).
+    With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
     """
     from pipeline.run import RunOptions, registry_of
 
@@ -229,8 +225,8 @@ def show_outcome(outcome: "Outcome") -> None:
         for item in engine.get("attribution", ()):
             say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
-    for name, metrics in outcome.metrics.items():
-        click.echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+    for name, metrics in () if outcome.cached else outcome.metrics.items():
+        echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
 
@@ -250,11 +246,11 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
-    click.echo(f"{outcome.model}@{outcome.version} {state}{channel}")
+    # One line where nothing is new.
+    report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
+    echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
-    if outcome.page:
-        click.echo(f"report: {outcome.page}")
 
 
 def _print_engines(outcome: "Outcome") -> None:

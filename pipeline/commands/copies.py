@@ -5,21 +5,31 @@ from pathlib import Path
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    reference_argument,
+    references_argument,
+    registry_option,
+    say,
+    trust_option,
+)
+from pipeline.commands.tables import echo
 from pipeline.user import user
 
 
 @click.command()
-@click.argument("references", metavar="REF...", nargs=-1, required=True)
+@references_argument
 @click.argument("dest", metavar="DEST")
-@click.option("--channels", "with_channels", is_flag=True, help="Also point the channels that REFs name to them there.")
+@click.option("--channels", "with_channels", is_flag=True, help="Also move the channels named by REF in the copy.")
 @trust_option
 @registry_option
 @json_option
 def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
-    """Copy the versions that REFs stand for to the registry DEST (a path, file:// or s3://), verified."""
+    """Copy the version of each REF to the registry DEST (a path, file:// or s3://bucket/prefix), verified."""
     from pipeline.registry.mirror import mirror as copy
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
@@ -31,21 +41,21 @@ def mirror(
         emit_json({"dest": target.uri, **asdict(found)})
         return
     for name in found.versions:
-        click.echo(name)
+        echo(name)
     for name in found.moved:
-        click.echo(f"channel {name}")
-    click.echo(f"{found.copied} blobs copied ({found.size_bytes} bytes), {found.present} were there")
+        echo(f"channel {name}")
+    echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
 
 
 @click.command("export-oci")
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
-@click.option("--proven-only", is_flag=True, help="Leave out engines that never ran on their hardware.")
+@click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")
 @trust_option
 @registry_option
 @json_option
 def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
-    """Write the engines of REF into the OCI image layout DEST: an image for each, and an index of them all."""
+    """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.oci import export_oci as write
     from pipeline.registry.store import open_store
@@ -58,5 +68,5 @@ def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None
         emit_json({"path": str(found.path), "tags": list(found.tags)})
         return
     for tag in found.tags:
-        click.echo(f"oci:{found.path}:{tag}")
+        echo(f"oci:{found.path}:{tag}")
     say(f"push one with: skopeo copy --all --preserve-digests oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")

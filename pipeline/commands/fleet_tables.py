@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from pipeline.commands.tables import print_table
+from builders.plural import pluralize
+from pipeline.commands.tables import echo, print_table
 from pipeline.fleet.standing import STATES, Standing
 
 if TYPE_CHECKING:
@@ -21,13 +20,13 @@ _MOST_NAMES = 3
 def print_reconciled(found: "Reconciled") -> None:
     """Groups, standings with the worst first, and what would have to be done."""
     _print_fleet(found.fleet, found.unwanted)
-    click.echo()
+    echo()
     if found.standings:
         print_table(("model", "version", "state", "nodes", "on", "engine", "why"), standing_rows(found.standings))
         counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
-        click.echo(f"\n{len(found.standings)} pairs of model and group: {counts}")
+        echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
     else:
-        click.echo(f"nothing must be served here by {found.catalog.source}")
+        echo(f"nothing must be served here by {found.catalog.source}")
     _print_work(found.work)
 
 
@@ -39,14 +38,14 @@ def print_plan(found: "Plan") -> None:
         ("Dies: serves now, and would not", found.dying),
         ("Lacks an engine then: it has none today, or the nodes are new", found.waiting),
     ):
-        click.echo(f"\n{title}" + ("" if items else ": nothing"))
+        echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
             print_table(columns, standing_rows(items))
     _print_work(found.work)
     if found.work:
-        click.echo(f"\nPredicted: {found.hours.words}; proving is not in it")
+        echo(f"\nPredicted: {found.hours.words}; proving is not in it")
     if found.idle:
-        click.echo("\nNeeded by no node any more")
+        echo("\nNeeded by no node any more")
         print_table(("engine", "models"), [[item.unit, _listed(item.models)] for item in found.idle])
 
 
@@ -67,7 +66,7 @@ def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
 
 
 def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
-    click.echo(f"{len(fleet.groups)} groups of nodes ({fleet.source})")
+    echo(f"{pluralize(len(fleet.groups), 'group')} of nodes ({fleet.source})")
     rows = [
         [
             group.name,
@@ -88,15 +87,15 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
     for item in fleet.left_out:
         reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in reasons.items():
-        click.echo(f"left out: {_listed(nodes)}: {reason}")
+        echo(f"left out: {_listed(nodes)}: {reason}")
     if unwanted:
-        click.echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
+        echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
 
 
 def _print_work(work: Sequence["Work"]) -> None:
     if not work:
         return
-    click.echo("\nTo do, in this order (what most nodes wait for first, then channel stable, then the shorter)")
+    echo("\nTo do, in this order (what most nodes wait for first, then channel stable, then the shorter)")
     rows = [
         [item.unit.kind, item.name, str(item.nodes), _listed(item.groups), _time(item), item.refused or item.first]
         for item in work

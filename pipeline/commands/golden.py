@@ -5,39 +5,46 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    registry_option,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.golden import Shown
     from pipeline.spec.model import ModelSpec
 
-_spec = click.argument("spec")
-_registry = click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
-
 
 @click.group()
 def golden() -> None:
-    """Golden sets: inputs, and what the original model says to them, frozen by digest."""
+    """Golden sets: inputs and the original model's outputs for them, identified by a digest."""
 
 
 @golden.command()
-@_spec
-@_registry
+@spec_argument
+@spec_registry_option
 @progress_options
 @json_option
 def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Make the golden set of SPEC, unless it is there already, and say how it differs from the one before it."""
+    """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
     told = _made(spec, registry, quiet, accepting=False)
     _print_made(told, as_json)
 
 
 @golden.command()
-@_spec
-@_registry
+@spec_argument
+@spec_registry_option
 @progress_options
 @json_option
 def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Make the golden set of SPEC and write its digest into the spec: builds keep to it from then on."""
+    """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
     from pipeline.golden import write_frozen
 
     told = _made(spec, registry, quiet, accepting=True)
@@ -51,7 +58,7 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 @registry_option
 @json_option
 def show(reference: str, registry: str, as_json: bool) -> None:
-    """Show the golden set of a version: its cases, its noise floor, and the versions that were proven with it."""
+    """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
     from pipeline.golden import golden_of, shown
     from pipeline.registry.store import open_store
 
@@ -65,7 +72,7 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @registry_option
 @json_option
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
-    """Say how golden set B differs from A; each is a version's reference or a digest."""
+    """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
     from pipeline.golden import golden_of
     from pipeline.registry.store import open_store
     from pipeline.steps.golden import golden_change
@@ -75,7 +82,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json(change.to_json())
         return
-    click.echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
+    echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
 def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
@@ -113,9 +120,9 @@ def _print_made(told: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(told)
         return
-    click.echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
+    echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
     for note in [*([f"changed: {told['change']}"] if told["change"] else []), *told["notes"]]:
-        click.echo(note)
+        echo(note)
 
 
 def _print_shown(golden_set: "Shown", as_json: bool) -> None:
@@ -124,12 +131,12 @@ def _print_shown(golden_set: "Shown", as_json: bool) -> None:
         cases = [{"name": name, "kind": kind} for name, kind in golden_set.cases]
         emit_json({**vars(golden_set), "cases": cases, "versions": list(golden_set.versions)})
         return
-    click.echo(golden_set.digest)
+    echo(golden_set.digest)
     labels = "labels" if golden_set.labels else "no labels"
-    click.echo(f"{kinds.count('golden')} golden cases, {kinds.count('edge')} edge cases, {labels}")
+    echo(f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}")
     edges = [name for name, kind in golden_set.cases if kind == "edge"]
-    click.echo(f"edges: {'; '.join(edges) or 'none'}")
+    echo(f"edges: {'; '.join(edges) or 'none'}")
     for output, floors in (golden_set.noise or {}).get("floors", {}).items():
         told = ", ".join(f"{floor['sqnr_db']:.0f} dB ({kind})" for kind, floor in floors.items())
-        click.echo(f"noise floor of {output}: {told}")
-    click.echo(f"versions: {', '.join(golden_set.versions) or 'none'}")
+        echo(f"noise floor of {output}: {told}")
+    echo(f"versions: {', '.join(golden_set.versions) or 'none'}")

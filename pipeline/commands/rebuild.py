@@ -4,24 +4,28 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.commands.engines import published_engine
 from pipeline.commands.options import (
     emit_json,
     engine_options,
     json_option,
     progress_options,
-    published_engine,
+    reference_argument,
     registry_option,
 )
+from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.values import Json
 
 
 @click.command()
-@click.argument("reference")
+@reference_argument
 @registry_option
 @engine_options
-@click.option("--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Independent builds.")
+@click.option(
+    "--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Number of independent builds."
+)
 @progress_options
 @json_option
 @click.pass_context
@@ -36,9 +40,9 @@ def rebuild(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build an engine of REFERENCE again, several times, and say whether bytes and outputs are the same.
+    """Build an engine of REF again, several times, and compare the bytes and the outputs.
 
-    Nothing is published. Exit code 1 when outputs differ by more than the limits of drift; other bytes are no failure.
+    Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
     """
     from pipeline.rebuild import rebuild as build_again
 
@@ -55,8 +59,8 @@ def _show(report: "Json") -> None:
     bytes_equal = "byte-equal" if report["byte_equal"] else f"{len(report['engines'])} different files"
     published = "as published" if report["published"]["rebuilt"] else "none is the published one"
     unit = f"{report['target']} {report['precision']} {report['backend']}"
-    click.echo(f"{report['model']}@{report['version']} {unit}, {report['times']} builds: {bytes_equal}, {published}")
+    echo(f"{report['model']}@{report['version']} {unit}, {report['times']} builds: {bytes_equal}, {published}")
     for output, told in report["outputs"].items():
         spread = "" if told["max_abs"] is None else f", up to {told['max_abs']:.4g} apart"
         same = "bit-equal" if told["bit_equal"] else f"{told['distinct']} different answers{spread}"
-        click.echo(f"  {output}: {same}{'' if report['passed'] else ', beyond the limits of drift'}")
+        echo(f"  {output}: {same}{'' if report['passed'] else ', beyond the limits of drift'}")

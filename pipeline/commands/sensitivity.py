@@ -6,32 +6,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
-from pipeline.commands.tables import print_table
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    say,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
 
 
 @click.command()
-@click.argument("spec")
+@spec_argument
 @click.option(
     "--activation",
     type=click.Choice(["int8", "uint8"]),
     default="int8",
     show_default=True,
-    help="int8: as TensorRT quantizes; uint8: as onnxruntime on a CPU does.",
+    help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for frontier.json and frontier.svg."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write frontier.json and frontier.svg to this folder.",
 )
-@click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
+@spec_registry_option
 @progress_options
 @json_option
 def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Rank the parts of SPEC's model by what int8 costs there, and show quality against compute in int8.
+    """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
 
-    Uses the spec's smoothing, floor and overrides. Exports and calibrates first where that is not on record yet.
+    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
     """
     from pipeline.run import RunOptions, opened
 
@@ -76,8 +86,8 @@ def _show(choice: dict[str, Any]) -> None:
     _print_groups(choice)
     for point in choice["frontier"]:
         run = "" if point["sqnr_db"] is None else f", run: {decibels_text(point['sqnr_db'])}"
-        click.echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
-    click.echo(f"chosen: {choice['summary']}")
+        echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
+    echo(f"chosen: {choice['summary']}")
 
 
 def _print_groups(choice: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import click
 
 from builders.errors import InputError
 from pipeline.commands.options import say
+from pipeline.commands.tables import echo
 
 
 @click.command()
@@ -28,9 +29,9 @@ def init(path: Path, force: bool) -> None:
 
 @click.command()
 def schema() -> None:
-    """Print the JSON Schema of a spec, for editors and for checks before a commit."""
+    """Print the JSON Schema of a spec, for editors and pre-commit checks."""
     from pipeline.spec.model import ModelSpec
 
     described = ModelSpec.model_json_schema()
     described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": "Enginery model spec"}
-    click.echo(json.dumps(described, indent=2))
+    echo(json.dumps(described, indent=2))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.commands.options import emit_json, json_option, registry_option, say
-from pipeline.commands.tables import print_table, printable
+from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.registry.store import Store
@@ -20,20 +20,18 @@ WATCH_S = 2.0
 
 @click.command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Runs to list, newest first."
-)
-@click.option("--all", "steps", is_flag=True, help="Show a run's other steps, too: export, calibration, proofs.")
-@click.option("--log", metavar="UNIT", help="Print what the compiler of this unit (or a step) printed.")
-@click.option("--watch", is_flag=True, help="Show it again until the run is over, or Ctrl-C.")
+@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Newest runs to list.")
+@click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
+@click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
 @registry_option
 @json_option
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
-    """List builds, or show one: RUN, or the newest of MODEL. A build keeps its state in the registry while it goes on.
+    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
 
-    Proofs and canaries are not among them: `enginery show` and the Prefect server tell of those.
+    Proofs and canaries are not listed: `enginery show` and the Prefect server show those.
     """
     from pipeline.registry.store import open_store
 
@@ -97,20 +95,20 @@ def _print_runs(found: "list[Seen]") -> None:
 def _print_run(one: "Seen", steps: bool) -> None:
     run = one.run
     by = f", {run.by}" if run.by else ""
-    click.echo(printable(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}"))
-    click.echo(printable(f"spec: {run.spec}"))
+    echo(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}")
+    echo(f"spec: {run.spec}")
     if run.version:
-        click.echo(printable(f"version: {run.model}@{run.version}"))
+        echo(f"version: {run.model}@{run.version}")
     if why := one.lost or run.reason:
-        click.echo(printable(f"why: {why}"))
+        echo(f"why: {why}")
     telling = ("waiting", "running", "failed")
     rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
     if rows:
         print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
     if run.left_out:
-        click.echo(f"and {run.left_out} more, of which nothing is kept here")
+        echo(f"and {run.left_out} more, of which nothing is kept here")
     if any(item.log for item in run.items):
-        click.echo(f"a log: enginery status {run.id} --log UNIT")
+        echo(f"a log: enginery status {run.id} --log UNIT")
 
 
 def _row(one: "Seen", item: "Item") -> list[str]:
@@ -133,13 +131,18 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     if item.log:
         if not store.has(item.log):
             raise InputError(f"the log of {item.name} was deleted with `enginery gc`, or is lost: {item.log}")
-        click.echo(printable(store.read_blob(item.log).decode(errors="replace")), nl=False)
+        echo(_lines(store.read_blob(item.log).decode(errors="replace")), nl=False)
         return
     if text := read_live(store, run.id).get(item.name):
-        click.echo(printable(text), nl=False)
+        echo(_lines(text), nl=False)
         say(f"the end of what {item.name} has printed so far")
     else:
         say(f"{item.name} has printed nothing" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
+
+
+def _lines(log: str) -> str:
+    """A line for each state of a progress bar, which a compiler draws over itself."""
+    return log.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _item_named(items: "list[Item]", wanted: str, run: str) -> "Item":

@@ -1,17 +1,29 @@
-"""Tables on stdout, for commands that list things."""
+"""What commands write on stdout for people: lines, and tables that are readable at any width."""
 
-import itertools
-import unicodedata
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from builders.visible import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    Cells = Sequence["Text"]
 
 _PIPE_COLUMNS = 240
+_GAP = 2
+# Of a column of sentences so many characters are needed; a column of names, numbers or states is not broken at all.
+_LEAST_PROSE = 24
+# A value with its bracket is no sentence, and no longer than that.
+_LONGEST_BRACKET = 40
 
 
-def printable(text: str) -> str:
-    """Text that others wrote, without what a terminal would obey: control characters but tabs and ends of lines."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(char for char in lines if char in "\n\t" or unicodedata.category(char) != "Cc")
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Write a line on stdout (err: on stderr), without what a terminal would obey in text that others wrote."""
+    click.echo(visible(text), err=err, nl=nl)
 
 
 def print_table(
@@ -22,32 +34,95 @@ def print_table(
     note: str = "",
     styles: Mapping[str, str] | None = None,
     red: Collection[int] = (),
-    least: Sequence[int] = (),
     pipe_columns: int = _PIPE_COLUMNS,
 ) -> None:
-    """A table on stdout; into a pipe it is as wide as it needs, so that nothing is cut.
+    """A table on stdout that fits the terminal: sentences are wrapped, then brackets get a line of their own, and where
+    that does not fit either, each row becomes a block of lines 'column  value'. Into a pipe it is as wide as it needs,
+    so that nothing is cut.
 
     columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
-    as rich has them.  red: rows that stand out.
-    least: widths of the first columns that are kept where the terminal is narrow.
-    pipe_columns: how wide it may be in a pipe.
+    as rich has them.  red: rows that stand out.  pipe_columns: how wide it may be in a pipe.
     """
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    headings = [Text(column.replace("_", " ")) for column in columns]
+    cells = [
+        [Text(visible(text), "red" if index in red else (styles or {}).get(text, "")) for text in row]
+        for index, row in enumerate(rows)
+    ]
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
-        console.width = pipe_columns
-    table = Table(*(column.replace("_", " ") for column in columns), box=None, pad_edge=False, title_justify="left")
-    table.title, table.caption, table.caption_justify = printable(title) or None, printable(note) or None, "left"
-    table.show_header = any(columns)
-    for column, width in itertools.zip_longest(table.columns, least):
-        column.overflow, column.min_width = "fold", width
+        console.width = max(pipe_columns, _needed(_least_widths(headings, cells)))
+    if title:
+        console.print(Text(visible(title), "italic"))
+    for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
+        least = _least_widths(headings, rows_of_cells)
+        if _needed(least) <= console.width:
+            console.print(_table(headings, rows_of_cells, least))
+            break
+    else:
+        console.print(*_blocks(headings, cells), sep="\n")
+    if note:
+        console.print(Text(visible(note), "dim italic"))
+
+
+def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
+    """How narrow each column may be."""
+    found = []
+    for index, heading in enumerate(headings):
+        cells = [row[index] for row in rows]
+        widest = max(_width(cell) for cell in (heading, *cells))
+        prose = any(_width(cell) > _LEAST_PROSE and " " in cell.plain for cell in cells)
+        found.append(max(_LEAST_PROSE, _width(heading)) if prose else widest)
+    return found
+
+
+def _needed(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _in_two_lines(cell: "Text") -> "Text":
+    """'38.1 µs (37.9 to 38.4)' with its bracket below; a sentence as it is."""
+    from rich.text import Text
+
+    value, _, more = cell.plain.partition(" (")
+    return Text(f"{value}\n({more}", cell.style) if more and _width(cell) <= _LONGEST_BRACKET else cell
+
+
+def _width(cell: "Text") -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, cell.plain.split("\n")))
+
+
+def _table(headings: "Cells", rows: "Sequence[Cells]", least: Sequence[int]) -> "RenderableType":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), collapse_padding=True)
+    table.show_header = any(heading.plain for heading in headings)
+    for heading, width in zip(headings, least, strict=True):
+        table.add_column(heading, min_width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableType]":
+    """Each row as lines of heading and value, without what is empty."""
+    from rich.table import Table
+
+    named = any(heading.plain for heading in headings)
     for index, row in enumerate(rows):
-        cells = (Text(printable(text), (styles or {}).get(text, "")) for text in row)
-        table.add_row(*cells, style="red" if index in red else None)
-    console.print(table)
+        block = Table.grid(padding=(0, _GAP, 0, 0))
+        block.add_column(no_wrap=True, style="bold" if named else "")
+        block.add_column(overflow="fold")
+        for heading, cell in zip(headings, row, strict=True):
+            if cell.plain:
+                block.add_row(heading, cell)
+        if index:
+            yield ""
+        yield block
 
 
 def cell(value: Any) -> str:

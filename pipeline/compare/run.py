@@ -11,7 +11,7 @@ from typing import Any
 
 from builders import backends
 from builders.errors import EngineryError, InputError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Needs
 from builders.types import BuildRequest, Precision, Target
 from pipeline import steps
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest
@@ -247,7 +247,8 @@ def _duel(
     name = f"{lead.unit} against {other.unit}"
     limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
     try:
-        found = shop.shown(shop.local, name, Job(name, "pipeline.jobs.latency:race_engines", arguments, limits))
+        job = Job(name, "pipeline.jobs.latency:race_engines", arguments, limits, Needs(alone=True))
+        found = shop.shown(shop.local, name, job)
     except StepError as error:
         if error.kind == "cancelled":
             raise

@@ -20,6 +20,7 @@ from builders.errors import IntegrityError
 from builders.jobs import Job, Limits
 from builders.process import run_job
 from builders.targets import product_of
+from builders.types import CPU_KIND
 from pipeline.registry.attestations import attest
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
@@ -92,8 +93,9 @@ def _imported(store: Store, results: Results, item: Json, reference: str) -> Imp
         )
     proof = _proof(store, manifest, entry, spec, item)
     built = as_built(entry)
-    report = make_report(built, manifest.sources["golden"], [published_proof(entry, store), proof], None)
-    report = replace(report, created_at=item["created_at"], host=_host(results), versions=_versions(item))
+    host, proofs = _host(results), [published_proof(entry, store), proof]
+    report = make_report(built, manifest.sources["golden"], proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
+    report = replace(report, created_at=item["created_at"], host=host, versions=_versions(item))
     return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _said(report)))
 
 

@@ -17,6 +17,7 @@ from prefect.tasks import exponential_backoff
 
 from builders.errors import EngineryError, UnavailableError
 from builders.local import QUEUED
+from builders.visible import visible
 from pipeline.progress import Silent
 from pipeline.progress.clocks import Clocks
 from pipeline.runs.prefect_progress import ProgressArtifact
@@ -140,9 +141,9 @@ class FlowProgress(Silent):
         self._artifact(run)
 
     def waiting(self, name: str, why: str) -> None:
-        """Log what it waits for, when that is news and more than its place in the queue."""
-        if why != QUEUED and self._clocks.waiting(name, why):
-            self._logger.info("%s: waiting: %s", name, why)
+        """Log what it waits for, when that is news and more than its place in the queue: once for all of them."""
+        if why != QUEUED and self._clocks.waiting(name, why, once=True):
+            self._logger.info("%s: waiting: %s", name, visible(why))
 
     def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - the progress artifact says it
         """It waits no more."""
@@ -151,4 +152,4 @@ class FlowProgress(Silent):
     def finished(self, name: str, outcome: str) -> None:
         """Log how it ended."""
         self._clocks.gone(name)
-        self._logger.info("%s: %s", name, outcome)
+        self._logger.info("%s: %s", name, visible(outcome))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from builders.jobs import Usage
+from builders.visible import visible_json
 from pipeline.moment import precise_now
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import VERDICT, Silent, state_of
@@ -39,7 +40,7 @@ class JsonLines(Silent):
         line = json.dumps(
             {"time": precise_now(), "level": level, "event": event, **self._about, **given}, ensure_ascii=False
         )
-        self._write_alone(line)
+        self._write_alone(visible_json(line))
 
     def of_run(self, model: str, run: str) -> "JsonLines":
         """Both stand on every line about it."""

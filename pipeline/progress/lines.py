@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from builders.visible import visible
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Silent
 
@@ -30,8 +31,8 @@ class Lines(Silent):
         self._clocks.expects(name, expectation)
 
     def waiting(self, name: str, why: str) -> None:
-        """Print what it waits for, when that is news."""
-        if self._clocks.waiting(name, why):
+        """Print what it waits for, when that is news: once for all that wait for the same."""
+        if self._clocks.waiting(name, why, once=True):
             self._print(f"{name}: waiting: {why}")
 
     def started(self, name: str, where: str = "here") -> None:
@@ -73,4 +74,4 @@ class Lines(Silent):
 
     def _print(self, text: str) -> None:
         with self._lock:
-            print(f"[{time.monotonic() - self._begun:6.1f} s] {text}", file=sys.stderr, flush=True)
+            print(f"[{time.monotonic() - self._begun:6.1f} s] {visible(text)}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from builders.visible import visible
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Silent
 
@@ -82,4 +83,4 @@ def _mark(outcome: str) -> str:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(visible(text))

@@ -1,18 +1,20 @@
 """Attestations: validation reports made after a version was published, on machines that have the hardware.
 
 A manifest is never rewritten. What became known later lies beside it, keyed by the engine's digest, and everything that
-reads a version reads both: `judged` gives each engine the status it has today.
+reads a version reads both: `judged` gives each engine the status it has today. A CPU engine has a status on each kind
+of CPU (`builders.cpu_kinds`), since a run on one kind says nothing about the kernels of another.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from builders.digest import canonical_json, digest_of, digest_of_bytes
 from builders.errors import InputError, IntegrityError
+from builders.types import CPU_KIND
 from pipeline.registry import parsing
 from pipeline.registry.keys import attestation_key, attestations_prefix
-from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.manifest import EngineEntry, Manifest, Status
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.store import Store
 
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     from validation.report import Report
 
 MAX_BYTES = 16 << 20
+DECIDED = ("proven", "failed")
 
 
 @dataclass(frozen=True)
 class Attestation:
-    """What one report says about one engine. host: digest of the machine's description."""
+    """What one report says about one engine. host: digest of the machine's description.  cpu: its kind of CPU."""
 
     engine: str
     report: str
@@ -32,6 +35,26 @@ class Attestation:
     reason: str
     host: str
     created_at: str
+    cpu: str | None = None
+
+
+@dataclass(frozen=True)
+class JudgedEntry(EngineEntry):
+    """An engine with the status it has today. on: of a CPU engine, kind of CPU -> (status, reason) as tried there."""
+
+    on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
+
+    def on_cpu(self, kind: str | None) -> "JudgedEntry":
+        """The engine with the status it has on a kind of CPU; None, and a GPU engine, changes nothing.
+
+        Proven on other kinds alone it is unproven; failed where it was tried, it stays failed.
+        """
+        if kind is None or self.cpu is None or (kind not in self.on and not self.usable):
+            return self
+        tried = ", ".join(f"{status} on {other}" for other, (status, _) in sorted(self.on.items()))
+        unknown = f"never run on {kind}, this kind of CPU" + (f" ({tried})" if tried else "")
+        status, reason = self.on.get(kind, ("unproven", unknown))
+        return replace(self, status=status, reason=reason)
 
 
 def attest(store: Store, manifest: Manifest, report: "Report") -> str:
@@ -58,9 +81,10 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 
 def judged(
     store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
-) -> tuple[EngineEntry, ...]:
-    """The version's engines with the status they have today. Raises IntegrityError for a damaged attestation.
+) -> tuple[JudgedEntry, ...]:
+    """The version's engines with the status they have today: a CPU engine on the kind of CPU it was built for.
 
+    Raises IntegrityError for a damaged attestation.
     counts: which attestations to believe, as a trust policy has it (`trust.Vouched.counts`); None believes all.
     """
     found: dict[str, list[Attestation]] = {}
@@ -87,16 +111,28 @@ def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[At
             raise IntegrityError(f"{key} of {store.uri}: {error}") from error
 
 
-def _judge(entry: EngineEntry, found: list[Attestation]) -> EngineEntry:
-    """Each machine's newest word counts; one machine where the engine fails now outweighs all where it passes."""
+def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
+    """With the attestations of the kind of CPU it was built for; a GPU engine with all of them."""
+    judged = JudgedEntry(**vars(entry))
+    if entry.cpu is None or entry.digest is None:
+        return replace(judged, **_word(entry, found))
+    kinds = sorted({entry.cpu, *(item.cpu for item in found if item.cpu)})
+    words = {kind: _word(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds}
+    on = {kind: (word["status"], word["reason"]) for kind, word in words.items() if word["status"] in DECIDED}
+    return replace(judged, **words[entry.cpu], on=on)
+
+
+def _word(entry: EngineEntry, found: list[Attestation], published: bool = True) -> dict[str, Any]:
+    """Status and reason. Each machine's newest word counts; one machine where the engine fails now outweighs all where
+    it passes. published: whether what the manifest says counts, too."""
     newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
     failed = [item for item in newest.values() if item.verdict == "failed"]
-    if not newest or not entry.usable:
-        return entry
+    if not newest or (published and not entry.usable):
+        return {"status": entry.status, "reason": entry.reason}
     if failed:
-        return replace(entry, status="failed", reason=f"failed when validated later: {failed[-1].reason}")
+        return {"status": "failed", "reason": f"failed when validated later: {failed[-1].reason}"}
     latest = max(newest.values(), key=lambda item: item.created_at)
-    return replace(entry, status="proven", reason=f"proven by attestation {latest.report[:12]} of {latest.created_at}")
+    return {"status": "proven", "reason": f"proven by attestation {latest.report[:12]} of {latest.created_at}"}
 
 
 def _read(data: bytes, engine: str, report: str) -> Attestation:
@@ -104,11 +140,13 @@ def _read(data: bytes, engine: str, report: str) -> Attestation:
     stated = parsing.field(document, "engine", parsing.digest)
     if digest_of_bytes(data) != report or stated != engine:
         raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+    host = document.get("host")
     return Attestation(
         engine=engine,
         report=report,
         verdict=parsing.field(document, "verdict", parsing.one_of("proven", "failed")),
         reason=parsing.field(document, "reason", parsing.text),
-        host=digest_of(document.get("host")),
+        host=digest_of(host),
         created_at=parsing.field(document, "created_at", parsing.text),
+        cpu=parsing.optional(parsing.text)(host.get(CPU_KIND), CPU_KIND) if isinstance(host, dict) else None,
     )

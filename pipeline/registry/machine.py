@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from builders.cpu_kinds import kind_named, kind_of, this_kind
 from builders.cuda import Gpu, cuda_version, gpus
-from builders.errors import UnknownNameError
+from builders.errors import InputError, UnknownNameError
 from builders.targets import CPU, parse_targets, product_of
 from builders.types import Target
 
@@ -27,6 +28,7 @@ _RUNTIMES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx", "onnxruntim
 class Machine:
     """What engines are chosen for. None: unknown (compute_capability: no GPU).
 
+    cpu: the kind of CPU (`builders.cpu_kinds`).
     product: short name as in `builders.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
     driver supports, '13.0'.  tensorrt, tensorrt_rtx, onnxruntime: versions of the runtimes.  memory_bytes: of the GPU.
     here: whether it is this machine, where anything else that is installed can be asked for.
@@ -40,7 +42,17 @@ class Machine:
     tensorrt_rtx: str | None = None
     onnxruntime: str | None = None
     memory_bytes: int | None = None
+    cpu: str | None = None
     here: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = self.compute_capability
+        pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, int) for part in found)
+        if found is not None and not pair:
+            name = found if isinstance(found, str) else "l4"
+            raise InputError(
+                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.named({name!r})"
+            )
 
     @property
     def target(self) -> Target:
@@ -60,24 +72,29 @@ class Machine:
         memory = None if self.memory_bytes is None else f"{self.memory_bytes / (1 << 30):.1f} GiB"
         found = {"driver": self.driver, "CUDA": self.cuda, "TensorRT": self.tensorrt, "TensorRT-RTX": self.tensorrt_rtx}
         found |= {"onnxruntime": self.onnxruntime, "memory": memory}
+        found |= {"CPU": self.cpu if self.is_cpu else None}
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def of(cls, target: Target) -> "Machine":
-        """A machine of which only its kind is known."""
-        return cls(target.compute_capability, target.product)
+        """A machine of which only its kind is known; of the target `cpu` not even that."""
+        kind = target.name if target.is_cpu and kind_named(target.name) else None
+        return cls(target.compute_capability, target.product, cpu=kind)
 
     @classmethod
     def named(cls, name: str = AUTO) -> "Machine":
         """The machine that a target's name stands for; `auto` is this one, with all that can be seen of it.
 
-        A CPU is taken for this machine's as far as its onnxruntime goes, which decides nothing and is only remarked on.
+        `cpu` is this machine's CPU. Its onnxruntime, which decides nothing, is remarked on for any CPU.
         Raises UnknownNameError for a name that stands for none or several, or GPUs of several generations here.
         """
         if name == AUTO:
             return local_machine()
-        named = cls.of(target_named(name))
-        return named.stating(onnxruntime=_installed("onnxruntime")) if named.is_cpu else named
+        target = target_named(name)
+        named = cls.of(target)
+        if not named.is_cpu:
+            return named
+        return named.stating(onnxruntime=_installed("onnxruntime"), cpu=kind_of(target))
 
     def stating(self, **facts: str | int | None) -> "Machine":
         """The machine with these facts in place of what was seen; None changes nothing."""
@@ -106,7 +123,7 @@ def local_machine() -> Machine:
     installed = {fact: _installed(name) for fact, name in _RUNTIMES.items()}
     machine = replace(machine, here=True)
     if not found:
-        return machine.stating(**installed)
+        return machine.stating(**installed, cpu=this_kind().name)
     memory = min(gpu.memory_bytes for gpu in found) or None
     return machine.stating(driver=driver_version(), cuda=cuda_version(), memory_bytes=memory, **installed)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from builders.digest import canonical_json, digest_of
 from builders.errors import IntegrityError
-from builders.types import PRECISIONS, Scalar, Shape, ShapeProfile, Target, TensorSpec
+from builders.types import CPU_KIND, PRECISIONS, Scalar, Shape, ShapeProfile, Target, TensorSpec
 from pipeline.registry import parsing
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
@@ -81,6 +81,11 @@ class EngineEntry:
     def usable(self) -> bool:
         """Whether there is an engine that may be pulled."""
         return self.status in USABLE
+
+    @property
+    def cpu(self) -> str | None:
+        """The kind of CPU that a CPU engine was built for, and proven on if its status says so; None for a GPU's."""
+        return self.toolchain.get(CPU_KIND)
 
     @property
     def hardware(self) -> Target:

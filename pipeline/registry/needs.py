@@ -10,6 +10,7 @@ Rules and where they are from:
 """
 
 from builders.compatibility import numbers, runtime_of, version_serves
+from builders.cpu_kinds import EXACT_SESSION, INTEGER_PRECISIONS, kind_named
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
@@ -27,7 +28,7 @@ def unmet(entry: EngineEntry, machine: Machine) -> str | None:
 def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
     """What could not be checked, or differs without being a reason."""
     if entry.backend == "onnxruntime":
-        return _other_onnxruntime(entry, machine)
+        return (*_other_onnxruntime(entry, machine), *_saturating(entry, machine))
     said = [_version_remark(entry, machine)]
     if _on_gpu(entry):
         driver = _driver(entry)
@@ -96,6 +97,15 @@ def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
     if not built or built == here:
         return ()
     return (f"saved by onnxruntime {built}; " + (f"{here} is here" if here else "the version here is unknown"),)
+
+
+def _saturating(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    """What a server must ask ONNX Runtime for, which this project's own sessions do."""
+    kind = kind_named(machine.cpu) if machine.cpu else None
+    if entry.precision not in INTEGER_PRECISIONS or kind is None or not kind.saturates:
+        return ()
+    name, value = EXACT_SESSION
+    return (f"{kind.name} has no VNNI: open it with {name} = {value}, or its sums saturate",)
 
 
 def _runtime(entry: EngineEntry) -> str | None:

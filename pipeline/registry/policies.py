@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from builders.targets import parse_targets
 from pipeline.moment import now
 from pipeline.registry import parsing
+from pipeline.registry.attestations import JudgedEntry
 from pipeline.registry.keys import policy_key
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import Malformed
@@ -152,7 +154,7 @@ def refusal(
     where = f"the policy of {manifest.model}:{channel}"
     reference = f"{manifest.model}@{manifest.version}"
     for target in policy.proven:
-        if not any(entry.target == target and entry.status == "proven" for entry in entries):
+        if not any(_is_proven(entry, target) for entry in entries):
             return (
                 f"{where} needs a proven engine for {target}, and {reference} has none: build one "
                 f"(`enginery plan` says why there is none), or run `enginery validate {reference}` on such a node; "
@@ -176,6 +178,13 @@ def refusal(
             "give each report with --canary"
         )
     return None
+
+
+def _is_proven(entry: EngineEntry, target: str) -> bool:
+    """Whether an engine is proven for a target, which may be a kind of CPU that it was not built for."""
+    if kind_named(target) and isinstance(entry, JudgedEntry):
+        return entry.on.get(target, ("",))[0] == "proven"
+    return entry.target == target and entry.status == "proven"
 
 
 def signature_refusal(store: Store, policy: Policy, manifest: Manifest, channel: str) -> str | None:

@@ -6,9 +6,11 @@ of the engine it is about. So a server that waits for the description never load
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from builders.cpu_kinds import EXACT_SESSION, INTEGER_PRECISIONS
 from builders.digest import digest_of_bytes
 from builders.types import Target
 from pipeline.registry.attestations import judged
@@ -19,6 +21,7 @@ from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer
 from pipeline.registry.seals import seal
+from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.trust.policy import TrustPolicy
@@ -27,7 +30,7 @@ from pipeline.registry.versions import Located, locate
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pulled:
     """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
 
@@ -40,6 +43,11 @@ class Pulled:
     resolution: Resolution
     origin: Origin
     weights: Path | None = None
+
+    def __repr__(self) -> str:
+        """One line: the file, what it is of, and its status."""
+        version = f"{self.located.manifest.model}@{self.located.manifest.version}"
+        return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
 
     @property
     def cached(self) -> bool:
@@ -59,7 +67,7 @@ class Pulled:
         if self.engine.target == FALLBACK:
             return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
         return (
-            f"UNPROVEN: {self.engine.unit} has never run on its hardware ({self.engine.reason}); "
+            f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
             f"run `enginery validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
         )
 
@@ -71,7 +79,9 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
     """
     located, entries = look(store, reference, policy)
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
-    return located, answer(entries, machine, policy, f"{located.manifest.model}@{located.manifest.version}")
+    what = f"{located.manifest.model}@{located.manifest.version}"
+    timed = partial(measured_speeds, store, located.manifest, machine)
+    return located, answer(entries, machine, policy, what, timed)
 
 
 def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
@@ -79,7 +89,7 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     engine. Raises as `ask`."""
     located = locate(store, reference)
     vouched = require(store, located, policy.trust)
-    entries = judged(store, located.manifest, vouched.counts)
+    entries: tuple[EngineEntry, ...] = judged(store, located.manifest, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=vouched.signers), entries
@@ -172,7 +182,9 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
         "manifest": manifest.digest,
     }
     weights = _weights_name(manifest, engine)
-    told = {"weights": weights} if weights else {}
+    told: dict[str, Any] = {"weights": weights} if weights else {}
+    if engine.backend == "onnxruntime" and engine.precision in INTEGER_PRECISIONS:
+        told["session_options_without_vnni"] = dict([EXACT_SESSION])
     return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
 
 

@@ -1,24 +1,29 @@
 """Which engine of a version fits a machine best, and why not each of the others.
 
+A CPU engine has the status that it has on the machine's kind of CPU (`attestations.JudgedEntry`).
+
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
 capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
 (`builders.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
-equals a proven one before an unproven one; then by precision, as each kind of hardware likes it; and of several
-compilers' engines the first in the manifest, where they stand as the spec names its backends. A proof says nothing
+equals a proven one before an unproven one; then the faster one, where all that are equal so far were timed on a machine
+of this kind (`speeds`), else by precision, as each kind of hardware likes it; and of several compilers' engines the
+first in the manifest, where they stand as the spec names its backends. A proof says nothing
 about another capability, so where only proven engines may be used a compatible one of another capability is none.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from builders.compatibility import hardware_serves
 from builders.errors import UnknownNameError
-from builders.types import Target
+from pipeline.registry.attestations import JudgedEntry
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.needs import remarks, unmet
+from pipeline.registry.speeds import Speed
 
 PORTABLE = "gpu"
 # The target that stands for the version's ONNX model.
@@ -50,11 +55,15 @@ class Policy:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine that would do. fit: how well, in words.  remarks: what could not be checked, or differs."""
+    """An engine that would do. fit: how well, in words.  remarks: what could not be checked, or differs.
+
+    speed: as measured on a machine of this kind; None where it was not measured.
+    """
 
     entry: EngineEntry
     fit: str
     remarks: tuple[str, ...] = ()
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True)
@@ -102,27 +111,28 @@ class Resolution:
     remarks: tuple[str, ...] = ()
 
 
-def answer(entries: Sequence[EngineEntry], machine: Machine, policy: Policy, what: str = "this version") -> Answer:
-    """Judge a version's engines, given with the status they have today (`attestations.judged`)."""
-    judged = [(entry, rejection(entry, machine, policy)) for entry in entries]
+def answer(
+    entries: Sequence[EngineEntry],
+    machine: Machine,
+    policy: Policy,
+    what: str = "this version",
+    timed: Callable[[Sequence[EngineEntry]], Mapping[str, Speed]] = lambda _: {},
+) -> Answer:
+    """Judge a version's engines, given with the status they have today (`attestations.judged`).
+
+    timed: the speeds of engines, by digest; asked for only where they decide.
+    """
+    here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
+    judged = [(entry, rejection(entry, machine, policy)) for entry in here]
     fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
-    candidates = tuple(Candidate(entry, _fit(entry, machine)[1], remarks(entry, machine)) for entry in fitting)
+    speeds = timed(fitting) if len(fitting) > 1 else {}
+    candidates = tuple(
+        Candidate(entry, _fit(entry, machine)[1], remarks(entry, machine), speeds.get(entry.digest or ""))
+        for entry in _by_speed(fitting, machine, speeds)
+    )
     return Answer(
         what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
     )
-
-
-def resolve(
-    entries: Sequence[EngineEntry],
-    target: Target,
-    precision: str | None = None,
-    *,
-    proven_only: bool = False,
-    what: str = "this version",
-) -> Resolution:
-    """Choose for a machine of which only its kind is known. Raises UnknownNameError when nothing fits."""
-    policy = Policy(precision, proven_only=proven_only)
-    return answer(entries, Machine.of(target), policy, what).resolution()
 
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
@@ -161,6 +171,10 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
         return 4, "portable"
     if _is_foreign(entry, machine):
         return 3, f"built for {entry.target}, and compatible with every generation from Ampere on"
+    if entry.cpu not in (None, machine.cpu) and machine.cpu:
+        return 0 if entry.status == "proven" else 1, f"built for {entry.cpu} CPUs, and this is {machine.cpu}"
+    if entry.cpu:
+        return 0, f"built for {entry.cpu} CPUs"
     if entry.product == machine.product:
         return 0, f"built for {_name(machine)}"
     if entry.product is None:
@@ -168,16 +182,29 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
     return 2, f"tuned for {entry.product}, another product of {machine.target.sm}; it runs here, perhaps slower"
 
 
-def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, str]:
+def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, Speed]) -> Iterator[EngineEntry]:
+    """The engines, those that are alike but for their precision by speed, where each was timed at the same sizes."""
+    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+        alike = list(group)
+        found = [speeds.get(entry.digest or "") for entry in alike]
+        if len({speed and speed.buckets for speed in found}) == 1 and all(found):
+            alike.sort(key=lambda entry: speeds[str(entry.digest)].seconds)
+        yield from alike
+
+
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    return _fit(entry, machine)[0], entry.status != "proven", order, entry.target
+    foreign = entry.cpu != machine.cpu
+    return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:
     entry = candidate.entry
     names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
-    return {**{name: getattr(entry, name) for name in names}, "fit": candidate.fit, "remarks": list(candidate.remarks)}
+    speed = candidate.speed and asdict(candidate.speed)
+    told = {"fit": candidate.fit, "remarks": list(candidate.remarks), "speed": speed}
+    return {name: getattr(entry, name) for name in names} | told
 
 
 def _why(candidates: Sequence[Candidate]) -> str:
@@ -185,9 +212,28 @@ def _why(candidates: Sequence[Candidate]) -> str:
     facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
         return f"{facts}; the only one that fits"
+    if timed := _comparison(candidates):
+        return f"{facts}; {timed}"
     listed = ", ".join(f"{entry.unit} ({entry.status})" for entry in others[:3])
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
     return f"{facts}; preferred to {listed}{more}"
+
+
+def _comparison(candidates: Sequence[Candidate]) -> str | None:
+    """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
+    best = candidates[0]
+    alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
+    ratios = [_ratio(item, best) for item in alike]
+    if not ratios or None in ratios:
+        return None
+    pairs = zip(alike[:3], ratios, strict=False)
+    told = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
+    return f"the fastest as timed on such a machine: {told}"
+
+
+def _ratio(candidate: Candidate, best: Candidate) -> float | None:
+    one, other = candidate.speed, best.speed
+    return one.seconds / other.seconds if one and other and one.buckets == other.buckets else None
 
 
 def _nothing_fits(found: Answer) -> str:

@@ -5,6 +5,7 @@ Which packages, and in which versions, is on record with each engine; whether ot
 """
 
 from builders import backends
+from builders.cpu_kinds import kind_named
 from builders.cpu_levels import HOST, lacking
 from builders.errors import EngineryError
 from builders.fitting import BuildOnly, packages, version_misfit
@@ -15,9 +16,12 @@ from pipeline.registry.manifest import EngineEntry
 
 def unmet(entry: EngineEntry, machine: Machine) -> str | None:
     """Why what is installed on this very machine, or its CPU, does not open the engine; None where it is not known."""
+    level = _level(entry)
     if not machine.here:
-        return None
-    if missing := lacking(level) if (level := _level(entry)) else ():
+        known = kind_named(machine.cpu) if machine.cpu else None
+        beyond = level and known and not known.has_level(level)
+        return f"compiled for {level}, and the CPU is {machine.cpu}" if beyond else None
+    if missing := lacking(level) if level else ():
         return f"compiled for {level}, and this CPU has no {', '.join(missing)}"
     backend = _backend(entry)
     return version_misfit(backend, entry.toolchain) if backend and backend.versions() else None
@@ -46,7 +50,7 @@ def _backend(entry: EngineEntry) -> Backend | None:
 
 def _level(entry: EngineEntry) -> str | None:
     """The level of x86-64, or other architecture, that a CPU engine was compiled for, where that is on record."""
-    if entry.target != "cpu":
+    if entry.compute_capability is not None:
         return None
     level = entry.options.get("cpu")
     return entry.toolchain.get("cpu") if level == HOST else str(level) if level else None

@@ -9,10 +9,10 @@ from pipeline.registry import channels
 from pipeline.registry.channels import Channel
 from pipeline.registry.keys import MANIFEST, MODELS, manifest_key, versions_prefix
 from pipeline.registry.manifest import Manifest, parse
-from pipeline.registry.names import Reference, is_name, version_order
+from pipeline.registry.names import STABLE, Reference, is_name, version_order
 from pipeline.registry.store import Store, place_of
 
-DEFAULT_CHANNELS = ("stable", "candidate")
+DEFAULT_CHANNELS = (STABLE, "candidate")
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16
 

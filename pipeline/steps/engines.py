@@ -59,8 +59,8 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectatio
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
     """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    words = ("enginery", "build", spec.address, "--registry", registry, "--targets", request.target.name)
-    return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
+    words = ("enginery", "build", spec.address, "--registry", registry, "--target", request.target.name)
+    return shlex.join([*words, "--precision", request.precision, "--backend", request.backend])
 
 
 def needs(request: BuildRequest, memory_mib: int) -> Needs:

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from builders import backends
+from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Needs
 from pipeline.moment import now
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
@@ -23,7 +24,8 @@ def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     if asked is None or item.built.digest is None or item.verdict == "failed":
         return item
     request = item.built.unit.request
-    if backends.configure(request.backend, dict(request.options)).runs(request.target):
+    backend = backends.configure(request.backend, dict(request.options))
+    if backend.runs(request.target) or why_no_proof(request):
         return item
     return replace(item, latency=time_engine(item.built, spec, asked, exported.golden, shop))
 
@@ -48,7 +50,8 @@ def time_engine(
 
     def job() -> Job:
         limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
-        return Job(name, "pipeline.jobs.latency:measure_engine", {"store": shop.store.uri, **arguments}, limits)
+        given = {"store": shop.store.uri, **arguments}
+        return Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
 
     try:
         return str(shop.once("latency", name, key, job, lambda value: [value["latency"]])["latency"])

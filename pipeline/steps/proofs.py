@@ -1,10 +1,10 @@
 """The step that proves an engine where it can run, and reaches a verdict."""
 
 from builders import backends
+from builders.cpu_kinds import this_kind, why_no_proof
 from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Limits
-from builders.onnxruntime import cpu_kind
 from builders.types import BuildRequest
 from pipeline.moment import now
 from pipeline.spec.model import ModelSpec, overrides
@@ -19,7 +19,8 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     if built.failure:
         return Judged(built)
     request = built.unit.request
-    cannot_run = backends.configure(request.backend, dict(request.options)).runs(request.target)
+    backend = backends.configure(request.backend, dict(request.options))
+    cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [exported.proof, built.unit.graph.proof]
     proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
     judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
@@ -82,4 +83,4 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
 
 def _machine(request: BuildRequest) -> list[str]:
     """What a proof depends on of the machine that it was made on."""
-    return [cpu_kind()] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})
+    return [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})

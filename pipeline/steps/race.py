@@ -3,7 +3,7 @@
 import os
 
 from builders import backends
-from builders.onnxruntime import cpu_kind
+from builders.cpu_kinds import this_kind, why_no_proof
 from builders.types import Backend, BuildRequest, Target
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Activation, Exported, Json
@@ -24,9 +24,9 @@ def engine_to_race(activation: Activation, spec: ModelSpec, exported: Exported) 
         if tool.scheme().activation != activation:
             continue
         request = _request(tool, target, spec, exported)
-        reason = tool.refuses(request) or tool.runs(target)
+        reason = tool.refuses(request) or tool.runs(target) or why_no_proof(request)
         if reason is None:
-            return {"request": request.to_json(), "machine": {"cpu": cpu_kind(), "cores": os.cpu_count()}}
+            return {"request": request.to_json(), "machine": {"cpu": this_kind().name, "cores": os.cpu_count()}}
         reasons.append(reason)
     return {"cannot": reasons[0] if reasons else f"no target of this spec takes int8 with {activation} activations"}
 

@@ -204,7 +204,7 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
     wrong = replace(engine, request=replace(engine.request, toolchain=other))
     with pytest.raises(EngineryError, match=r"built with torch 9.9, here is"), AotInductor().open(wrong):
         pass
-    monkeypatch.setattr("builders.cpu_levels._flags", frozenset)
+    monkeypatch.setattr("builders.cpu_levels.machine_flags", frozenset)
     with pytest.raises(EngineryError, match=r"for x86-64-v\d CPUs, and this one has no .*fma"):
         AotInductor().open(engine).__enter__()
 

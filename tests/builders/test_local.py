@@ -31,6 +31,20 @@ def test_at_most_so_many_run_at_once(tmp_path, jobs, most):
     assert together <= most
 
 
+def test_a_job_that_is_timed_has_the_machine_to_itself(tmp_path):
+    executor = LocalExecutor(3)
+    naps = [
+        Job("nap", f"{JOBS}:nap", {"seconds": 0.15, "path": str(tmp_path / f"{i}")}, needs=Needs(alone=i % 3 == 0))
+        for i in range(6)
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(executor.run, naps))
+    times = {int(path.name): tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()}
+    for alone in (0, 3):
+        start, end = times.pop(alone)
+        assert all(other_end <= start or end <= other_start for other_start, other_end in times.values())
+
+
 def test_labels_are_ignored():
     job = Job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs=Needs({"enginery/sm": "sm_89"}, required=True))
     assert LocalExecutor().run(job) == 2

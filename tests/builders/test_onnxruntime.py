@@ -6,6 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from builders.cpu_kinds import CpuKind, this_kind
 from builders.errors import DataError, EngineryError, ModelError
 from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.onnxruntime import cpu as module
@@ -55,13 +56,13 @@ def test_by_default_no_host_specific_layout_is_saved(tmp_path):
 
 def test_a_saved_layout_makes_the_cpu_part_of_the_toolchain_and_other_cpus_are_refused(tmp_path, monkeypatch):
     backend = OnnxRuntime(graph_optimization="all")
-    assert backend.versions()["cpu"] == module.vector_width()
+    assert backend.versions()["cpu"] == this_kind().name
     engine = backend.build(ort_request(backend=backend), graphs.convnet(tmp_path / "model.onnx"), tmp_path)
-    if module.vector_width().startswith("x86_64-avx"):
+    if this_kind().name.startswith("x86-64-v"):
         assert "com.microsoft.nchwc" in domains(engine.path)
     with backend.open(engine):
         pass
-    monkeypatch.setattr(module, "vector_width", lambda: "x86_64-other")
+    monkeypatch.setattr(module, "this_kind", lambda: CpuKind("arm64", "aarch64"))
     with pytest.raises(EngineryError, match="laid out for"), backend.open(engine):
         pass
 
@@ -99,9 +100,9 @@ def test_fusions_slower_than_their_parts_are_left_out(tmp_path):
     model = graphs.save(tmp_path / "model.onnx", nodes, values[:2], values[2:], weights)
     engine = OnnxRuntime().build(ort_request(), model, tmp_path)
     assert [node.op_type for node in onnx.load(engine.path).graph.node] == ["Add", "LayerNormalization"]
-    options = module._options("ORT_ENABLE_ALL", 1)
+    options = module.session_options("ORT_ENABLE_ALL", 1)
     options.optimized_model_filepath = str(tmp_path / "opened.onnx")
-    module._open(engine.path, options)
+    module.open_model(engine.path, options)
     assert "SkipLayerNormalization" not in {node.op_type for node in onnx.load(tmp_path / "opened.onnx").graph.node}
 
 
@@ -223,8 +224,8 @@ def test_an_operator_that_fails_on_the_data_is_named(tmp_path):
 def test_unoptimised_means_as_written(tmp_path, monkeypatch):
     """The reference must not be rewritten: a graph whose optimised form differs shows which one runs."""
     seen = []
-    real = module._options
-    monkeypatch.setattr(module, "_options", lambda level, threads: seen.append(level) or real(level, threads))
+    real = module.session_options
+    monkeypatch.setattr(module, "session_options", lambda level, threads: seen.append(level) or real(level, threads))
     model = graphs.mlp(tmp_path / "model.onnx")
     OrtSession(model, optimized=False)
     OrtSession(model)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
 
 
 def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
-    done = project.build("--precisions", "bf16")
+    done = project.build("--precision", "bf16")
     assert done.code == 2
     assert "bf16" in done.err
     assert "fp32, int8" in done.err
@@ -179,13 +180,39 @@ def test_a_table_shows_what_others_wrote_as_it_is_and_obeys_none_of_it(capsys: p
     rows = [["cpu", "failed", "[red]x[/red]\x1b[2J"], ["sm_89", "proven", "y"]]
     print_table(("unit", "status", "why"), rows, title="tiny\x1b@1", note="below", styles={"failed": "red"}, red=[1])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["tiny@1", "unit   status  why", "cpu    failed  [red]x[/red][2J", "sm_89  proven  y", "below"]
+    why = r"[red]x[/red]\x1b[2J"
+    assert lines == [r"tiny\x1b@1", "unit   status  why", f"cpu    failed  {why}", "sm_89  proven  y", "below"]
     print_table(("", ""), [["ok", "python"]])
     assert capsys.readouterr().out.split() == ["ok", "python"], "no headings, no line for them"
 
 
-def test_commands_draw_their_tables_in_one_place() -> None:
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_table_can_be_read_at_every_width(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
+        monkeypatch.setenv(name, value)
+    why = "no CUDA GPU of capability 89 on this machine: libcuda is not installed"
+    rows = [["sm_89", "fp16", "unproven", "37.6 µs (24.1 to 39.7)", why], ["sm_90", "fp16", "unproven", "", why]]
+    print_table(("target", "precision", "status", "p50", "why"), rows, title="t" * 50)
+    out = re.sub("\x1b[^m]*m", "", capsys.readouterr().out)
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= width
+    words = out.split()
+    assert all(words.count(word) == 2 for word in ("unproven", "fp16", *why.split())), "no word is broken or cut"
+    if width >= 80:
+        assert [line.split() for line in lines if "target" in line] == [["target", "precision", "status", "p50", "why"]]
+        print_table(("bucket", *["quantile"] * 4), [["batch=8", *["37.6 µs (24.1 to 39.7)"] * 4]])
+        assert ("37.6 µs (24.1 to 39.7)" in capsys.readouterr().out) == (width == 120), "a bracket has its own line"
+    else:
+        assert "target     sm_89" in lines and "target     sm_90" in lines and "" in lines
+        assert sum(line.startswith("p50") for line in lines) == 1, "what is empty is left out"
+
+
+def test_commands_write_in_one_place() -> None:
     """Each with a way of its own to escape, to be wide and to look was how control characters got through."""
-    folder = Path(cli.__file__).parent / "commands"
-    drawn = {path.name for path in folder.glob("*.py") if "rich.table" in path.read_text()}
-    assert drawn == {"tables.py", "bar.py"}
+    files = {path.name: path.read_text() for path in (Path(cli.__file__).parent / "commands").glob("*.py")}
+    assert {name for name, text in files.items() if "rich.table" in text} == {"tables.py", "bar.py"}
+    assert {name for name, text in files.items() if re.search(r"click\.echo|\W(?<!console\.)print\(", text)} == {
+        "tables.py"
+    }

@@ -1,17 +1,28 @@
 """Engines are timed by a build, once for each kind of machine; what was measured is attached, shown and asked again."""
 
 import json
+import re
+from typing import NoReturn
 
 import pytest
 
 from builders.errors import InputError, IntegrityError, SpecError
-from builders.types import Dim
+from builders.jobs import UNWATCHED, Job, Watch
+from builders.types import Dim, Target
 from pipeline.artifacts import version_markdown
+from pipeline.canary.engines import choose
+from pipeline.latency import Asked, profile_published, race_published
 from pipeline.pages import published_document
 from pipeline.registry.latencies import attach_latency, latencies
+from pipeline.registry.names import parse_reference
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import load
+from pipeline.revalidate import as_built, spec_of
+from pipeline.run import NotOnRecord, OnlyRecords
 from pipeline.spec.file import load_spec
+from pipeline.spec.limits import Latency
+from pipeline.steps.latency import time_engine
+from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
 from validation.latency.buckets import parse_sizes, sizes_of_buckets
 
@@ -30,11 +41,11 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     for bucket in report["buckets"]:
         assert bucket["runs"] >= 6 and bucket["items_per_s"] > 0 and bucket["memory_bytes"] > 0
     assert report["load_s"] > 0 and report["anatomy"]["graph"]["macs"] == 4 * (8 * 16 + 16 * 10)
-    assert report["anatomy"]["diagnosis"]["bound"] == "overhead"
+    # Nothing but overhead bounds so small a model; on a machine that others use the limits may not be known.
+    assert report["anatomy"]["diagnosis"]["bound"] in ("overhead", None)
     shown = project.run("show", "tiny")
-    assert "latency on" in shown.out and "overhead-bound at batch=4" in shown.out.replace(
-        "no clear bound at batch=4; ", ""
-    )
+    assert "latency on" in shown.out and re.search(r"(overhead-bound.*|no diagnosis) at batch=4", shown.out)
+    assert "too few runs for p99 at batch=1" in shown.out and "p99.9" not in shown.out
     page = (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
     assert "<h2>Latency</h2>" in page
 
@@ -106,3 +117,24 @@ def test_a_report_about_another_engine_is_refused(built: Project) -> None:
         attach_latency(store, load(store, "tiny", "1"), blob)
     with pytest.raises(IntegrityError, match="no latency report"):
         attach_latency(store, load(store, "tiny", "1"), store.put_bytes(b"{}"))
+
+
+def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
+    store, jobs = open_store(built.registry), []
+
+    class Recorder(OnlyRecords):
+        def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+            jobs.append(job)
+            raise NotOnRecord(job.name)
+
+    shop = Workshop(store, Recorder(), Recorder())
+    chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
+    spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
+    for timed in (
+        lambda: profile_published(chosen, Asked(), shop),
+        lambda: race_published(chosen, chosen, Asked(), shop),
+        lambda: time_engine(as_built(chosen.entry), spec, Latency(), golden, shop, afresh=True),
+    ):
+        with pytest.raises(NotOnRecord):
+            timed()
+    assert [job.needs.alone for job in jobs] == [True] * 3

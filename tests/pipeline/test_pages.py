@@ -88,7 +88,9 @@ def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
     assert list(found) == ["result-digits", "engines-digits", "drift-digits", "page-digits"]
     text = found["result-digits"].markdown
     assert (
-        text.index("1 engine failed, 24 can be pulled") < text.index("## Drift by joint") < text.index("## Which node")
+        text.index("1 engine failed; 3 proven, 21 unproven")
+        < text.index("## Drift by joint")
+        < text.index("## Which node")
     )
     assert "sm\\_120 int8 tensorrt-rtx: the compiler was killed" in text and "file:///r.html" in text
     assert len(found["engines-digits"].table) == len(version()["engines"])
@@ -108,7 +110,7 @@ def test_a_run_that_published_nothing_says_how_each_unit_ended() -> None:
     rows = [{**engine, "status": "failed", "size_bytes": None, "digest": None}]
     found = list(artifacts_of({"kind": VERSION, "model": "m", "version": "none", "engines": rows}, None))
     assert [item.key for item in found] == ["result-m", "engines-m"]
-    assert "1 engine failed, 0 can be pulled" in found[0].markdown
+    assert "1 engine failed; there is none to pull" in found[0].markdown
 
 
 def test_a_canary_becomes_a_verdict_criteria_and_a_link(canary: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.errors import SpecError
+from builders.types import PRECISIONS
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from tests.pipeline.projects import SPEC, Project
@@ -264,6 +265,9 @@ def test_the_starter_spec_is_a_good_one(tmp_path: Path, project: Project) -> Non
     for name in ("model.py", "weights.safetensors"):
         (project.folder / name).touch()
     assert load_spec(path).model == "my-model"
+    comments = [line.split() for line in path.read_text().splitlines() if line.startswith("  # ")]
+    named = {word.rstrip(",") for words in comments for word in words[1:3]}
+    assert set(PRECISIONS) <= named, "each precision, with a word about it"
     assert project_init(path) == 2, "an existing file is not overwritten"
 
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from builders.cpu_kinds import kind_named
 from builders.errors import (
     DataError,
     EngineryError,
@@ -91,8 +92,8 @@ class Measuring:
 def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Measuring()
     shop = Workshop(open_store(project.folder.parent / "registry", create=True), counting, counting)
-    for flags, proofs in (("avx512f avx512_vnni", 1), ("avx512f avx512_vnni", 1), ("avx512f", 2), ("avx2", 3)):
-        monkeypatch.setattr("builders.onnxruntime.cpu._cpu_flags", lambda found=flags: set(found.split()))
+    for kind, proofs in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
+        monkeypatch.setattr("pipeline.steps.proofs.this_kind", lambda found=kind: kind_named(found))
         steps.validate(an_engine(), load_spec(project.spec), EXPORTED, shop)
         assert counting.jobs == proofs
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# It is to lay out a page, and to fetch nothing for itself.
+QUIET = ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 # A picture's text is 12 units of its view box high.
 SCRIPT = """<script>
 function measured(frame) {
@@ -18,6 +20,9 @@ function measured(frame) {
   for (const details of page.querySelectorAll('details')) details.open = true;
   const boxes = [...page.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, thead, svg'));
   const wide = boxes.filter(item => item.getBoundingClientRect().right > width);
+  const cropped = item => item.scrollWidth > item.clientWidth + 1;
+  const named = item => item.className || item.tagName;
+  const closed = boxes.filter(item => frame.contentWindow.getComputedStyle(item).overflowX !== 'visible');
   const svgs = [...page.querySelectorAll('svg')];
   const cut = svgs.flatMap(svg => {
     const box = svg.getBoundingClientRect();
@@ -30,7 +35,8 @@ function measured(frame) {
   const strokes = svgs.flatMap(svg => [...svg.querySelectorAll('path')].map(path => getComputedStyle(path).stroke));
   const shown = item => item.getBoundingClientRect().height > 0;
   return {
-    overflow: root.scrollWidth - width, wide: wide.map(item => item.className || item.tagName), cut,
+    width, overflow: root.scrollWidth - width, wide: wide.map(named), cut, clipped: closed.filter(cropped).map(named),
+    scrolled: [...page.querySelectorAll('.scroll')].filter(cropped).map(item => item.firstElementChild.className),
     text: Math.min(...svgs.map(svg => 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)),
     svgs: svgs.filter(shown).length, tables: [...page.querySelectorAll('table')].filter(shown).length,
     verdict: page.querySelector('.verdict').getBoundingClientRect().top, height: root.scrollHeight,
@@ -47,7 +53,7 @@ onload = () => {
 
 
 def laid_out(
-    folder: Path, pages: Mapping[str, str], widths: tuple[int, ...] = (1280, 420)
+    folder: Path, pages: Mapping[str, str], widths: tuple[int, ...] = (1600, 1400, 1280, 420, 360)
 ) -> dict[str, dict[str, Any]]:
     """What Chromium finds in each page at each width: 'name at width' -> measures."""
     frames = []
@@ -60,7 +66,14 @@ def laid_out(
     (folder / "frames.html").write_text(
         f"<!doctype html><style>iframe {{ border: 0 }}</style><body>{''.join(frames)}</body>{SCRIPT}"
     )
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        *QUIET,
+        f"--user-data-dir={folder}/profile",
+    ]
     command = [str(CHROMIUM), *options, "--window-size=1600,2000", "--dump-dom", f"file://{folder}/frames.html"]
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)

@@ -1,5 +1,6 @@
 """The page: it says the verdict first, escapes everything, needs nothing else, and fits narrow and wide windows."""
 
+import json
 import math
 import re
 from functools import cache
@@ -48,7 +49,7 @@ class Page(HTMLParser):
 
 def test_the_verdict_comes_first_and_every_engine_is_shown():
     page = Page(usual())
-    assert page.text.index("1 engine failed, 24 can be pulled") < page.text.index("The fleet")
+    assert page.text.index("1 engine failed; 3 proven, 21 unproven") < page.text.index("The fleet")
     for entry in version_report()["engines"]:
         assert entry["target"] in page.text
         if entry["digest"]:
@@ -64,7 +65,7 @@ def test_an_engine_that_was_not_run_says_so():
 
 def test_failures_show_their_log_and_command():
     page = Page(usual())
-    assert "--targets sm_120 --precisions int8" in page.text and "Using PTX of a lower capability" in page.text
+    assert "--target sm_120 --precision int8" in page.text and "Using PTX of a lower capability" in page.text
 
 
 def test_it_needs_no_network_and_no_scripts():
@@ -101,7 +102,7 @@ def test_everything_is_escaped():
         (["proven"], "1 engine proven"),
         (["proven", "proven", "refused"], "All 2 engines proven"),
         (["proven", "unproven"], "1 of 2 engines proven, 1 not yet run on their hardware"),
-        (["failed", "failed"], "2 engines failed, 0 can be pulled"),
+        (["failed", "failed"], "2 engines failed; there is none to pull"),
         (["refused"], "There is no engine to pull"),
     ],
 )
@@ -123,6 +124,23 @@ def test_a_failed_check_is_the_tightest_and_names_itself():
     shown = overview(report)
     assert shown["engines"][0]["tightest"].value == 3.0
     assert "✕ sqnr_db" in render(report)
+
+
+@pytest.mark.parametrize("name", ["nonfinite", "max_abs", "contract finite"])
+def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
+    report = bare()
+    report["reports"][0]["checks"] = [Check("export", name, "y", "golden", 0.0, 0.0, True).to_json()]
+    assert overview(report)["engines"][0]["tightest"] is None
+    report["reports"][0]["checks"] += [Check("export", "cosine", "y", "golden", 1.0, 0.99, True).to_json()]
+    assert overview(report)["engines"][0]["tightest"].name == "cosine"
+
+
+def test_characters_that_a_terminal_obeys_are_shown_and_not_written():
+    named = "logits\x1b[31m\u202e\x9b\x07"
+    document = json.loads(json.dumps(version_report()).replace("logits", json.dumps(named)[1:-1]))
+    page = render(document)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", page)
+    assert r"logits\x1b[31m\u202e\x9b\x07" in Page(page).text
 
 
 def test_non_finite_values_are_shown():
@@ -235,7 +253,7 @@ def test_what_failed_has_the_command_that_does_it_again():
     )
     report["reports"][0]["checks"].append(joint_checks("engine", 3.0, 22.0, passed=False)[3].to_json())
     report["engines"][0] |= {"digest": None}
-    assert "enginery build SPEC.yaml --targets cpu --precisions fp32 --backends onnxruntime" in render(report)
+    assert "enginery build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
 
 
 def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_of_their_own():

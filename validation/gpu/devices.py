@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from builders import cuda
+from builders.cpu_kinds import this_kind
 from builders.errors import UnavailableError
 from builders.installed import PackageNotFoundError, version
 from builders.targets import CPU, product_of
-from builders.types import Target
+from builders.types import CPU_KIND, Target
 
 _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
 
@@ -91,6 +92,7 @@ def software() -> dict[str, str]:
 def host() -> dict[str, str]:
     """The machine, as reports name it."""
     return {
+        CPU_KIND: this_kind().name,
         "name": platform.node(),
         "system": platform.platform(),
         "machine": platform.machine(),

@@ -3,10 +3,13 @@
 Each of the three has a least time on this machine (operations over their rate, bytes over bandwidth, runs and nodes at
 what an empty one costs); the one that explains the largest share of the measured time names the bound. What none
 explains is said too: kernels that are slower than the machine.
+
+A least time beyond the measured one is no share of it: the limits were measured too slow, as on a machine that others
+used meanwhile. Then no share is known, and a bound only where one least time is far larger than the others.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from validation.latency.costs import Cost, operations_by_dtype
@@ -16,14 +19,18 @@ Bound = Literal["compute", "bandwidth", "overhead"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
 # A bound that explains less than that share is named with a reservation.
 CLEAR = 0.25
+# Two measurements of the same thing differ by so much; a least time that exceeds the run by less is all of it.
+NOISE = 0.1
+# Limits that were measured too slow still say which one it is where it leads by that factor.
+CERTAIN = 3.0
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Shares of `seconds`. compute: its operations at the machine's rate.  bandwidth: its bytes at the machine's.
+    """Least times over `seconds`. compute: operations at the machine's rate.  bandwidth: bytes at the machine's.
 
-    overhead: what a run and its nodes cost that do nothing.  outside: of the time, not in any kernel by the runtime's
-    profiler; None where it has none.
+    overhead: what a run and its nodes cost that do nothing.  outside: share of the time that is in no kernel by the
+    runtime's profiler; None where that is not known.
     """
 
     seconds: float
@@ -33,23 +40,30 @@ class Diagnosis:
     outside: float | None = None
 
     @property
-    def bound(self) -> Bound:
-        """The largest of the three."""
-        return max(BOUNDS, key=lambda name: float(getattr(self, name)))
+    def sound(self) -> bool:
+        """Whether none of them exceeds the whole, so that they are shares of it."""
+        return all(ratio <= 1.0 + NOISE for ratio in self._ratios().values())
 
     @property
-    def share(self) -> float:
-        """What the bound explains."""
-        return float(getattr(self, self.bound))
+    def bound(self) -> Bound | None:
+        """The largest of the three; where they are not sound only one that is `CERTAIN` times the others."""
+        ratios = self._ratios()
+        first, second, _ = sorted(BOUNDS, key=lambda name: -ratios[name])
+        return first if self.sound or ratios[first] >= CERTAIN * ratios[second] else None
 
     @property
     def clear(self) -> bool:
-        """Whether that is much of it."""
-        return self.share >= CLEAR
+        """Whether the bound explains much of the time."""
+        return self.bound is not None and self._ratios()[self.bound] >= CLEAR
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return {**asdict(self), "bound": self.bound, "clear": self.clear}
+        """A JSON object: shares of `seconds`, null where they are not sound."""
+        told: dict[str, Any] = {"seconds": self.seconds, "outside": self.outside}
+        told |= {name: min(ratio, 1.0) if self.sound else None for name, ratio in self._ratios().items()}
+        return {**told, "bound": self.bound, "clear": self.clear}
+
+    def _ratios(self) -> dict[Bound, float]:
+        return {"compute": self.compute, "bandwidth": self.bandwidth, "overhead": self.overhead}
 
 
 def diagnose_run(
@@ -60,9 +74,16 @@ def diagnose_run(
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved = sum(cost.moved_bytes for cost in costs)
     overhead = roofs.run_s + len(costs) * roofs.node_s
-    outside = None if kernels_s is None else max(0.0, 1.0 - kernels_s / seconds)
     bandwidth = moved / roofs.bandwidth(footprint_bytes)
+    outside = _outside(kernels_s, seconds)
     return Diagnosis(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
+
+
+def _outside(kernels_s: float | None, seconds: float) -> float | None:
+    """What the kernels leave of a run. None where the profiled runs took longer than those that were timed."""
+    if kernels_s is None or kernels_s > (1.0 + NOISE) * seconds:
+        return None
+    return max(0.0, 1.0 - kernels_s / seconds)
 
 
 def diagnose_node(seconds: float, cost: Cost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:

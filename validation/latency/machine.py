@@ -4,14 +4,14 @@ import os
 import platform
 from typing import Any
 
+from builders.cpu_kinds import this_kind
 from builders.cpu_levels import cpu_name
 from builders.cuda import gpus
-from builders.onnxruntime import cpu_kind
 
 
 def machine() -> dict[str, Any]:
     """CPU, its kind and cores, and the GPUs. Two machines that say the same are taken for equally fast."""
-    found = {"cpu": cpu_name(), "kind": cpu_kind(), "cores": os.cpu_count(), "system": platform.system()}
+    found = {"cpu": cpu_name(), "kind": this_kind().name, "cores": os.cpu_count(), "system": platform.system()}
     return {**found, "gpus": sorted({gpu.name for gpu in gpus()})}
 
 

@@ -35,9 +35,9 @@ class BucketLatency:
     """What was measured at one size. Times in seconds.
 
     first_s: the first run at this size, which is not among `runs`.  discarded: of the runs, as warm-up.  steady:
-    whether what followed looked steady.  items_per_s: one stream, closed loop.  streams_items_per_s: of several at
-    once.  memory_bytes: peak over the process before it loaded the engine; of all buckets so far, in rising order.
-    device_bytes: in use on the engine's own device, by everybody; None where it has none.
+    whether what followed looked steady.  items_per_s: of one stream, by the median.  streams_items_per_s: of several
+    at once, together.  memory_bytes: peak over the process before it loaded the engine; of all buckets so far, in
+    rising order.  device_bytes: in use on the engine's own device, by everybody; None where it has none.
     device_s: median of what the device itself is busy with a run, by its own events; None where it tells nothing.
     """
 
@@ -51,7 +51,6 @@ class BucketLatency:
     mean_s: float
     quantiles: Sequence[Quantile]
     curve: Sequence[float]
-    items_per_s: float
     memory_bytes: int
     surroundings: dict[str, Any]
     device_bytes: int | None = None
@@ -64,9 +63,14 @@ class BucketLatency:
         """The middle of the distribution: of a few runs too, where it has no interval."""
         return self.curve[len(self.curve) // 2]
 
+    @property
+    def items_per_s(self) -> float:
+        """As many as a run holds, over its median: runs that the machine holds up belong to the tail."""
+        return self.items / self.median_s
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return {**asdict(self), "median_s": self.median_s}
+        return {**asdict(self), "median_s": self.median_s, "items_per_s": self.items_per_s}
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,6 @@ def _measured(session: Session, bucket: Bucket, asked: Asked, before: int) -> Bu
     surroundings = watch.stop()
     discarded, steady = warm_up(series)
     kept = series[discarded:]
-    mean = float(kept.mean())
     return BucketLatency(
         name=bucket.name,
         sizes=dict(bucket.sizes),
@@ -122,10 +125,9 @@ def _measured(session: Session, bucket: Bucket, asked: Asked, before: int) -> Bu
         runs=len(series),
         discarded=discarded,
         steady=steady,
-        mean_s=mean,
+        mean_s=float(kept.mean()),
         quantiles=quantiles(kept),
         curve=curve(kept),
-        items_per_s=bucket.items / mean,
         memory_bytes=max(peak_bytes() - before, 0),
         surroundings=surroundings.to_json(),
         device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,

@@ -67,7 +67,7 @@ def _points(nodes: Sequence[Json], whole: float) -> Iterator[Point]:
             name = (
                 f"{node['name']} ({node['op_type']}): {count_text(rate)} operations/s, {seconds_text(node['seconds'])}"
             )
-            tone = _TONES[node["diagnosis"]["bound"]]
+            tone = _TONES.get(node["diagnosis"]["bound"], "muted")
             yield Point(name, cost["intensity"], rate, node["seconds"] / whole if whole else 0.0, tone)
 
 

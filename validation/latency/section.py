@@ -10,12 +10,12 @@ from validation.latency.words import (
     NODE_COLUMNS,
     SHOWN_NODES,
     bucket_row,
-    busy_text,
     diagnosis_text,
     evidence,
     headline,
     lines,
     node_rows,
+    remarks,
 )
 
 
@@ -27,17 +27,18 @@ def sections(latencies: Mapping[str, Sequence[Mapping[str, Any]]], pictures: boo
 
 def _section(report: Mapping[str, Any], pictures: bool) -> dict[str, Any]:
     first, *rest = lines(report)
-    busy = busy_text(report)
+    remarked = [*remarks(report)]
     anatomy = report["anatomy"]
     profile = anatomy["profile"]
     return {
         "name": report["unit"],
         "machine": machine_text(report["machine"]),
         "measured": first,
-        "busy": any(bucket["surroundings"]["busy"] for bucket in report["buckets"]) and busy,
+        "busy": any(bucket["surroundings"]["busy"] for bucket in report["buckets"]),
+        "remarks": remarked,
         "headline": headline(anatomy),
         "evidence": evidence(anatomy),
-        "lines": [line for line in rest if line not in (busy, diagnosis_text(anatomy))],
+        "lines": [line for line in rest if line not in (*remarked, diagnosis_text(anatomy))],
         "columns": COLUMNS,
         "rows": [bucket_row(bucket) for bucket in report["buckets"]],
         "node_columns": NODE_COLUMNS,

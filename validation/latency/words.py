@@ -1,6 +1,6 @@
 """A latency report for people: numbers with units, one line for a bucket, one sentence for the diagnosis."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from validation.latency.machine import machine_text
@@ -10,6 +10,8 @@ Json = Mapping[str, Any]
 COLUMNS = ("bucket", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
 SHOWN_NODES = 12
+# A mean that is so many times the median says that some runs took far longer.
+HELD_UP = 1.5
 _BOUNDS = {
     "compute": "compute-bound",
     "bandwidth": "bandwidth-bound",
@@ -33,9 +35,9 @@ def share_text(value: float) -> str:
 
 
 def quantile_text(item: Json) -> str:
-    """'38.1 µs (37.9 to 38.4)', with the units of the limits where they differ, or how many runs it takes."""
+    """'38.1 µs (37.9 to 38.4)', with the units of the limits where they differ; '' where too few runs were made."""
     if item["value"] is None:
-        return f"needs {item['needed']} runs"
+        return ""
     value, low, high = (seconds_text(item[name]) for name in ("value", "low", "high"))
     if len({text.split()[-1] for text in (value, low, high)}) == 1:
         low, high = low.split()[0], high.split()[0]
@@ -48,22 +50,44 @@ def quantile_name(p: float) -> str:
 
 
 def bucket_row(bucket: Json) -> dict[str, str]:
-    """A row of COLUMNS."""
+    """A row of COLUMNS; what a cell says beside its value stands in brackets."""
     quantiles = {quantile_name(item["p"]): quantile_text(item) for item in bucket["quantiles"]}
     rate = count_text(bucket["items_per_s"])
     if bucket["streams_items_per_s"] is not None:
-        rate += f"; {count_text(bucket['streams_items_per_s'])} in {bucket['streams']} streams"
+        rate += f" ({count_text(bucket['streams_items_per_s'])} in {bucket['streams']} streams)"
     kept = bucket["runs"] - bucket["discarded"]
-    runs = f"{kept} (+{bucket['discarded']} warm-up)" + ("" if bucket["steady"] else ", not steady")
+    runs = f"{kept} (+{bucket['discarded']} warm-up{'' if bucket['steady'] else ', not steady'})"
     memory = bytes_text(bucket["memory_bytes"])
     if bucket["device_bytes"] is not None:
-        memory += f", device {bytes_text(bucket['device_bytes'])}"
+        memory += f" (device {bytes_text(bucket['device_bytes'])})"
     return {"bucket": bucket["name"], **quantiles, "items/s": rate, "memory": memory, "runs": runs}
 
 
 def bytes_text(size: float) -> str:
     """Bytes in powers of 1000, as bandwidths are."""
     return count_text(size, "B")
+
+
+def remarks(report: Json, columns: Collection[str] = COLUMNS) -> Iterator[str]:
+    """What a table of times has no place for: quantiles that take more runs, runs that were held up, a busy machine.
+
+    columns: those of the table; of other quantiles nothing is said.
+    """
+    missing = [
+        f"{quantile_name(item['p'])} at {bucket['name']} (made {bucket['runs'] - bucket['discarded']}, "
+        f"needs {item['needed']})"
+        for bucket in report["buckets"]
+        for item in bucket["quantiles"]
+        if item["value"] is None and quantile_name(item["p"]) in columns
+    ]
+    if missing:
+        yield f"too few runs for {', '.join(missing)}"
+    held = [item for item in report["buckets"] if item["mean_s"] >= HELD_UP * item["median_s"]]
+    if held:
+        means = (f"{item['mean_s'] / item['median_s']:.2g} times the median at {item['name']}" for item in held)
+        yield f"some runs were held up: the mean is {', '.join(means)}"
+    if busy := busy_text(report):
+        yield busy
 
 
 def lines(report: Json) -> Iterator[str]:
@@ -73,7 +97,9 @@ def lines(report: Json) -> Iterator[str]:
     first = ", ".join(f"{seconds_text(item['first_s'])} at {item['name']}" for item in report["buckets"])
     yield f"cold load {seconds_text(report['load_s'])} from a file in the page cache{imported}; first run {first}"
     yield from _device_lines(report)
-    yield busy_text(report)
+    yield from remarks(report)
+    if not busy_text(report):
+        yield "the machine was quiet"
     yield from anatomy_lines(report["anatomy"])
 
 
@@ -88,10 +114,10 @@ def _device_lines(report: Json) -> Iterator[str]:
 
 
 def busy_text(report: Json) -> str:
-    """Whether the machine was busy."""
+    """Why the machine counts as busy while the engine was timed; '' for a quiet one."""
     found = [reason for bucket in report["buckets"] for reason in bucket["surroundings"]["busy"]]
     if not found:
-        return "the machine was quiet"
+        return ""
     return f"the machine was busy: {busiest(found)}; the times hold for such a machine"
 
 
@@ -123,16 +149,20 @@ def headline(anatomy: Json) -> str:
     told = anatomy["diagnosis"]
     if told is None:
         return f"no diagnosis at {anatomy['bucket']}: the machine's limits are measured for CPU engines only"
+    if told["bound"] is None:
+        return f"no diagnosis at {anatomy['bucket']}"
     if told["clear"]:
         return f"{_BOUNDS[told['bound']]} at {anatomy['bucket']}"
     return f"no clear bound at {anatomy['bucket']}; {_BOUNDS[told['bound']]}, if any"
 
 
 def evidence(anatomy: Json) -> str:
-    """What the diagnosis rests on; nothing without one."""
+    """What the diagnosis rests on, as far as that is known; nothing without one."""
     told = anatomy["diagnosis"]
     if told is None:
         return ""
+    if told["compute"] is None:
+        return "the machine's limits were measured slower than the run itself; time it again while the machine is quiet"
     parts = (
         f"arithmetic at this machine's rate would take {share_text(told['compute'])}",
         f"moving its bytes {share_text(told['bandwidth'])}",
@@ -168,7 +198,10 @@ def _node_row(node: Json, whole: float) -> dict[str, str]:
     if cost and seconds:
         rate = [f"{cost['operations'] / seconds / 1e9:.3g}"]
         rate.append(f"{(cost['read_bytes'] + cost['written_bytes']) / seconds / 1e9:.3g}")
-    bound = f"{told['bound']} {share_text(told[told['bound']])}" if told else ""
+    bound = ""
+    if told and told["bound"]:
+        known = told[told["bound"]]
+        bound = told["bound"] if known is None else f"{told['bound']} {share_text(known)}"
     share = share_text(seconds / whole) if whole else ""
     values = (node["name"], node["op_type"], seconds_text(seconds), share, *rate, bound)
     return dict(zip(NODE_COLUMNS, values, strict=True))

@@ -30,8 +30,9 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import IdentityTransform
 
+from builders.visible import visible
 from validation.plots.marks import Axis, Band, Bars, Colour, Dot, Key, Line, Mark, Plot, Text
-from validation.plots.theme import SENTINELS, printable, themed
+from validation.plots.theme import SENTINELS, themed
 
 SIZE = 12.0
 _FONT = FontProperties(family="DejaVu Sans", size=SIZE)
@@ -69,7 +70,7 @@ def text_width(text: str) -> float:
 
 def fitted(text: str, most: float) -> str:
     """The text, or its beginning and an ellipsis, in at most so many pixels."""
-    text = printable(text)
+    text = visible(" ".join(text.split()))
     if text_width(text) <= most:
         return text
     low, high = 0, len(text)

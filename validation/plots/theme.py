@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
+from builders.visible import visible
 from validation.plots.marks import Colour, Plot
 
 COLOURS: tuple[Colour, ...] = get_args(Colour)
@@ -44,13 +45,8 @@ def missing(plot: Plot) -> str:
     return tostring(picture, "unicode")
 
 
-def printable(text: str) -> str:
-    """Text without what XML and fonts cannot hold."""
-    return "".join(letter if letter.isprintable() else "·" for letter in text)
-
-
 def _root(plot: Plot) -> Element:
-    words = printable(plot.words)
+    words = visible(plot.words)
     attributes = {
         "class": f"picture {plot.kind}",
         "viewBox": f"0 0 {plot.width} {plot.height}",
@@ -75,7 +71,7 @@ def _move(source: Element, target: Element, marked: Mapping[str, tuple[str, str]
             if kind or title:
                 inner = SubElement(target, "g", {"class": kind} if kind else {})
             if title:
-                SubElement(inner, "title").text = printable(title)
+                SubElement(inner, "title").text = visible(title)
             _move(child, inner, marked)
         elif tag in ("path", "text"):
             SubElement(target, tag, _attributes(child)).text = child.text

@@ -1,12 +1,14 @@
 """Small nets with seeded weights, and what the tests of this room do with a graph: run it, compare it, compile it."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
+from builders.onnxruntime.cpu import open_model, session_options
 from builders.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.calibration.ranges import Ranges
 from validation.samples import Samples
@@ -134,13 +136,12 @@ def run(model: ModelProto, inputs: dict[str, np.ndarray], optimized: bool = True
 
 
 def session(model: ModelProto, optimized: bool = True, save: Path | None = None) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
+    level, exact = "ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL", save is None
+    options = session_options(level, 1, exact)
     options.optimized_model_filepath = str(save) if save else ""
-    if not optimized:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with TemporaryDirectory() as folder:
+        onnx.save(model, Path(folder) / "model.onnx")
+        return open_model(Path(folder) / "model.onnx", options, exact)
 
 
 def sqnr_db(expected: np.ndarray, actual: np.ndarray) -> float:

@@ -3,18 +3,20 @@ from dataclasses import replace
 import pytest
 
 from builders.errors import InputError, IntegrityError
+from builders.types import CPU_KIND
 from pipeline.registry import channels
 from pipeline.registry.attestations import attest, judged
 from pipeline.registry.keys import attestation_key
 from pipeline.registry.store import Store
 from tests.pipeline.registry.registries import FAILED, engine, on_each_store, publish_engines, report
+from validation.report import Report
 
 
 @on_each_store
 def test_a_report_from_the_hardware_proves_an_engine_and_leaves_the_manifest_alone(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry, engine(store)]).manifest
-    assert judged(store, manifest) == manifest.engines
+    assert [item.status for item in judged(store, manifest)] == ["unproven", "proven"]
     digest = attest(store, manifest, report(entry, "proven"))
     assert attest(store, manifest, report(entry, "proven")) == digest
     now = judged(store, manifest)
@@ -66,3 +68,29 @@ def test_a_version_that_failed_on_its_hardware_is_no_easier_to_promote_than_an_u
     with pytest.raises(InputError, match=r"has failed where it was validated: sm_89 fp32 tensorrt-rtx"):
         channels.promote(store, manifest, "stable")
     assert channels.promote(store, manifest, "stable", proven_only=True).version == "1"
+
+
+def on_kind(report: Report, kind: str) -> Report:
+    return replace(report, host={"name": kind, CPU_KIND: kind})
+
+
+def test_a_cpu_engine_has_a_status_on_each_kind_of_cpu(store: Store) -> None:
+    built = replace(engine(store, "cpu", "int8"), toolchain={CPU_KIND: "x86-64-v4-vnni"})
+    manifest = publish_engines(store, [built]).manifest
+
+    def status(kind: str | None) -> tuple[str, str]:
+        entry = judged(store, manifest)[0].on_cpu(kind)
+        return entry.status, entry.reason
+
+    assert status(None)[0] == status("x86-64-v4-vnni")[0] == "proven"
+    assert status("x86-64-v3") == ("unproven", "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)")
+    attest(store, manifest, on_kind(report(built, "failed"), "x86-64-v3"))
+    assert status("x86-64-v3")[0] == "failed" and status(None)[0] == status("x86-64-v4-vnni")[0] == "proven"
+    attest(store, manifest, replace(on_kind(report(built), "x86-64-v3"), created_at="2026-01-02T00:00:00+00:00"))
+    assert status("x86-64-v3")[0] == "proven"
+    assert status("arm64") == (
+        "unproven",
+        "never run on arm64, this kind of CPU (proven on x86-64-v3, proven on x86-64-v4-vnni)",
+    )
+    attest(store, manifest, on_kind(report(built, "failed"), "x86-64-v4-vnni"))
+    assert status(None)[0] == status("arm64")[0] == "failed" and status("x86-64-v3")[0] == "proven"

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from builders import backends, cpu_levels
+from builders.cpu_kinds import this_kind
 from builders.errors import UnknownNameError
 from pipeline.registry import machine as module
 from pipeline.registry.machine import Machine
@@ -103,9 +104,13 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
     assert module.driver_version() == "580.65.06"
     monkeypatch.setattr(module, "gpus", tuple)
-    assert Machine.named() == Machine(tensorrt_rtx="1.7.1.116") and Machine.named("l4") == Machine((8, 9), "l4")
+    here = this_kind().name
+    assert Machine.named() == Machine(tensorrt_rtx="1.7.1.116", cpu=here) and Machine.named("l4") == Machine(
+        (8, 9), "l4"
+    )
     monkeypatch.setattr(module, "_installed", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
-    assert Machine.named("cpu") == Machine(onnxruntime="1.31.1")
+    assert Machine.named("cpu") == Machine(onnxruntime="1.31.1", cpu=here)
+    assert Machine.named("avx2") == Machine(onnxruntime="1.31.1", cpu="x86-64-v3")
 
 
 PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
@@ -170,7 +175,7 @@ def test_on_this_very_machine_the_backend_says_what_opens_an_engine(monkeypatch:
 
     monkeypatch.setattr("builders.cpu_levels.platform.machine", lambda: "x86_64")
     flags = cpu_levels._ADDED["x86-64-v2"] | cpu_levels._ADDED["x86-64-v3"]
-    monkeypatch.setattr("builders.cpu_levels._flags", lambda: flags)
+    monkeypatch.setattr("builders.cpu_levels.machine_flags", lambda: flags)
     assert judged(TORCH, {"torch": "2.13.0"}) == (None, ())
     assert "built with torch 2.13.0, here is 2.12" in str(judged(TORCH, {"torch": "2.12"})[0])
     reason, said = judged(TORCH, {})

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 from builders.errors import UnknownNameError
 from builders.targets import GENERATIONS, parse_targets
 from builders.types import PRECISIONS, Target
+from pipeline.registry.attestations import JudgedEntry
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
-from pipeline.registry.resolve import PORTABLE, resolve
+from pipeline.registry.resolve import PORTABLE, Policy, Resolution, answer
+from pipeline.registry.speeds import Speed
 
 L4 = parse_targets("l4")[0]
 L40S = parse_targets("l40s")[0]
@@ -21,6 +24,18 @@ def entry(target: str, precision: str = "fp16", status: str = "proven") -> Engin
     return EngineEntry(
         found.name, precision, "any", status, "because", found.compute_capability, found.product  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def resolve(
+    entries: list[EngineEntry],
+    target: Target,
+    precision: str | None = None,
+    *,
+    proven_only: bool = False,
+    what: str = "this version",
+) -> Resolution:
+    """Choose for a machine of which only its kind is known."""
+    return answer(entries, Machine.of(target), Policy(precision, proven_only=proven_only), what).resolution()
 
 
 def chosen(entries: list[EngineEntry], target: Target, precision: str | None = None, **options: bool) -> EngineEntry:
@@ -142,3 +157,55 @@ def test_never_an_engine_that_does_not_fit_and_never_by_order(
     assert len(found.ranked) + len(found.rejected) == len(entries)
     random.shuffle(entries)
     assert resolve(entries, target, proven_only=proven_only).chosen == best
+
+
+V3, VNNI = Machine(cpu="x86-64-v3"), Machine(cpu="x86-64-v4-vnni")
+
+
+def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> JudgedEntry:
+    """A CPU engine and its status on kinds of CPU, whose names have '_' for '-' behind 'x86'."""
+    statuses = {f"x86-64-{kind.replace('_', '-')}": (status, "because") for kind, status in on.items()}
+    status = statuses.get(built_for, ("unproven", ""))[0]
+    return JudgedEntry(
+        "cpu", precision, "onnxruntime", status, "because", digest=precision.encode().hex().ljust(64, "0"),
+        toolchain={"enginery-cpu": built_for}, on=statuses,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
+    engine = on_cpus("int8", v4_vnni="proven")
+    assert answer([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
+    found = answer([engine], V3, Policy()).candidates[0]
+    assert found.entry.status == "unproven" and found.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
+    assert found.remarks[-1].startswith("x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1")
+    refused = dict(answer([engine], V3, Policy(proven_only=True)).rejected)
+    assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
+    assert answer([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
+
+
+def test_what_is_proven_on_this_kind_of_cpu_comes_first() -> None:
+    foreign = on_cpus("int8", v4_vnni="proven")
+    attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
+    own = on_cpus("fp16", "x86-64-v3", v3="proven")
+    order = [item.entry.precision for item in answer([foreign, attested, own], V3, Policy()).candidates]
+    assert order == ["fp32", "fp16", "int8"]
+
+
+def test_among_equals_the_fastest_as_timed_on_this_kind_of_machine() -> None:
+    engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
+    times = dict(zip([item.digest for item in engines], (2.0, 1.0, 3.0), strict=True))
+
+    def timed(entries, *missing, odd=()):  # type: ignore[no-untyped-def]
+        sizes = {item.digest: ("batch=1",) if item.precision in odd else ("batch=1", "batch=8") for item in entries}
+        return {str(d): Speed(times[d], sizes[d]) for d in sizes if d not in missing}
+
+    found = answer(engines, VNNI, Policy(), timed=timed)
+    assert [item.entry.precision for item in found.candidates] == ["fp16", "fp32", "int8"]
+    assert found.resolution().why.endswith(
+        "the fastest as timed on such a machine: cpu fp32 onnxruntime takes 2.00 times as long, "
+        "cpu int8 onnxruntime takes 3.00 times as long"
+    )
+    for incomparable in (lambda e: timed(e, engines[1].digest), lambda e: timed(e, odd=("fp32",)), lambda _: {}):
+        found = answer(engines, VNNI, Policy(), timed=incomparable)
+        assert [item.entry.precision for item in found.candidates] == ["int8", "fp32", "fp16"]
+        assert "timed" not in found.resolution().why

@@ -65,3 +65,13 @@ def test_shares_are_least_times_over_the_measured_one():
     slow = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
     assert slow.bound == "compute" and not slow.clear
     assert diagnose_node(1e-6, cost(10, 10), LIMITS, 10).bound == "overhead"
+
+
+def test_a_least_time_beyond_the_run_is_no_share_and_leaves_no_bound():
+    told = diagnose_run(1e-5, [cost(20_100)], LIMITS, 1000, kernels_s=1.2e-5)
+    assert (told.sound, told.outside, told.bound, told.clear) == (False, None, None, False)
+    assert {told.to_json()[name] for name in ("compute", "bandwidth", "overhead")} == {None}
+    noise = diagnose_run(1e-3, [cost(1_050_000)], LIMITS, 1000)
+    assert (noise.to_json()["compute"], noise.bound) == (1.0, "compute"), "two measurements differ a little"
+    far = diagnose_node(1e-6, cost(4_000), LIMITS, 10)
+    assert (far.bound, far.clear, far.to_json()["compute"]) == ("compute", True, None), "far larger than the others"

@@ -1,0 +1,41 @@
+"""Which latency reports speak of a machine, and what is taken from them."""
+
+from dataclasses import replace
+
+from builders.digest import canonical_json
+from pipeline.registry.latencies import attach_latency
+from pipeline.registry.machine import Machine
+from pipeline.registry.speeds import measured_speeds
+from pipeline.registry.store import Store
+from tests.pipeline.registry.registries import engine, publish_engines
+from tests.validation.latency.reports import latency_report
+
+
+def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> None:
+    entries = [engine(store, "cpu", precision) for precision in ("fp32", "int8")]
+    manifest = publish_engines(store, entries).manifest
+    found = latency_report()
+
+    def tell(kind: str, scale: float, at: str, **more: object) -> None:
+        buckets = [
+            {**item, "quantiles": [{**q, "value": scale} if q["p"] == 0.5 else q for q in item["quantiles"]]}
+            for item in found["buckets"]
+        ]
+        told = {**found, "engine": entries[0].digest, "created_at": at, "buckets": buckets}
+        told["machine"] = {**found["machine"], "kind": kind, **more}
+        attach_latency(store, manifest, store.put_bytes(canonical_json(told)))
+
+    tell("x86-64-v3", 2.0, "2026-11-20T08:00:00+00:00")
+    tell("x86-64-v3", 1.0, "2026-11-21T08:00:00+00:00")
+    tell("x86-64-v4-vnni", 5.0, "2026-11-22T08:00:00+00:00")
+    speeds = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)
+    assert list(speeds) == [entries[0].digest] and speeds[str(entries[0].digest)].seconds == 3.0
+    assert speeds[str(entries[0].digest)].buckets == ("batch=1", "batch=32", "batch=8")
+    assert measured_speeds(store, manifest, Machine(), entries) == {}
+    tell("x86-64-v3", 7.0, "2026-11-22T08:00:00+00:00", gpus=["NVIDIA L4"])
+    gpu = replace(entries[0], compute_capability=(8, 9))
+    assert measured_speeds(store, manifest, Machine((8, 9), "l4"), [gpu])[str(gpu.digest)].seconds == 21.0
+    assert measured_speeds(store, manifest, Machine((8, 9), "l40s"), [gpu]) == {}
+    found["buckets"][1]["surroundings"] = {**found["buckets"][1]["surroundings"], "busy": ["others took 40 %"]}
+    tell("x86-64-v3", 1.5, "2026-11-23T08:00:00+00:00")
+    assert measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries) == {}, "timed on a busy machine"
