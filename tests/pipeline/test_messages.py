@@ -59,6 +59,6 @@ def test_a_disk_that_is_full_after_publication_says_what_is_missing(
         return replace(self, key, data, expected)
 
     monkeypatch.setattr(FileStore, "replace", full)
-    done = project.build("--targets", "cpu", "--quiet")
+    done = project.build("--target", "cpu", "--quiet")
     assert done.code == 3
     assert done.err.startswith("error: tiny@1 is published, but its page could not be written: writing ")
