@@ -60,6 +60,7 @@ class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
     blake3: of the model's file, where who uploaded it had the library.
+    golden_inputs: digest of the digests of the golden samples (`validation.overlap`); None where they are random.
     """
 
     model: OnnxModel
@@ -67,6 +68,7 @@ class Exported:
     proof: Proof
     notes: tuple[str, ...] = ()
     blake3: str | None = None
+    golden_inputs: str | None = None
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,11 @@ class Workshop:
         """What builds took before; read when the first unit is built, and kept for the run."""
         return History(self.store)
 
-    def recall(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The value on record for a step's key; None when the step must run."""
-        return recall(self.store, kind, digest_of(key))
+    def recall(
+        self, kind: str, key: Mapping[str, Any], sizes: Callable[[Any], Mapping[str, int]] | None = None
+    ) -> dict[str, Any] | None:
+        """The value on record for a step's key; None when the step must run. sizes: see `records.recall`."""
+        return recall(self.store, kind, digest_of(key), sizes)
 
     def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
         """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""

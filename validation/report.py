@@ -15,6 +15,8 @@ from builders.plural import pluralize
 from validation.spread import Spread
 
 Verdict = Literal["proven", "unproven", "failed"]
+# The check of `validation.overlap`, whose value is about the samples and not about a drift.
+OVERLAP = "calibration overlap"
 _KEY = object()
 
 

@@ -129,8 +129,9 @@ class Listener:
     def _lost(self, task: Task, alive: set[str], now: float) -> StepError | None:
         name, peak = task.job.name, task.peak_mib
         if task.late(now):
-            limit = f"{task.job.limits.timeout_s:g} s"
-            return StepError(f"{name}: no sign of it long after its limit of {limit}", "timeout", peak_mib=peak)
+            limits = task.job.limits
+            told = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
+            return StepError(f"{name}: {told}", "timeout", peak_mib=peak)
         if task.node in alive:
             task.lost_since = None
             return None

@@ -118,9 +118,8 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
     _only_with_watch(click.get_current_context())
     with download_bar(quiet) as progress:
         pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
-    for line in (pulled.warning, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
-        if line:
-            say(line)
+    for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
+        say(line)
     if as_json:
         emit_json(_pulled_json(pulled))
     else:
@@ -223,6 +222,7 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "size_bytes": engine.size_bytes,
         "why": pulled.resolution.why,
         "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
+        "lost": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.lost],
         "remarks": list(pulled.resolution.remarks),
         "cached": pulled.cached,
         "origin": pulled.origin,

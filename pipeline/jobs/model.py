@@ -28,12 +28,14 @@ def export_model(
 ) -> Json:
     """Export to canonical ONNX, freeze the golden set and compare the two (the export joint).
 
-    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value.
+    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value;
+    'inputs' of the latter are the digests of real samples (blob).
     """
     from builders.onnxruntime import OrtSession
     from pipeline.export import ExportRequest, export
     from pipeline.sources.onnx_model import load_onnx
     from validation.golden import GoldenSet
+    from validation.overlap import golden_digests
 
     place = open_store(store)
     wanted = ExportRequest.from_json(request)
@@ -44,9 +46,11 @@ def export_model(
     frozen = GoldenSet.load(exported.golden)
     with OrtSession(exported.onnx, optimized=False, name="the exported model") as session:
         proof = proof_of(exported.checks, session, frozen, metric, "exported model", exported.spreads)
+    groups = (case.inputs for case in frozen.of_kind("golden"))
+    inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
     return {
         "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
-        "golden": {"golden": place.put_file(exported.golden), "notes": list(exported.notes), **proof},
+        "golden": {"golden": place.put_file(exported.golden), "inputs": inputs, "notes": list(exported.notes), **proof},
     }
 
 

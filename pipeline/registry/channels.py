@@ -16,6 +16,7 @@ from pipeline.moment import now
 from pipeline.registry import parsing, policies
 from pipeline.registry.attestations import Attestation, judged
 from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
+from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import Manifest, parse
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
@@ -128,15 +129,27 @@ def promote(
     canaries: the passes that speak for it, their reports stored as blobs.  elsewhere: they were run against what this
     channel served in another registry, and not here.  counts: which attestations a trust policy believes; None: all.
     Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still or
-    serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile.
+    serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile or has
+    lost a blob.
     """
     refusal = policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts)
     if refusal:
         raise InputError(refusal)
     with writing(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
+        _check_blobs(store, manifest, name)
         guard.secure(item.report for item in canaries)
         return point(store, manifest, name, by, why, proven_only=proven_only, canaries=canaries, elsewhere=elsewhere)
+
+
+def _check_blobs(store: Store, manifest: Manifest, name: str) -> None:
+    """Raise IntegrityError for a version with a blob that is missing, cut or elsewhere."""
+    lost = find_lost_of(store, manifest)
+    if lost:
+        reference = f"{manifest.model}@{manifest.version}"
+        lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in lost.items()]
+        remedy = f"restore it, or build again; `enginery verify {reference}` says more"
+        raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
 
 
 def point(

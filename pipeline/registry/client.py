@@ -25,7 +25,7 @@ from pipeline.registry.delivery import Progress, Way, silent
 from pipeline.registry.hooks import Command, Hook, Post
 from pipeline.registry.machine import AUTO, Machine
 from pipeline.registry.names import parse_reference
-from pipeline.registry.pull import Pulled, ask, bring
+from pipeline.registry.pull import Pulled, ask, bring, bring_best
 from pipeline.registry.resolve import Answer, Candidate, Policy
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.watch import Swap, Watch
@@ -72,7 +72,8 @@ class Client:
         Raises UnknownNameError when nothing fits (with each rejection), IntegrityError, UnavailableError.
         """
         located, answer = ask(self.store, parse_reference(reference), _machine(machine), self.policy)
-        return bring(self.store, located, answer.resolution(), Path(dest), self._way(progress))
+        way = self._way(progress)
+        return bring_best(answer, lambda resolution: bring(self.store, located, resolution, Path(dest), way))
 
     def watch(
         self,

@@ -14,6 +14,7 @@ from builders.digest import digest_of
 from builders.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
 from pipeline.registry import channels, versions
 from pipeline.registry.keys import manifest_key, page_data_key, page_key
+from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
 from pipeline.registry.retention.guard import Guard, secure_version, version_name, writing
@@ -137,9 +138,10 @@ def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published
     if theirs is None:
         return None
     published = _same_or_conflict(theirs, manifest)
-    if lost := [what for digest, what in theirs.blobs().items() if not store.has(digest)]:
+    if lost := find_lost_of(store, theirs):
+        what = theirs.blobs()[next(iter(lost))]
         raise IntegrityError(
-            f"{theirs.model}@{theirs.version} has lost its {lost[0]}, and building again gave other bytes; "
+            f"{theirs.model}@{theirs.version} has lost its {what}, and building again gave other bytes; "
             "versions never change: restore it, or choose another version"
         )
     return published
@@ -184,7 +186,7 @@ def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
         theirs = _read(store, manifest.model, version)
     except IntegrityError:
         return None
-    return theirs if theirs and _same(theirs, manifest) and all(map(store.has, theirs.blobs())) else None
+    return theirs if theirs and _same(theirs, manifest) and not find_lost_of(store, theirs) else None
 
 
 def _read(store: Store, model: str, version: str) -> Manifest | None:
@@ -213,14 +215,11 @@ def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
 
 
 def _check_blobs(store: Store, manifest: Manifest) -> None:
-    for digest, what in manifest.blobs().items():
-        if not store.has(digest):
+    for digest, loss in find_lost_of(store, manifest).items():
+        what = manifest.blobs()[digest]
+        if loss.kind == "missing":
             raise IntegrityError(f"{what} ({digest}) is not in {store.uri}; put it there before publishing")
-    for entry in manifest.engines:
-        if entry.digest and store.size(entry.digest) != entry.size_bytes:
-            raise IntegrityError(
-                f"engine {entry.unit}: {store.size(entry.digest)} bytes are stored, the entry says {entry.size_bytes}"
-            )
+        raise IntegrityError(f"{what} ({digest}) in {store.uri} has {loss.detail}")
 
 
 def _highest_number(store: Store, model: str) -> int:

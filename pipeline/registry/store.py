@@ -53,7 +53,11 @@ class Store(Protocol):
         ...
 
     def has(self, digest: str) -> bool:
-        """Whether a blob is there; cheap, and without looking at its bytes."""
+        """Whether a blob is there; cheap, and without looking at its bytes. A link out of the store is no blob."""
+        ...
+
+    def stored_size(self, digest: str) -> int | None:
+        """Size of a blob in bytes, None where `has` is False; as cheap."""
         ...
 
     def size(self, digest: str) -> int:

@@ -39,6 +39,17 @@ class Build(Part):
     )
 
 
+class Timeouts(Part):
+    """Wall clock of each step's process but the build's, which is build.timeout_s. A step that passes it is ended."""
+
+    export_s: float = Field(1800, gt=0, le=86400, description="reading or exporting the model, and its golden set")
+    calibration_s: float = Field(3600, gt=0, le=86400, description="observing the calibration samples, per part")
+    quantization_s: float = Field(3600, gt=0, le=86400, description="searching and writing the graph of a precision")
+    proof_s: float = Field(1800, gt=0, le=86400, description="checking a quantized graph, or proving an engine")
+    latency_s: float = Field(1800, gt=0, le=86400, description="timing an engine")
+    attribution_s: float = Field(3600, gt=0, le=86400, description="finding which node drifted, per failed check")
+
+
 class Publication(Part):
     """Where a finished version goes."""
 
@@ -65,6 +76,7 @@ class ModelSpec(Part):
     golden: Golden | None = None
     validation: Validation = Validation()
     build: Build = Build()
+    timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
     _path: Path = PrivateAttr(default=Path())

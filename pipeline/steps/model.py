@@ -5,7 +5,7 @@ from builders.errors import InputError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.golden import settle_golden
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, STEP_LIMITS, metric_of, shapes_of
+from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, metric_of, shapes_of, step_limits
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from pipeline.workshop import Workshop, code_of, versions
@@ -36,10 +36,14 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
         model = value["model"]
         shop.remember("export", model_key, model, [model["onnx"]])
     golden = value["golden"]
-    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
+    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, _golden_blobs(golden))
     shop.progress.finished(name, "done")
     settle_golden(spec, golden["golden"], shop)
     return _exported(model, golden)
+
+
+def _golden_blobs(golden: Json) -> list[str]:
+    return [golden[name] for name in ("golden", "inputs") if golden[name]]
 
 
 def _exported(model: Json, golden: Json) -> Exported:
@@ -49,6 +53,7 @@ def _exported(model: Json, golden: Json) -> Exported:
         Proof.from_json(golden),
         tuple(golden["notes"]),
         model.get("blake3"),
+        golden["inputs"],
     )
 
 
@@ -83,7 +88,7 @@ def _export_job(spec: ModelSpec, shop: Workshop, known: Json | None) -> Job:
         "metric": metric_of(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
     }
-    return Job("export", "pipeline.jobs.model:export_model", arguments, STEP_LIMITS)
+    return Job("export", "pipeline.jobs.model:export_model", arguments, step_limits(spec, "export"))
 
 
 def _export_request(spec: ModelSpec) -> Json:

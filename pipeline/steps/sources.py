@@ -9,7 +9,7 @@ from builders.errors import ModelError
 from builders.jobs import Job
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import STEP_LIMITS
+from pipeline.steps.keys import step_limits
 from pipeline.workshop import Workshop, import_versions
 
 # Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
@@ -58,7 +58,7 @@ def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> list[str]:
         return external_data(str(path), str(spec.folder))
     name, arguments = "read model", {"path": str(path), "root": str(spec.folder)}
     names: list[str] = shop.shown(
-        shop.local, name, Job(name, "pipeline.jobs.model:external_data", arguments, STEP_LIMITS)
+        shop.local, name, Job(name, "pipeline.jobs.model:external_data", arguments, step_limits(spec, "export"))
     )
     shop.progress.finished(name, "done")
     return names

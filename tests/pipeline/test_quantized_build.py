@@ -36,7 +36,7 @@ GENERATOR = """
 import numpy as np
 
 def samples():
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(2)
     for index in range(64):
         yield {"x": rng.normal(size=(8,)).astype(np.float32 if index != BAD else np.float64)}
 """
