@@ -130,7 +130,7 @@ def export(
         else:
             digest = digest_of_file(known.rename(model_file))
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
-    with OrtSession(model_file, optimized=False) as session:
+    with OrtSession(model_file, optimized=False, name="the exported model") as session:
         golden = replace(golden, noise=_noise(request, model_file, session, golden))
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
@@ -216,7 +216,7 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     names = _choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)
-    with OrtSession(given, optimized=False) as session:
+    with OrtSession(given, optimized=False, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     given.unlink()
 

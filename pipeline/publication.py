@@ -14,7 +14,7 @@ from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.publish import Published, find_published, publish
+from pipeline.registry.publish import Published, find_published, publish, published_without
 from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
@@ -67,9 +67,12 @@ class Outcome:
 
 def check_required(plan: BuildPlan) -> None:
     """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
-    lines = [f"required unit {unit.name} is refused: {unit.reason}" for unit in plan.refused if unit.required]
+    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
     if lines:
-        raise EngineryError("\n".join([*lines, "nothing was built; change the spec, or take it out of build.required"]))
+        remedy = "change the spec, or take them out of build.required"
+        raise EngineryError(
+            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+        )
 
 
 def publish_version(
@@ -85,10 +88,15 @@ def publish_version(
         page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
         return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics, page=page)
     built = [item.built.unit.request for item in judged if item.built.digest]
-    remember_builds(spec, exported, built, shop, new=published.repeated or not published.existed)
-    for item in judged:
-        if item.latency:
-            attach_latency(shop.store, published.manifest, item.latency)
+    new = published.repeated or not published.existed
+    with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
+        remember_builds(spec, exported, built, shop, new=new)
+    with published_without(published.manifest, "its latency reports and its page"):
+        for item in judged:
+            if item.latency:
+                attach_latency(shop.store, published.manifest, item.latency)
+    with published_without(published.manifest, "its page"):
+        page = version_page(published.manifest, judged, shop)
     name = f"{spec.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"
@@ -101,7 +109,7 @@ def publish_version(
         metrics=metrics,
         channel=None if same else spec.publication.channel,
         channel_refusal=published.channel_refusal,
-        page=version_page(published.manifest, judged, shop),
+        page=page,
         manifest=published.digest,
         same_as=same,
     )

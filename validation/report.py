@@ -5,7 +5,7 @@ A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan'
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
@@ -38,7 +38,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {**asdict(self), "value": _to_json(self.value), "limit": _to_json(self.limit)}
+        return {**vars(self), "value": _to_json(self.value), "limit": _to_json(self.limit)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Check":

@@ -25,7 +25,6 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.onnxruntime.cpu import words_of
 from builders.onnxruntime.gpu_file import left_over, write_whole
 from builders.onnxruntime.gpu_session import (
     CUDA,
@@ -36,6 +35,7 @@ from builders.onnxruntime.gpu_session import (
     check_available,
     provider_failures,
 )
+from builders.onnxruntime.reasons import words_of
 from builders.types import (
     BuildRequest,
     Determinism,

@@ -22,7 +22,7 @@ from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.policies import CanaryPass
 from pipeline.registry.retention.guard import Guard, secure_version, writing
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 
 MAX_BYTES = 16 << 20
 
@@ -109,7 +109,7 @@ def names(store: Store, model: str) -> list[str]:
 
 def read(store: Store, model: str, name: str) -> Channel | None:
     """A channel, or None. Raises IntegrityError if it cannot be read."""
-    return _parse(store.read(channel_key(model, name)), model, name)
+    return _parse(store, store.read(channel_key(model, name)), model, name)
 
 
 def promote(
@@ -246,7 +246,7 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
     for attempt in range(_ATTEMPTS):
         time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 10))  # noqa: S311 - no secret
         before = store.read(key)
-        channel = _parse(before, model, name)
+        channel = _parse(store, before, model, name)
         move = next_move(channel)
         if move is None and channel is not None:
             return channel
@@ -256,13 +256,13 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
                 return after
         except UndecidedError:
             # The history tells: it only ever grows, so a move that happened is where it was put, whatever came after.
-            found = _parse(store.read(key), model, name)
+            found = _parse(store, store.read(key), model, name)
             if found is not None and found.history[: len(after.history)] == after.history:
                 return found
     raise ConflictError(f"channel {model}:{name} keeps moving; run again when fewer others move it")
 
 
-def _parse(data: bytes | None, model: str, name: str) -> Channel | None:
+def _parse(store: Store, data: bytes | None, model: str, name: str) -> Channel | None:
     if data is None:
         return None
     try:
@@ -271,7 +271,9 @@ def _parse(data: bytes | None, model: str, name: str) -> Channel | None:
         if not channel.history or channel.to_json() != document:
             raise Malformed("its history does not lead to where it points: it was edited by hand")
     except Malformed as error:
-        raise IntegrityError(f"channel {model}:{name}: {error}; restore it, or delete it and promote again") from error
+        place = place_of(store, channel_key(model, name))
+        remedy = "restore it from a copy, or delete this file and promote a version again; its history is then gone"
+        raise IntegrityError(f"channel {model}:{name} ({place}): {error}; {remedy}") from error
     return channel
 
 

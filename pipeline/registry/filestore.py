@@ -18,7 +18,7 @@ from builders.errors import InputError, IntegrityError, UnavailableError
 from pipeline.registry.download import Fill
 from pipeline.registry.keys import MARKER, blob_key, check_digest, check_key, is_key
 from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep, sync_folder
-from pipeline.registry.marker import CONTENT, check_format
+from pipeline.registry.marker import CONTENT, check_format, refuse_other
 from pipeline.registry.seals import Seal, sealed
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -305,9 +305,7 @@ def _is_registry(store: FileStore) -> bool:
     with reachable(f"listing {store.root}"):
         others = {path.name for path in store.root.iterdir()} - _OWN
     if others:
-        raise InputError(
-            f"{store.root} holds {min(others)!r} and is no registry (no {MARKER}); give an empty or a new folder"
-        )
+        refuse_other(others, str(store.root), "give an empty or a new folder")
     return False
 
 

@@ -5,20 +5,20 @@ a failure or a refusal, which carries no engine.
 """
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders.digest import digest_of
-from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from builders.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
 from pipeline.registry import channels, versions
 from pipeline.registry.keys import manifest_key, page_data_key, page_key
 from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
 from pipeline.registry.retention.guard import Guard, secure_version, version_name, writing
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 
 if TYPE_CHECKING:
     from validation.report import Approved
@@ -78,12 +78,25 @@ def publish(
         if existing:
             secure_version(guard, existing.manifest)
         published = existing or _write(guard, manifest, wanted_version, seen)
-        if channel is None:
-            return published
-        refusal = channels.policy_refusal(store, published.manifest, channel)
-        if refusal is None:
-            channels.point(store, published.manifest, channel, by=by, why=why)
+        with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
+            if not published.existed:
+                remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
+            if channel is None:
+                return published
+            refusal = channels.policy_refusal(store, published.manifest, channel)
+            if refusal is None:
+                channels.point(store, published.manifest, channel, by=by, why=why)
         return replace(published, channel_refusal=refusal)
+
+
+@contextmanager
+def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
+    """Say of an error inside that the version is published all the same, and what is missing of it."""
+    try:
+        yield
+    except (UnavailableError, IntegrityError, ConflictError) as error:
+        name = f"{manifest.model}@{manifest.version}"
+        raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
 
 
 def find_published(store: Store, manifest: Manifest) -> Manifest | None:
@@ -153,7 +166,6 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
         mine = replace(manifest, version=version)
         guard.secure([version_name(manifest.model, version)])
         if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
-            remember(store, _RECORD, _memo_key(mine), {"version": version})
             return Published(mine, existed=False)
         if wanted and (theirs := _read(store, manifest.model, wanted)):
             return _same_or_conflict(theirs, manifest)
@@ -180,8 +192,9 @@ def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
 
 
 def _read(store: Store, model: str, version: str) -> Manifest | None:
-    data = store.read(manifest_key(model, version))
-    return None if data is None else parse(data, model=model, version=version)
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
 
 
 def _same(theirs: Manifest, mine: Manifest) -> bool:

@@ -144,6 +144,12 @@ class Store(Protocol):
         ...
 
 
+def place_of(store: Store, key: str) -> str:
+    """Where a key is, as people write it: a path, or an s3:// URI."""
+    uri = store.locator(key)
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+
+
 def open_store(uri: str | Path, *, create: bool = False) -> Store:
     """Open the registry at a path, a `file://` or an `s3://` URI.
 

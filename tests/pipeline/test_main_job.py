@@ -61,7 +61,7 @@ def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
         f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--json'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy',"
-        " 'matplotlib') if m in sys.modules], file=sys.stderr)"
+        " 'matplotlib', '_strptime') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
@@ -154,7 +154,8 @@ def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project:
     project.change_spec(build={"required": ["sm_75 fp32"]})
     done = project.build()
     assert done.code == 1
-    assert "required unit sm_75 fp32 tensorrt-rtx is refused" in done.err
+    assert "error: units that the spec requires are refused, so nothing was built" in done.err
+    assert "\n  sm_75 fp32 tensorrt-rtx: " in done.err
     assert not (project.registry / "models").exists()
 
 
