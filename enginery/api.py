@@ -1,6 +1,7 @@
 """What `import enginery` hands on: the verbs of the command line as functions."""
 
 import os
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -59,7 +60,7 @@ def build(
 
 def _text(what: str, given: Path | str) -> str:
     if not isinstance(given, str | os.PathLike):
-        raise InputError(f"{what} {given!r}: give a path or a URI")
+        raise InputError(f"{what} {reprlib.repr(given)}: give a path or a URI")
     return os.fspath(given)
 
 

@@ -144,7 +144,8 @@ def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) ->
     if stage == "export" and known.exported is None:
         return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
     if stage == "export" and _onnx_before(forecast, causes) == {known.exported and known.exported.model.digest}:
-        return "the model is exported again, to the same ONNX model: no graph and no engine changes by it"
+        same = "the model is exported again, to the same ONNX model"
+        return f"{same}; {built}" if forecast.count("build") else f"{same}: no graph and no engine changes by it"
     if stage == "export":
         return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
     if stage == "calibration":

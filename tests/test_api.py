@@ -80,6 +80,22 @@ def test_build_refuses_what_is_of_another_kind(options: Any, said: str) -> None:
         enginery.build("model.yaml", **options)
 
 
+def test_a_loaded_spec_is_refused_in_a_line(tmp_path: Path) -> None:
+    write_project(tmp_path / "project")
+    loaded: Any = enginery.load_spec(Project(tmp_path / "project").spec)
+    with pytest.raises(InputError, match="give a path or a URI") as caught:
+        enginery.build(loaded)
+    assert len(str(caught.value)) < 120
+
+
+def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> None:
+    number: Any = 7
+    with pytest.raises(InputError, match="spec 7: give the path of its file"):
+        enginery.load_spec(number)
+    with pytest.raises(InputError, match="reference 7: give NAME, NAME@VERSION or NAME:CHANNEL"):
+        enginery.pull(number, registry=open_store(tmp_path, create=True).uri, dest=tmp_path)
+
+
 def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="registry 123: give a path, a file:// or an s3:// URI"):
         enginery.Client(123)  # type: ignore[arg-type]

@@ -234,4 +234,8 @@ def _print_engines(outcome: "Outcome") -> None:
 
 
 def _size(size: int | None) -> str:
-    return "" if size is None else f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"
+    if size is None:
+        return ""
+    if size < 1 << 10:
+        return f"{size} B"
+    return f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"

@@ -31,7 +31,8 @@ def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, **chosen: Any) 
         _print_plan(found)
     unknown = found.count("unknown")
     if unknown:
-        say(f"{unknown} of {len(found.units)} units are unknown; without --no-export they are found out")
+        verb = "is" if unknown == 1 else "are"
+        say(f"{unknown} of {len(found.units)} units {verb} unknown; without --no-export all are known")
 
 
 def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":

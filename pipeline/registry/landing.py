@@ -43,6 +43,10 @@ def reachable(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check that it is there and healthy, then run again")
+        if error.errno == errno.EISDIR:
+            remedy = (
+                f"a folder has the place of the file {error.filename2 or error.filename}: remove it, then run again"
+            )
         reason = error.strerror or str(error)
         trouble.failed()
         raise UnavailableError(f"{doing}: {reason}; {remedy}") from error

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from builders.errors import UnknownNameError
+from builders.errors import InputError, UnknownNameError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # The channel that is moved where none is named.
@@ -51,7 +51,9 @@ def check_channel(name: str) -> str:
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError."""
+    """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError, InputError for what is no text."""
+    if not isinstance(text, str):
+        raise InputError(f"reference {text!r}: give NAME, NAME@VERSION or NAME:CHANNEL")
     if "@" in text:
         model, _, version = text.partition("@")
         return Reference(check_model(model), version=check_version(version))

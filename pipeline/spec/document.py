@@ -6,6 +6,7 @@ recursive alias is refused before it is expanded.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,9 +120,10 @@ def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
         if isinstance(node, yaml.SequenceNode):
             pending += [(child, line) for child in node.value]
         elif isinstance(node, yaml.MappingNode):
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for name in sorted({name for name in names if names.count(name) > 1 and name != "<<"}):
-                yield f"{path}:{node.start_mark.line + 1}: key {name!r} is given twice; keep one"
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+            last = {key.value: key for key in keys}
+            for name in sorted(name for name, count in Counter(key.value for key in keys).items() if count > 1):
+                yield f"{path}:{last[name].start_mark.line + 1}: key {name!r} is given twice; keep one"
             pending += [(child, line) for _, child in node.value]
 
 

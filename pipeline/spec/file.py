@@ -1,11 +1,12 @@
 """Reads a spec file, and looks that the files it names are there."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
-from builders.errors import SpecError
+from builders.errors import InputError, SpecError
 from pipeline.spec.document import Kind, load_document
 from pipeline.spec.mistakes import line_of
 from pipeline.spec.model import ModelSpec
@@ -20,6 +21,8 @@ _OF_A_MODEL = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torc
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     """Read and check a spec. address: what it is called where its file is a copy. Raises SpecError with one line per
     mistake."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"spec {path!r}: give the path of its file")
     path = Path(path)
     try:
         _refuse_model(path)

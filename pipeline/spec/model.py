@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from builders import backends, targets
+from builders.errors import EngineryError
 from builders.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.spec.limits import Golden, JointLimits, Validation
 from pipeline.spec.quantization import Calibration, Quantization
@@ -22,7 +23,6 @@ from pipeline.spec.words import (
     TargetName,
     UnitPattern,
     VersionName,
-    as_value_error,
     shown,
 )
 
@@ -82,6 +82,13 @@ class ModelSpec(Part):
     _path: Path = PrivateAttr(default=Path())
     _address: str = PrivateAttr(default="")
 
+    @field_validator("outputs")
+    @classmethod
+    def _named_once(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if twice := next((name for name in names or () if names and names.count(name) > 1), None):
+            raise ValueError(f"{twice!r} is named twice; keep one")
+        return names
+
     @field_validator("backends", mode="before")
     @classmethod
     def _options_of_each(cls, chosen: object) -> object:
@@ -94,8 +101,8 @@ class ModelSpec(Part):
     @field_validator("backends")
     @classmethod
     def _known_backends(cls, chosen: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:
-        for name, options in chosen.items():
-            as_value_error(backends.configure, name, options)
+        if mistakes := tuple(_wrong_options(chosen)):
+            raise Mistakes(mistakes)
         return chosen
 
     @model_validator(mode="after")
@@ -171,6 +178,15 @@ def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
         place = ("golden", "metric", "output")
         yield place, f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}"
     yield from _broken_contract(spec)
+
+
+def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
+    """Backends that there are not, and options that a backend does not take."""
+    for name, options in chosen.items():
+        try:
+            backends.configure(name, options)
+        except EngineryError as error:
+            yield (name,), str(error).removeprefix("backends.")
 
 
 def _wrong_dims(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:

@@ -46,8 +46,9 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
     if kind == "cancelled":
         raise error
-    shop.progress.finished(unit.name, f"failed: {str(error).splitlines()[0]}")
-    return BuildFailure(unit.name, kind, str(error), scrubber()(log), reproduce(unit, spec, shop.store.uri))
+    reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
+    shop.progress.finished(unit.name, f"failed: {reason.splitlines()[0]}")
+    return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, shop.store.uri))
 
 
 def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job:

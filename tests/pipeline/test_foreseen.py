@@ -92,6 +92,8 @@ def test_changed_dims_are_a_cause_by_name_and_value(built: Project) -> None:
     built.change_spec(dims={"batch": {"min": 1, "opt": 4, "max": 16}})
     units, changes = planned(built)
     assert units["sm_89 fp32"]["reason"] == "dims.batch.max: 8 -> 16"
+    (follows,) = changes.values()
+    assert "engines are built and proven" in follows and "no engine changes" not in follows
     assert list(changes) == ["dims.batch.max: 8 -> 16"]
 
 

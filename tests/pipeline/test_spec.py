@@ -52,7 +52,8 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ({"precisions": "fp32"}, "precisions: 'fp32': must be a list"),
         ({"targets": ["sm_98"]}, "targets.0: target 'sm_98' is not known; did you mean 'sm_"),
         ({"backends": {"tensort": {}}}, "backends: backend 'tensort' is not known; did you mean 'tensorrt'?"),
-        ({"backends": {"onnxruntime": {"threads": 1}}}, "backends: backends.onnxruntime.threads: no such option"),
+        ({"backends": {"onnxruntime": {"threads": 1}}}, "backends: onnxruntime.threads: no such option"),
+        ({"outputs": ["y", "z", "y"]}, "outputs: ['y', 'z', 'y']: 'y' is named twice; keep one"),
         ({"dims": {}}, "inputs name dim 'batch', which dims does not define; add dims.batch.max"),
         ({"dims": {"batch": {"min": 1}}}, "dims.batch: has no max; compilers need one; add max, or buckets"),
         ({"dims": {"batch": {"min": 9, "max": 8}}}, "dims.batch: needs min <= opt <= max, found 9, 8, 8"),
@@ -206,7 +207,7 @@ def test_several_mistakes_come_together_with_their_line_numbers(project: Project
         ("just words\n", "holds a single value"),
         ("model: [1, 2\n", "is not YAML"),
         ("model: !!python/object/apply:os.system [true]\n", "is not plain YAML"),
-        ("model: a\nmodel: b\n", "key 'model' is given twice"),
+        ("model: a\nmodel: b\n", ":2: key 'model' is given twice"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
             + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8)),

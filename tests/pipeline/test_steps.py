@@ -26,7 +26,7 @@ from builders.types import BuildRequest, Target, TensorSpec
 from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
-from pipeline.steps.engines import recall_engine, reproduce
+from pipeline.steps.engines import _failure, recall_engine, reproduce
 from pipeline.steps.proofs import CRASHED
 from pipeline.steps.sources import source_digests
 from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
@@ -87,6 +87,13 @@ class Measuring:
         return {"checks": [{**CRASHED, "passed": True, "note": ""}], "metrics": {}}
 
     def cancel(self) -> None: ...
+
+
+def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
+    unit = an_engine().unit
+    error = StepError(f"{unit.name}: still running", "timeout")
+    failed = _failure(unit, load_spec(project.spec), workshop(tmp_path, error), error)
+    assert (failed.unit, failed.reason) == (unit.name, "still running")
 
 
 def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_expected_outputs_that_moved_are_counted_and_the_largest_is_named(before
     found = change(before, freeze(GOLDEN, SPECS, DIMS, moved.run, np.arange(12)))
     assert (found.inputs, found.expected, found.labels) == ((), ("batch=16",), False)
     assert found.largest["y"][0] == pytest.approx(0.5, rel=1e-5)
-    assert str(found) == "1 of 7 cases have other expected outputs; y by up to 0.5 at batch=16"
+    assert str(found) == "1 of 7 cases has other expected outputs; y by up to 0.5 at batch=16"
 
 
 def test_other_data_other_cases_other_labels_and_another_floor_are_told(before: GoldenSet) -> None:

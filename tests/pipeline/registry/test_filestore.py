@@ -210,6 +210,15 @@ def test_blobs_are_read_only_files(tmp_path: Path) -> None:
     assert store.path(store.put_bytes(b"x")).stat().st_mode & 0o222 == 0
 
 
+def test_a_folder_in_the_place_of_a_blob_is_named(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    blob = store.path(store.put_bytes(b"x"))
+    blob.unlink()
+    blob.mkdir()
+    with pytest.raises(UnavailableError, match=f"a folder has the place of the file {blob}: remove it"):
+        store.put_bytes(b"x")
+
+
 def test_an_oversized_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "r", create=True)
     store.create("models/a.json", b"x" * 11)
