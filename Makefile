@@ -9,6 +9,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# What pip does is shown on one line; all that it prints is in the log.
+INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --progress-bar off --disable-pip-version-check \
+  --constraint constraints.txt --editable
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
 .PHONY: demo demo-cluster test check format bench docs chart hunt conformance node-tests gpu-check clean
@@ -17,11 +20,11 @@ SOURCES := builders validation pipeline enginery tests benchmarks examples chart
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Enginery needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples]'
-	touch $@
+	@$(INSTALL) '.[test,examples]'
+	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py
 
 demo-cluster: $(VENV)/.installed
 	$(BIN)/python examples/demo_cluster.py
@@ -47,7 +50,7 @@ hunt: $(VENV)/.installed
 	  --hypothesis-profile hunt $$(grep -rl --include='test_*.py' hypothesis tests)
 
 conformance: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,examples,tvm,iree,xla]'
+	@$(INSTALL) '.[test,examples,tvm,iree,xla]'
 	rm -rf build/conformance
 	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal --timeout 3600 tests/conformance \
 	  tests/builders/test_iree.py tests/builders/test_tvm.py tests/builders/test_xla.py

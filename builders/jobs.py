@@ -7,10 +7,15 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Limits:
-    """What one step's process may use. The process dies when it passes either."""
+    """What one step's process may use. The process dies when it passes either.
+
+    raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
+    """
 
     timeout_s: float = 1800.0
     memory_mib: int = 8192
+    raise_timeout: str = "raise the limit"
+    raise_memory: str = "raise the limit"
 
 
 @dataclass(frozen=True)

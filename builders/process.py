@@ -193,11 +193,11 @@ def _watch(pid: int, job: Job, cancelled: Callable[[], bool], sight: _Sight) -> 
         if cancelled():
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
-            return "timeout", f"still running after its limit of {limits.timeout_s:g} s; raise the limit"
+            return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
         used_mib = resident_mib(pid)
         sight.weigh(used_mib)
         if used_mib > limits.memory_mib:
-            return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; raise the limit"
+            return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; {limits.raise_memory}"
         time.sleep(TICK_S)
     return None
 

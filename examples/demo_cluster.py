@@ -90,13 +90,29 @@ def _ray_cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     here = {"node_ip_address": "127.0.0.1"}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **here})
+    cluster = Cluster()
     try:
+        with _starting("head"):
+            cluster.add_node(num_cpus=2, include_dashboard=False, **here)
         for generation in GENERATIONS:
-            cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": generation}, **here)
+            with _starting(generation):
+                cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": generation}, **here)
         yield cluster.address
     finally:
         cluster.shutdown()
+
+
+@contextmanager
+def _starting(node: str) -> Iterator[None]:
+    """End the demo with a message where a Ray node does not start in time."""
+    try:
+        yield
+    except Exception as error:  # Ray raises TimeoutError, RuntimeError or plain Exception
+        reason = " ".join(str(error).split()) or type(error).__name__
+        sys.exit(
+            f"error: the Ray node '{node}' did not start: {reason[:400]}\n"
+            "this machine may be too busy or short of memory: end other work, then run the demo again"
+        )
 
 
 @contextmanager

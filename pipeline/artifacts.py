@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from builders.plural import pluralize
 from builders.visible import visible
 from pipeline.pages import CANARY
 from pipeline.values import Json
@@ -133,7 +134,7 @@ def canary_markdown(document: Json, page: str | None) -> str:
 def _side(document: Json, side: str) -> str:
     identity, seen = document[side], document["observations"][side]
     name = f"{identity['model']}@{identity.get('version', '?')}" if "model" in identity else "unnamed"
-    return f"{name}, {seen['requests']} requests, {seen['failed']} failed"
+    return f"{name}, {pluralize(seen['requests'], 'request')}, {seen['failed']} failed"
 
 
 def _unit(engine: Json) -> str:

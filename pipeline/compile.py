@@ -73,7 +73,7 @@ def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) 
 def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Json | None:
     """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
     parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
-    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, shop) if parts else None
+    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, shop) if parts else None
 
 
 def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:

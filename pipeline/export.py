@@ -19,6 +19,7 @@ from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
 from builders.types import Dim, Scalar, Session, Tensors, TensorSpec, tensor_from_json
+from pipeline.sources.finite import check_weights
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
 from validation.budget import budgets
 from validation.compare import expected_checks
@@ -123,11 +124,13 @@ def export(
     groups = samples or list(random_groups(request.inputs, request.dims))
     with _source(request, workdir) as source:
         if known is None:
-            digest = save_onnx(canonical(source.model(), request.inputs, source.outputs), model_file)
+            model = source.model()
+            check_weights(model)
+            digest = save_onnx(canonical(model, request.inputs, source.outputs), model_file)
         else:
             digest = digest_of_file(known.rename(model_file))
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
-    with OrtSession(model_file, optimized=False) as session:
+    with OrtSession(model_file, optimized=False, name="the exported model") as session:
         golden = replace(golden, noise=_noise(request, model_file, session, golden))
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
@@ -213,7 +216,7 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     names = _choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)
-    with OrtSession(given, optimized=False) as session:
+    with OrtSession(given, optimized=False, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     given.unlink()
 

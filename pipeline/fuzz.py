@@ -3,11 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.jobs import Job, Limits
+from builders.jobs import Job
 from pipeline.canary.engines import Chosen
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
 from pipeline.spec.model import overrides
+from pipeline.steps.keys import engine_limits
 from pipeline.values import Json
 from pipeline.workshop import Workshop
 
@@ -51,7 +52,7 @@ def fuzz_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
             "command": command,
         },
     }
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "proof")
     name = f"fuzz {entry.unit}"
     report: Json = shop.shown(shop.local, name, Job(name, "pipeline.jobs.fuzz:fuzz_engine", arguments, limits))
     return {**chosen.identity, **report}

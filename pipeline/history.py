@@ -15,6 +15,7 @@ from typing import Any
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError
+from builders.plural import pluralize
 from builders.types import BuildRequest
 from pipeline.registry import parsing
 from pipeline.registry.documents import change
@@ -99,7 +100,7 @@ class History:
     def _same(self, model: str, request: BuildRequest) -> Expectation | None:
         unit = (model, request.target.name, request.precision)
         found = [past for past in self._of(history_key(request.backend, model)) if past.unit == unit]
-        count = f"{len(found)} build{'s' if len(found) > 1 else ''} of this unit"
+        count = f"{pluralize(len(found), 'build')} of this unit"
         return _expectation([(past, 1.0) for past in found], count) if found else None
 
     def _near(self, request: BuildRequest) -> Expectation | None:
@@ -109,9 +110,7 @@ class History:
         alike = [past for past in alike if past.precision == request.precision] or alike
         alike.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
         chosen = [(past, _stretch(size / past.graph_bytes)) for past in alike[:NEIGHBOURS]]
-        words = (
-            f"{len(chosen)} build{'s' if len(chosen) > 1 else ''} of {request.backend}, scaled by the size of the graph"
-        )
+        words = f"{pluralize(len(chosen), 'build')} of {request.backend}, scaled by the size of the graph"
         return _expectation(chosen, words) if chosen else None
 
     def _of(self, key: str) -> tuple[Past, ...]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from builders.errors import InputError
-from builders.jobs import Job, Limits, Needs
+from builders.jobs import Job, Needs
 from pipeline.canary.engines import Chosen
 from pipeline.revalidate import as_built, spec_of
+from pipeline.steps.keys import engine_limits
 from pipeline.steps.latency import arguments_of
 from pipeline.values import Json
 from pipeline.workshop import Workshop
@@ -31,7 +32,7 @@ def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     arguments = arguments_of(as_built(chosen.entry), spec, chosen.manifest.sources["golden"])
     wanted = {"seconds": asked.seconds, "buckets": _sizes(chosen, asked), "streams": asked.streams}
     name = f"profile {chosen.entry.unit}"
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "latency")
     given = {"store": shop.store.uri, **arguments, "asked": wanted}
     job = Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
     report = shop.shown(shop.local, name, job)["latency"]
@@ -58,7 +59,7 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
         "asked": {"seconds": asked.seconds, "seed": asked.seed, "sizes": at},
     }
     name = f"race {first.entry.unit}"
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "latency")
     job = Job(name, "pipeline.jobs.latency:race_engines", arguments, limits, Needs(alone=True))
     found: Json = shop.shown(shop.local, name, job)
     return {"first": first.identity, "second": second.identity, **found}

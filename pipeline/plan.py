@@ -1,13 +1,14 @@
 """The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders import backends
 from builders.errors import InputError
 from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
+from pipeline.causes import Causes, causes_of
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.steps.engines import recall_engine
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
@@ -79,11 +80,12 @@ def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
 def plan_builds(
     spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, shop: Workshop
 ) -> BuildPlan:
-    """Decide for every unit whether it is built, already there, or refused, and say why."""
-    by_flavour = {graph.flavour: graph for graph in graphs}
-    previous = _previous_requests(spec.model, shop)
+    """Decide for every unit whose graph is known whether it is built, already there, or refused, and say why."""
+    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, shop)
     units = [
-        _unit(spec, exported, item, by_flavour[item.flavour], previous, shop) for item in candidates(spec, selection)
+        _unit(spec, exported, item, by_flavour[item.flavour], causes, shop)
+        for item in candidates(spec, selection)
+        if item.flavour in by_flavour
     ]
     return BuildPlan(spec.model, tuple(units))
 
@@ -93,7 +95,7 @@ def _unit(
     exported: Exported,
     item: Candidate,
     graph: Graph,
-    previous: Mapping[str, BuildRequest],
+    causes: Causes,
     shop: Workshop,
 ) -> Unit:
     request = _request(spec, item, graph)
@@ -102,7 +104,7 @@ def _unit(
         return Unit(request, graph, "refused", reason, required)
     if recall_engine(request, shop):
         return Unit(request, graph, "cached", "an engine with this build key is in the registry", required)
-    return Unit(request, graph, "build", explain_change(previous.get(request.unit), request), required)
+    return Unit(request, graph, "build", causes.of_build(request, exported.model.digest), required)
 
 
 def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
@@ -149,47 +151,3 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
             dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
         )
         yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))
-
-
-def _previous_requests(model: str, shop: Workshop) -> dict[str, BuildRequest]:
-    """What the newest engines of this model were built from, by unit; only used to explain a plan."""
-    latest = shop.recall("latest-requests", {"model": model}) or {"requests": []}
-    return {request.unit: request for request in map(BuildRequest.from_json, latest["requests"])}
-
-
-def remember_requests(plan: BuildPlan, built: Sequence[BuildRequest], shop: Workshop) -> None:
-    """Note what was built, so that the next plan can say what has changed since."""
-    requests = {**_previous_requests(plan.model, shop), **{request.unit: request for request in built}}
-    value = {"requests": [request.to_json() for _, request in sorted(requests.items())]}
-    shop.remember("latest-requests", {"model": plan.model}, value, [])
-
-
-def explain_change(before: BuildRequest | None, now: BuildRequest) -> str:
-    """Why an engine has to be built, compared with the one built last for the same unit."""
-    if before is None:
-        return "no engine for this unit yet"
-    reasons = [
-        *(
-            ["the model's graph or weights changed"]
-            if before.model != now.model and before.scales == now.scales
-            else []
-        ),
-        *(["the calibrated scales changed"] if before.scales != now.scales else []),
-        *(["the shapes changed"] if _shapes(before) != _shapes(now) else []),
-        *_differences("option", dict(before.options), dict(now.options)),
-        *_differences("version of", dict(before.toolchain), dict(now.toolchain)),
-    ]
-    return "; ".join(reasons) or "its engine is no longer in the registry"
-
-
-def _shapes(request: BuildRequest) -> tuple[object, ...]:
-    return request.inputs, request.outputs, request.profiles
-
-
-def _differences(word: str, before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    names = sorted(before.keys() | now.keys())
-    return [
-        f"{word} {name}: {before.get(name, 'none')} -> {now.get(name, 'none')}"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]

@@ -8,13 +8,14 @@ from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
 from builders.types import BuildRequest
 from pipeline import materials
+from pipeline.causes import remember_builds
 from pipeline.moment import now
-from pipeline.plan import remember_requests
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.publish import Published, find_published, publish
+from pipeline.registry.publish import Published, find_published, publish, published_without
+from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
@@ -29,6 +30,8 @@ class Outcome:
 
     cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published nothing
     has a page, too.  manifest: digest of the version's manifest, for whoever signs it.
+    same_as: the version, as NAME@VERSION, whose engines and proofs came of other inputs again: nothing was published,
+    and no channel was moved.
     """
 
     model: str
@@ -40,6 +43,7 @@ class Outcome:
     channel_refusal: str | None = None
     page: str | None = None
     manifest: str | None = None
+    same_as: str | None = None
 
     @property
     def failed(self) -> tuple[Json, ...]:
@@ -52,6 +56,7 @@ class Outcome:
             "model": self.model,
             "version": self.version,
             "cached": self.cached,
+            "same_as": self.same_as,
             "channel": self.channel,
             "channel_refusal": self.channel_refusal,
             "report": self.page,
@@ -62,9 +67,12 @@ class Outcome:
 
 def check_required(plan: BuildPlan) -> None:
     """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
-    lines = [f"required unit {unit.name} is refused: {unit.reason}" for unit in plan.refused if unit.required]
+    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
     if lines:
-        raise EngineryError("\n".join([*lines, "nothing was built; change the spec, or take it out of build.required"]))
+        remedy = "change the spec, or take them out of build.required"
+        raise EngineryError(
+            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+        )
 
 
 def publish_version(
@@ -79,21 +87,31 @@ def publish_version(
     if published is None:
         page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
         return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics, page=page)
-    for item in judged:
-        if item.latency:
-            attach_latency(shop.store, published.manifest, item.latency)
+    built = [item.built.unit.request for item in judged if item.built.digest]
+    new = published.repeated or not published.existed
+    with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
+        remember_builds(spec, exported, built, shop, new=new)
+    with published_without(published.manifest, "its latency reports and its page"):
+        for item in judged:
+            if item.latency:
+                attach_latency(shop.store, published.manifest, item.latency)
+    with published_without(published.manifest, "its page"):
+        page = version_page(published.manifest, judged, shop)
     name = f"{spec.model}@{published.version}"
-    shop.progress.finished(name, "already published" if published.existed else "published")
+    same = name if published.repeated else None
+    told = f"same as {name}" if same else "already published" if published.existed else "published"
+    shop.progress.finished(spec.model if same else name, told)
     return Outcome(
         model=spec.model,
         version=published.version,
         cached=published.existed and all(item.built.cached for item in judged),
         engines=_rows(judged, plan, published.manifest.engines),
         metrics=metrics,
-        channel=spec.publication.channel,
+        channel=None if same else spec.publication.channel,
         channel_refusal=published.channel_refusal,
-        page=version_page(published.manifest, judged, shop),
+        page=page,
         manifest=published.digest,
+        same_as=same,
     )
 
 
@@ -113,8 +131,10 @@ def _publish(
     if not approved:
         return None
     entries = (*(entry for entry, _ in approved), *others)
-    if find_published(shop.store, replace(draft, engines=entries)) is None:
-        remember_requests(plan, [item.built.unit.request for item in judged if item.built.digest], shop)
+    whole = replace(draft, engines=entries)
+    if find_published(shop.store, whole) is None:
+        if same := find_same(shop.store, whole, [proof.report for _, proof in approved], spec.version):
+            return Published(same, existed=True, repeated=True)
         for _, proof in approved:
             shop.store.put_bytes(canonical_json(proof.report.to_json()))
         draft = with_provenance(shop.store, draft, entries, shop.started_at)
@@ -176,12 +196,11 @@ def resolved_spec(spec: ModelSpec) -> Json:
     """The spec with every default filled in, as a manifest keeps it.
 
     But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
-    would lift it. Publication and build say where a version goes and what making it may cost, not what it is; a frozen
-    golden set is named by its digest already.
+    would lift it. Publication, build and timeouts say where a version goes and what making it may cost, not what it is;
+    a frozen golden set is named by its digest already.
     """
-    resolved: Json = spec.model_dump(
-        mode="json", exclude={"publication": True, "validation": True, "build": True, "golden": {"frozen": True}}
-    )
+    costs = dict.fromkeys(("publication", "build", "timeouts"), True)
+    resolved: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import unquote
 
 from pipeline.registry.attributions import attributions
 from pipeline.registry.keys import failed_data_key, failed_page_key, page_data_key, page_key
@@ -16,7 +15,7 @@ from pipeline.registry.latencies import latencies
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.publish import attach_page
 from pipeline.registry.quantization import quantization_records
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 from pipeline.values import Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
@@ -29,7 +28,7 @@ def version_page(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -
     if store.read(key) is None or store.read(data_key) is None:
         page, data = _drawn(manifest, judged, shop, latencies(store, manifest))
         attach_page(store, manifest, page, data)
-    return _address(store, key)
+    return place_of(store, key)
 
 
 def failed_page(draft: Manifest, judged: Sequence[Judged], shop: Workshop) -> str:
@@ -45,7 +44,7 @@ def failed_page(draft: Manifest, judged: Sequence[Judged], shop: Workshop) -> st
         page, data = _drawn(draft, judged, shop, {})
         for place, content in ((data_key, data), (key, page)):
             store.replace(place, content, store.read(place))
-    return _address(store, key)
+    return place_of(store, key)
 
 
 def failed_document(store: Store, model: str) -> Json:
@@ -76,8 +75,3 @@ def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) ->
     units = {item.name: list(item.units) for each in judged for item in each.attributed}
     found: dict[str, Any] = attributions(shop.store, manifest)
     return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found.items()]
-
-
-def _address(store: Store, key: str) -> str:
-    uri = store.locator(key)
-    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri

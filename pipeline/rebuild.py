@@ -3,12 +3,13 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builders.jobs import Job, Limits
+from builders.jobs import Job
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.blobs import fetch
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
 from pipeline.spec.model import overrides
+from pipeline.steps.keys import engine_limits
 from pipeline.values import Json
 from pipeline.workshop import Workshop
 
@@ -24,7 +25,7 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
 
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "build")
     golden = manifest.sources["golden"]
     known = {"store": shop.store.uri, "request": request.to_json(), "golden": golden}
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Executor, Job, Limits, Needs
+from builders.jobs import Executor, Job, Needs
 from builders.refitting import Refitting
 from builders.types import BuildRequest
-from pipeline.plan import explain_change
+from pipeline.causes import explain_change
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import memory_request, needs, recall_engine
+from pipeline.steps.keys import engine_limits
 from pipeline.workshop import Workshop
 
 
@@ -102,7 +103,7 @@ def _job(name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, s
         "request": request.to_json(),
         "origin": f"{base.model}@{base.version}",
     }
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "build")
     where = needs(request, memory_request(spec)) if _needs_gpu(request) else Needs()
     return Job(name, "pipeline.jobs.refit:refit_engine", arguments, limits, where)
 

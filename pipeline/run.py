@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from builders import backends
-from builders.errors import UnknownNameError
-from builders.jobs import UNWATCHED, Executor, Job, Watch
+from builders.errors import UnavailableError, UnknownNameError
+from builders.jobs import Executor
 from builders.local import LocalExecutor
 from builders.targets import parse_targets
 from builders.types import PRECISIONS, Precision, Target
 from pipeline.compile import InProcess, compile_model
 from pipeline.intake.addresses import Found, spec_at
+from pipeline.only_records import NotOnRecord, OnlyRecords
 from pipeline.plan import Selection
 from pipeline.progress import Progress, together
 from pipeline.publication import Outcome
 from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING
-from pipeline.registry.store import open_store
+from pipeline.registry.store import Store, open_store
 from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.spec.model import ModelSpec
 from pipeline.tracing import spans
@@ -117,19 +118,13 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
     return outcome
 
 
-class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do
-    """A step is not on record."""
-
-
-class OnlyRecords:
-    """An executor that runs nothing."""
-
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:  # noqa: ARG002 - the protocol's
-        """Raise NotOnRecord."""
-        raise NotOnRecord(job.name)
-
-    def cancel(self) -> None:
-        """There is nothing to stop."""
+def store_of(spec: ModelSpec, options: RunOptions) -> Store:
+    """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
+    uri = options.registry or _registry_of(spec)
+    try:
+        return open_store(uri)
+    except UnavailableError:
+        return open_store(uri, create=True)
 
 
 def registry_of(address: Path | str | Found, options: RunOptions) -> str:

@@ -67,7 +67,8 @@ class Proof:
 class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
-    blake3: of the model's file, where who uploaded it had the library.
+    blake3: of the model's file, where who uploaded it had the library.  reads: digest of all that it was made from.
+    golden_inputs: digest of the digests of the golden samples (`validation.overlap`); None where they are random.
     """
 
     model: OnnxModel
@@ -75,6 +76,8 @@ class Exported:
     proof: Proof
     notes: tuple[str, ...] = ()
     blake3: str | None = None
+    golden_inputs: str | None = None
+    reads: str = ""
 
 
 @dataclass(frozen=True)

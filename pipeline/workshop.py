@@ -7,10 +7,10 @@ to do imports nothing heavy.
 
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from builders.digest import digest_of, digest_of_bytes
@@ -42,9 +42,11 @@ class Workshop:
         """What builds took before; read when the first unit is built, and kept for the run."""
         return History(self.store)
 
-    def recall(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The value on record for a step's key; None when the step must run."""
-        return recall(self.store, kind, digest_of(key))
+    def recall(
+        self, kind: str, key: Mapping[str, Any], sizes: Callable[[Any], Mapping[str, int]] | None = None
+    ) -> dict[str, Any] | None:
+        """The value on record for a step's key; None when the step must run. sizes: see `records.recall`."""
+        return recall(self.store, kind, digest_of(key), sizes)
 
     def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
         """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""
@@ -99,16 +101,29 @@ def _distributed(package: str) -> str:
     return ", ".join(f"{name} {_version(name)}" for name in owners) or "absent"
 
 
-@cache
 def code_of(*modules: str) -> str:
     """Digest of the source of modules and whole packages, found without importing them."""
-    files: dict[str, Path] = {}
-    for name in modules:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:
-            raise ModuleNotFoundError(name)
-        origin = Path(found.origin)
-        package = origin.name == "__init__.py"
-        for file in origin.parent.rglob("*.py") if package else [origin]:
-            files[f"{name}/{file.relative_to(origin.parent).as_posix()}"] = file
-    return digest_of({name: digest_of_bytes(file.read_bytes()) for name, file in files.items()})
+    return digest_of({name: _code_of(name) for name in modules})
+
+
+@cache
+def _code_of(name: str) -> str:
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(name)
+    folder, file = os.path.split(found.origin)
+    places = _sources(folder) if file == "__init__.py" else [file]
+    return digest_of({place: digest_of_bytes(_read(os.path.join(folder, place))) for place in places})  # noqa: PTH118
+
+
+def _sources(folder: str) -> list[str]:
+    """The Python files below a folder, relative to it. By text: path objects take longer than reading the files."""
+    found = []
+    for place, _, names in os.walk(folder):
+        found += [os.path.join(place, name)[len(folder) + 1 :] for name in names if name.endswith(".py")]  # noqa: PTH118
+    return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as stream:  # noqa: PTH123
+        return stream.read()

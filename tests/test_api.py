@@ -1,14 +1,20 @@
 """`import enginery`: light, typed, and the same verbs as the command line."""
 
+import inspect
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import enginery
-from builders.errors import SpecError
+from builders.errors import InputError, SpecError
+from enginery.api import _joined
+from pipeline.registry.store import open_store
+from pipeline.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
 
@@ -32,13 +38,59 @@ def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
 def test_build_then_pull(tmp_path: Path) -> None:
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
-    outcome = enginery.build(project.spec, registry=str(project.registry), targets="cpu")
+    outcome = enginery.build(project.spec, registry=project.registry, targets=["cpu"])
     assert outcome.version == "1"
     assert not outcome.failed
     pulled = enginery.pull("tiny", registry=project.registry, dest=tmp_path / "engines", target="cpu")
     assert pulled.path.is_file()
     assert pulled.engine.precision == "int8"
     assert pulled.warning is None
+    assert repr(pulled) == "Pulled('tiny-1-cpu-int8.onnx': cpu int8 onnxruntime of tiny@1, proven)"
+
+
+def test_the_parameters_of_build_are_named_and_typed() -> None:
+    signature = inspect.signature(enginery.build, eval_str=True)
+    _, *options = signature.parameters.values()
+    assert {option.kind for option in options} == {inspect.Parameter.KEYWORD_ONLY}
+    assert [option.name for option in options] == [field.name for field in fields(RunOptions)]
+    assert all(option.annotation not in (object, Any, inspect.Parameter.empty) for option in options)
+    assert [option.name for option in options if f"{option.name}" not in str(enginery.build.__doc__)] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(None, None), ("cpu,l4", "cpu,l4"), (["cpu"], "cpu"), (("cpu", "l4"), "cpu,l4")]
+)
+def test_names_come_as_one_text_or_as_a_sequence(given: Any, wanted: str | None) -> None:
+    assert _joined("targets", given) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"targets": 123}, "targets 123: give names, such as"),
+        ({"targets": []}, r"targets \[\]: give names"),
+        ({"precisions": ["int8", 4]}, r"precisions \['int8', 4\]: give names"),
+        ({"registry": 5}, "registry 5: give a path or a URI"),
+        ({"executor": "slurm"}, "executor 'slurm': give 'local' or 'ray'"),
+        ({"jobs": 0}, "jobs 0: give 1 or more"),
+    ],
+)
+def test_build_refuses_what_is_of_another_kind(options: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        enginery.build("model.yaml", **options)
+
+
+def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="registry 123: give a path, a file:// or an s3:// URI"):
+        enginery.Client(123)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.named\('l4'\)"):
+        enginery.Machine("l4")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="machine 89: give a Machine, or a target's name"):
+        enginery.Client(open_store(tmp_path, create=True).uri).resolve("tiny", machine=89)  # type: ignore[arg-type]
+    for wrong in ((8,), [8, 9], ("8", "9"), 89):
+        with pytest.raises(InputError, match="give a pair"):
+            enginery.Machine(wrong)  # type: ignore[arg-type]
+    assert enginery.Machine((8, 9)) == enginery.Machine.named("sm_89")
 
 
 def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:

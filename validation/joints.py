@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from builders.plural import pluralize
 from builders.types import PRECISIONS
 from validation.report import Check
 
@@ -102,7 +103,7 @@ def _units_title(units: Sequence[Json]) -> dict[str, Any]:
     names = [str(unit["unit"]) for unit in units]
     if len(units) == 1:
         return {"text": names[0], "more": "", "names": names}
-    return {"text": str(units[0]["precision"]), "more": f"{len(units)} units", "names": names}
+    return {"text": str(units[0]["precision"]), "more": pluralize(len(units), "unit"), "names": names}
 
 
 def joints(reports: Sequence[Json]) -> list[dict[str, Any]]:

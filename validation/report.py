@@ -5,15 +5,18 @@ A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan'
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
 from builders.digest import digest_of
 from builders.errors import IntegrityError
+from builders.plural import pluralize
 from validation.spread import Spread
 
 Verdict = Literal["proven", "unproven", "failed"]
+# The check of `validation.overlap`, whose value is about the samples and not about a drift.
+OVERLAP = "calibration overlap"
 _KEY = object()
 
 
@@ -35,7 +38,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {**asdict(self), "value": _to_json(self.value), "limit": _to_json(self.limit)}
+        return {**vars(self), "value": _to_json(self.value), "limit": _to_json(self.limit)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Check":
@@ -150,7 +153,7 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", cannot_run
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    return "proven", f"{len(checks)} checks passed"
+    return "proven", f"{pluralize(len(checks), 'check')} passed"
 
 
 def describe(check: Check) -> str:

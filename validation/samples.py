@@ -243,17 +243,31 @@ def _named(
         return {wanted[0]: found[""]}
     for name in wanted:
         if name not in found:
-            raise DataError(f"{path} has no array {name!r}; {_hint(name, found)}")
+            remedy = f"{_nearest(name, found)}rename the array, or correct the name in the spec"
+            raise DataError(f"{path} has no array {name!r}: {_both(found, inputs, extra)}; {remedy}")
     for name in found:
         if name not in wanted:
-            raise DataError(f"{path} has an array {name!r} that nothing asks for; {_hint(name, wanted)}")
+            remedy = f"{_nearest(name, wanted)}leave it out, or name it in the spec"
+            raise DataError(
+                f"{path} has an array {name!r} that nothing asks for: {_both(found, inputs, extra)}; {remedy}"
+            )
     return {name: found[name] for name in wanted}
+
+
+def _both(found: Iterable[str], inputs: Sequence[TensorSpec], extra: Sequence[str]) -> str:
+    """The names that a file has, and those that it should have."""
+    beside = f", and of labels {', '.join(extra)}" if extra else ""
+    return f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+    return _nearest(name, names).rstrip() or f"known: {', '.join(names) or 'none'}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> bool:

@@ -6,7 +6,7 @@ is measured.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from builders.errors import IntegrityError
@@ -61,7 +61,7 @@ class Spread:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back: four digits a number, and no bare NaN or infinity."""
-        plain = {**asdict(self), "worst": [_plain(item) for item in self.worst]}
+        plain = {**vars(self), "worst": [_plain(item) for item in self.worst]}
         return plain | {name: [_number(value) for value in plain[name]] for name in ("abs_error", "sqnr_db")}
 
     @classmethod
@@ -82,7 +82,7 @@ def _number(value: float | None, digits: int = 4) -> float | str | None:
 
 def _plain(worst: Worst) -> dict[str, Any]:
     values = {name: _number(getattr(worst, name), 7) for name in ("expected", "actual", "sqnr_db")}
-    return {**asdict(worst), **values, "index": list(worst.index)}
+    return {**vars(worst), **values, "index": list(worst.index)}
 
 
 def _worst(data: Mapping[str, Any]) -> Worst:

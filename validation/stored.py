@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from builders.errors import DataError
+from builders.plural import pluralize
 from validation.npz import Array, StoredArray, check_complete, stored_arrays
 
 SAFETENSORS_DTYPES = {
@@ -52,7 +53,7 @@ class FileSeries:
     files: tuple[StoredArray, ...]
 
     def __str__(self) -> str:
-        return f"{self.path} ({len(self.files)} files)"
+        return f"{self.path} ({pluralize(len(self.files), 'file')})"
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -12,6 +12,7 @@ from builders.dispatch.cluster import answers, nodes
 from builders.dispatch.placement import Node, countdown, fitting, none_fits
 from builders.dispatch.task import Task
 from builders.errors import StepError, UnavailableError
+from builders.plural import pluralize
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0
@@ -128,8 +129,9 @@ class Listener:
     def _lost(self, task: Task, alive: set[str], now: float) -> StepError | None:
         name, peak = task.job.name, task.peak_mib
         if task.late(now):
-            limit = f"{task.job.limits.timeout_s:g} s"
-            return StepError(f"{name}: no sign of it long after its limit of {limit}", "timeout", peak_mib=peak)
+            limits = task.job.limits
+            told = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
+            return StepError(f"{name}: {told}", "timeout", peak_mib=peak)
         if task.node in alive:
             task.lost_since = None
             return None
@@ -144,7 +146,8 @@ class Listener:
             task.unplaced_since = None
             if not task.queued:
                 task.queued = True
-                task.told.put(("waiting", f"room on the cluster, where {len(fits)} of {len(there)} nodes suit it"))
+                room = f"{len(fits)} of {pluralize(len(there), 'node')} can take it"
+                task.told.put(("waiting", f"room on the cluster: {room}"))
             return None
         if fitting(needs, there):  # only the one to be avoided
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -30,6 +31,7 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
+from builders.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.profiles import RunProfile
 from builders.types import (
     BuildRequest,
@@ -63,13 +65,6 @@ _IO = {
     "float64",
     "bool",
 }
-_UNKNOWN_OP = (
-    re.compile(r"No Op registered for (?P<op>\w+)"),
-    re.compile(r"(?<![\w.:])(?P<op>[\w.:]+)\(-?\d+\) is not a registered function"),
-    re.compile(r"implementation for (?P<op>[\w.:]+)\(\d+\) node with name '(?P<node>[^']*)'"),
-)
-_LONGEST_REASON = 4000
-_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .+? failed:)?")
 
 
 @dataclass(frozen=True)
@@ -200,6 +195,7 @@ class OrtSession:
     optimized: False runs the graph exactly as written, which is what a reference needs.
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
     opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
+    name: what errors call the model; default: its file's name.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 
@@ -211,10 +207,11 @@ class OrtSession:
         threads: int = 0,
         level: str | None = None,
         opens: Callable[[Path, Any], Any] | None = None,
+        name: str | None = None,
     ) -> None:
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
-        self._model = model
-        self._session = (opens or open_model)(model, session_options(level, threads))
+        self._name = name or model.name
+        self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads))
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
 
@@ -229,13 +226,13 @@ class OrtSession:
         from builders.tensors import check_inputs
 
         if self._session is None:
-            raise EngineryError(f"{self._model.name}: the session is closed; open it again")
+            raise EngineryError(f"{self._name}: the session is closed; open it again")
         check_inputs(self.inputs, inputs)
         names = [spec.name for spec in self.outputs]
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
         except failures() as error:
-            raise ModelError(f"{self._model.name}: onnxruntime failed while running: {words_of(error)}") from error
+            raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
 
 def session_options(level: str, threads: int) -> Any:
@@ -251,10 +248,11 @@ def session_options(level: str, threads: int) -> Any:
     return options
 
 
-def open_model(model: Path, options: Any, exact: bool = True) -> Any:
+def open_model(model: Path, options: Any, exact: bool = True, name: str | None = None) -> Any:
     """ONNX Runtime's session on the CPU. Raises ModelError with its reason.
 
     exact: False where the session only saves a graph, which must be the same on every CPU.
+    name: what the error calls the model; default: its file's name.
     """
     import onnxruntime as ort
 
@@ -266,35 +264,7 @@ def open_model(model: Path, options: Any, exact: bool = True) -> Any:
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except failures() as error:
-        raise ModelError(f"{model.name}: {_reason(words_of(error))}") from error
-
-
-def failures() -> tuple[type[Exception], ...]:
-    """The classes of ONNX Runtime's errors, which share no base class of their own."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    return tuple(
-        cls
-        for cls in (getattr(state, name) for name in dir(state))
-        if isinstance(cls, type) and issubclass(cls, Exception)
-    )
-
-
-def words_of(error: Exception) -> str:
-    """ONNX Runtime's message without its status prefix."""
-    return _STATUS.sub("", str(error)).strip()
-
-
-def _reason(words: str) -> str:
-    """Its words as what, which and remedy: the operator's and the node's name where that is the reason."""
-    words = words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} ..."  # a model's names can be long
-    for pattern in _UNKNOWN_OP:
-        if found := pattern.search(words):
-            node = found.groupdict().get("node")
-            where = f" (node {node!r})" if node else ""
-            remedy = "leave the operator out, or use a dtype it has"
-            return f"onnxruntime has no operator {found['op']}{where} for these types; {remedy}: {words}"
-    return f"onnxruntime cannot read it: {words}; export the model again"
+        raise ModelError(f"{name or model.name}: {why_unreadable(error, model)}") from error
 
 
 def _spec(model: Path, value: Any) -> TensorSpec:

@@ -25,7 +25,6 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.onnxruntime.cpu import words_of
 from builders.onnxruntime.gpu_file import left_over, write_whole
 from builders.onnxruntime.gpu_session import (
     CUDA,
@@ -36,6 +35,7 @@ from builders.onnxruntime.gpu_session import (
     check_available,
     provider_failures,
 )
+from builders.onnxruntime.reasons import words_of
 from builders.types import (
     BuildRequest,
     Determinism,
@@ -242,7 +242,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             compiler.compile_to_file(str(path))
         except provider_failures() as error:
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
-            raise ModelError(f"{words}; `enginery plan --backends tensorrt-rtx` may name the operator") from error
+            raise ModelError(f"{words}; `enginery plan --backend tensorrt-rtx` may name the operator") from error
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import EngineryError, ModelError
-from builders.onnxruntime.cpu import OrtSession, failures, words_of
+from builders.onnxruntime.cpu import OrtSession
+from builders.onnxruntime.reasons import failures, words_of
 from builders.types import ShapeProfile, Tensors
 
 if TYPE_CHECKING:

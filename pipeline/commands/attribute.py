@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.types import PRECISIONS
-from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, say, shown_progress
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    precision_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    say,
+    shown_progress,
+    targets_option,
+)
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -16,10 +25,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
-@click.option("--target", required=True, help="Target or group of the engines, e.g. cpu, sm_89 or ampere.")
-@click.option("--precision", type=click.Choice(PRECISIONS), help="Only this precision.")
-@click.option("--out", type=click.Path(path_type=Path), help="File for the whole result as JSON.")
+@reference_argument
+@targets_option(None)
+@precision_option("all")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file, as JSON.")
 @registry_option
 @progress_options
 @json_option
@@ -27,16 +36,16 @@ if TYPE_CHECKING:
 def attribute(
     ctx: click.Context,
     reference: str,
-    target: str,
+    targets: str,
     precision: str | None,
     out: Path | None,
     registry: str,
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Say which node drifted in the graphs and engines of REF, by its own error and by what it inherits.
+    """Find the nodes that drifted in the graphs and engines of REF: the error each adds, and the error it inherits.
 
-    For a quantized or cast graph that fails, also what to leave in float. Exit 1 when something failed.
+    For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed.
     """
     from builders.local import LocalExecutor
     from builders.targets import parse_targets
@@ -51,7 +60,7 @@ def attribute(
     located = locate(store, parse_reference(reference))
     require(store, located)
     manifest = located.manifest
-    wanted = {item.name for item in parse_targets(target)}
+    wanted = {item.name for name in targets.split(",") for item in parse_targets(name)}
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
         shop = Workshop(store, executor, executor, progress)

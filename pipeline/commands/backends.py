@@ -50,7 +50,7 @@ class Row:
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
     """List the compilers: installed or how to install, what each builds, and whether its engines run here.
 
-    With names, only those, each with its options.
+    NAME: show only these, with their options.
     """
     from builders import backends
 

@@ -1,4 +1,4 @@
-"""`enginery plan` and `enginery build`."""
+"""`enginery build`."""
 
 import os
 from datetime import timedelta
@@ -11,11 +11,15 @@ from pipeline.commands.metrics import metrics_options, served_metrics
 from pipeline.commands.options import (
     emit_json,
     executor_options,
+    jobs_option,
     json_option,
     log_format,
     progress_options,
     say,
+    selection_options,
     shown_progress,
+    spec_argument,
+    spec_registry_option,
 )
 from pipeline.commands.tables import echo, print_table
 from pipeline.commands.trust import check_signing_key, sign_published
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from pipeline.progress import Progress
     from pipeline.publication import Outcome
     from pipeline.run import RunOptions
-    from pipeline.values import BuildPlan
 
 STYLES = {
     "build": "cyan",
@@ -37,47 +40,22 @@ STYLES = {
 }
 
 
-def _shared_options(command: Any) -> Any:
-    for option in (
-        click.argument("spec"),
-        click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'."),
-        click.option("--precisions", help="Only these, e.g. 'fp16,int8'."),
-        click.option("--backends", help="Only these, e.g. 'onnxruntime'."),
-        click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI."),
-        click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU."),
-        progress_options,
-    ):
+def spec_options(command: Any) -> Any:
+    """The argument SPEC and the options that `plan` and `build` share."""
+    for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
         command = option(command)
     return json_option(command)
 
 
 @click.command()
-@_shared_options
-def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
-    """Show for every unit of SPEC whether it would be built, and why. SPEC: as for `build`.
-
-    Exports and quantizes first where that is not on record yet, so that every build key is complete.
-    """
-    from pipeline.compile import InProcess, prepare
-    from pipeline.run import RunOptions, opened
-
-    with shown_progress(quiet) as progress, opened(spec, RunOptions(**chosen), progress, keep_state=False) as run:
-        units = prepare(run.spec, run.selection, run.shop, InProcess()).plan
-    if as_json:
-        emit_json(_plan_json(units))
-    else:
-        _print_plan(units)
-
-
-@click.command()
-@_shared_options
+@spec_options
 @executor_options
 @click.option(
     "--runner",
     type=click.Choice(["auto", "inprocess", "prefect"]),
     default="auto",
     show_default=True,
-    help="auto: Prefect when PREFECT_API_URL is set.",
+    help="What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess.",
 )
 @metrics_options
 @click.option(
@@ -85,7 +63,7 @@ def plan(spec: str, as_json: bool, quiet: bool, **chosen: Any) -> None:
     type=click.Path(path_type=Path),
     envvar="ENGINERY_SIGNING_KEY",
     show_envvar=True,
-    help="Sign the version with this private EC key (PEM).",
+    help="Sign the version with this private EC key, in PEM.",
 )
 @click.pass_context
 def build(
@@ -103,7 +81,7 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    SPEC: a file, registered:MODEL[@DIGEST] of the registry, or a file in a bucket (s3://bucket/specs/model.yaml).
+    With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
     """
     from pipeline.run import RunOptions, registry_of
 
@@ -144,9 +122,10 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 def _compile(
     spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
-    from pipeline.compile import InProcess, compile_model
+    from pipeline.compile import InProcess
+    from pipeline.intake.once import compile_once
     from pipeline.progress import together
-    from pipeline.run import compile_from_records, opened, registry_of
+    from pipeline.run import compile_from_records, registry_of
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -169,8 +148,7 @@ def _compile(
         return run_flow(spec, options, quiet)
     with shown_progress(quiet) as display:
         progress = together(display, *([counting] if counting else []))
-        with opened(spec, options, progress) as run:
-            return compile_model(run.spec, run.selection, run.shop, InProcess())
+        return compile_once(spec, options, InProcess(), progress).outcome
 
 
 def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
@@ -188,36 +166,6 @@ def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
     tell(Compiled(outcome, store))
 
 
-def _plan_json(units: "BuildPlan") -> dict[str, Any]:
-    return {
-        "model": units.model,
-        "units": [
-            {
-                "target": unit.request.target.name,
-                "precision": unit.request.precision,
-                "backend": unit.request.backend,
-                "action": unit.action,
-                "reason": unit.reason,
-                "required": unit.required,
-                "build_key": unit.request.key,
-                "request": unit.request.to_json(),
-            }
-            for unit in units.units
-        ],
-    }
-
-
-def _print_plan(units: "BuildPlan") -> None:
-    counts = {action: sum(unit.action == action for unit in units.units) for action in ("build", "cached", "refused")}
-    named = [(unit.request.target.name, unit.request.precision, unit.request.backend) for unit in units.units]
-    print_table(
-        ("target", "precision", "backend", "action", "why"),
-        [[*name, unit.action, unit.reason] for name, unit in zip(named, units.units, strict=True)],
-        title=f"{units.model}: " + ", ".join(f"{count} {action}" for action, count in counts.items()),
-        styles=STYLES,
-    )
-
-
 def show_outcome(outcome: "Outcome") -> None:
     """The table of engines, the task metric of each graph they are built from, and where everything lies."""
     _print_engines(outcome)
@@ -229,7 +177,7 @@ def show_outcome(outcome: "Outcome") -> None:
         for item in engine.get("attribution", ()):
             say(f"  which node ({item['joint']}): {item['headline']}")
     _warn_of_idle(outcome)
-    for name, metrics in outcome.metrics.items():
+    for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
@@ -250,11 +198,15 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
-    echo(f"{outcome.model}@{outcome.version} {state}{channel}")
+    # One line where nothing is new.
+    report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
+    if outcome.same_as:
+        told = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
+        echo(f"{told}{report}")
+    else:
+        echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
-    if outcome.page:
-        echo(f"report: {outcome.page}")
 
 
 def _print_engines(outcome: "Outcome") -> None:

@@ -18,7 +18,13 @@ def _acting(command: Any) -> Any:
     """What both commands do with a verdict."""
     for option in (
         click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
-        click.option("--channel", default="stable", show_default=True, help="The channel that --auto rolls back."),
+        click.option(
+            "--channel",
+            metavar="CHANNEL",
+            default="stable",
+            show_default=True,
+            help="Channel of the candidate's model for --auto.",
+        ),
         registry_option,
         json_option,
     ):
@@ -28,22 +34,52 @@ def _acting(command: Any) -> Any:
 
 @click.group()
 def canary() -> None:
-    """Compare a candidate with what is served: PASS, FAIL or INSUFFICIENT (exit code 0 for PASS only, 1 otherwise)."""
+    """Compare a candidate with the version in service: PASS, FAIL or INSUFFICIENT. Exit code 0 for PASS, else 1."""
 
 
 @canary.command()
-@click.option("--candidate", required=True, metavar="REF", help="The version that wants to be served.")
-@click.option("--baseline", required=True, metavar="REF", help="The version that is served.")
+@click.option("--candidate", required=True, metavar="REF", help="Version to be served next.")
+@click.option("--baseline", required=True, metavar="REF", help="Version that is served now.")
 @engine_options
-@click.option("--traffic", required=True, type=click.Path(path_type=Path), help="Recorded requests, .jsonl or .npz.")
-@click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds; short traffic is repeated.")
 @click.option(
-    "--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Load: 2 is twice."
+    "--traffic", required=True, type=click.Path(path_type=Path), help="File of recorded requests, .jsonl or .npz."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order and the bootstrap.")
-@click.option("--looks", type=click.IntRange(1, 20), default=4, show_default=True, help="How often to look, at most.")
-@click.option("--warmup", type=click.IntRange(0), default=20, show_default=True, help="Requests that do not count.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for observations, report and page.")
+@click.option(
+    "--duration",
+    type=click.FloatRange(0, min_open=True),
+    show_default="the traffic once",
+    help="Seconds to replay; traffic that is shorter is repeated.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Factor on the recorded request rate.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the order of requests and of the bootstrap.",
+)
+@click.option(
+    "--looks",
+    type=click.IntRange(1, 20),
+    default=4,
+    show_default=True,
+    help="How many times to judge, at most; a clear verdict ends the replay early.",
+)
+@click.option(
+    "--warmup", type=click.IntRange(0), default=20, show_default=True, help="Requests at the start that are not judged."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    show_default="canary-CANDIDATE-against-BASELINE",
+    help="Folder for observations, report and page.",
+)
 @_acting
 @click.pass_context
 def run(
@@ -63,7 +99,7 @@ def run(
     registry: str,
     **acting: Any,
 ) -> None:
-    """Replay recorded traffic against both engines, interleaved and open loop, and judge what is seen."""
+    """Replay recorded traffic against both engines, interleaved and open loop, and judge the observations."""
     from pipeline.canary.run import CanaryRun, run_canary
     from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
@@ -85,23 +121,33 @@ def run(
 
 @canary.command()
 @click.option(
-    "--candidate", required=True, type=click.Path(path_type=Path), help="Observations of the candidate, JSONL."
+    "--candidate", required=True, type=click.Path(path_type=Path), help="File of the candidate's observations, JSONL."
 )
-@click.option("--baseline", required=True, type=click.Path(path_type=Path), help="Observations of the baseline, JSONL.")
-@click.option("--spec", type=click.Path(path_type=Path), help="Take the thresholds of this spec.")
 @click.option(
-    "--planned", type=click.IntRange(1), help="Requests at the last look; without it this look is the only one."
+    "--baseline", required=True, type=click.Path(path_type=Path), help="File of the baseline's observations, JSONL."
 )
-@click.option("--previous", type=click.Path(path_type=Path), help="report.json of the look before this one.")
+@click.option("--spec", type=click.Path(path_type=Path), help="Spec whose thresholds are used.")
+@click.option(
+    "--planned",
+    type=click.IntRange(1),
+    show_default="this look is the only one",
+    help="Number of requests at the last look.",
+)
+@click.option("--previous", type=click.Path(path_type=Path), help="The report.json of the look before this one.")
 @click.option(
     "--missing",
     type=click.Choice(["failed", "ignored"]),
     default="failed",
     show_default=True,
-    help="What a request is that only one side observed.",
+    help="How a request counts that only one side observed.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the bootstrap.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for report and page; default: the candidate's.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    show_default="the folder of --candidate",
+    help="Folder for report and page.",
+)
 @_acting
 @click.pass_context
 def judge(
@@ -120,7 +166,7 @@ def judge(
 ) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
-    Thresholds are those of --spec; else of the candidate's version, if the registry has it; else the defaults.
+    Thresholds: those of --spec, else of the candidate's version if the registry has it, else the defaults.
     """
     from pipeline.canary.verdicts import Asked, judge_files, read_report_file
 

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from pipeline.commands.options import (
+    channel_argument,
+    emit_json,
+    json_option,
+    registry_option,
+    say,
+    why_option,
+)
 from pipeline.commands.tables import echo, print_table
 from pipeline.user import user
 
@@ -15,17 +22,20 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", metavar="NAME[:CHANNEL]")
-@click.option("--limit", type=click.IntRange(1), help="At most so many moves of each channel, the newest.")
+@click.argument("where", metavar="NAME[:CHANNEL]")
+@click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
 @registry_option
 @json_option
-def history(reference: str, limit: int | None, registry: str, as_json: bool) -> None:
-    """Show who moved a channel (or each channel of NAME), when, why, and on which evidence."""
+def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
+    """Show who moved a channel (or each channel of NAME), when, why, and on what evidence.
+
+    NAME:CHANNEL: a model and its channel.
+    """
     from pipeline.registry.history import history as moves_of
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
 
-    rows = moves_of(open_store(registry), parse_reference(reference), limit)
+    rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:
         emit_json(rows)
         return
@@ -36,15 +46,18 @@ def history(reference: str, limit: int | None, registry: str, as_json: bool) -> 
 
 @click.group()
 def policy() -> None:
-    """What a channel asks of a version. WHERE is NAME:CHANNEL, or '*:CHANNEL' for every model that has no own one."""
+    """What a channel requires of a version.
+
+    '*:CHANNEL' stands for the channel of every model that has no policy of its own.
+    """
 
 
 @policy.command("show")
-@click.argument("where", metavar="NAME:CHANNEL")
+@channel_argument
 @registry_option
 @json_option
 def show_policy(where: str, registry: str, as_json: bool) -> None:
-    """Show the policy that binds a channel, and where it is from."""
+    """Show the policy that applies to a channel, and where it was set."""
     from pipeline.registry import policies
     from pipeline.registry.store import open_store
 
@@ -60,25 +73,33 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
 
 
 @policy.command("set")
-@click.argument("where", metavar="NAME:CHANNEL")
-@click.option("--proven", default="", metavar="TARGETS", help="Targets that need a proven engine: l4,sm_90,cpu.")
-@click.option("--canary/--no-canary", default=False, help="Whether a canary's PASS is needed.")
+@channel_argument
+@click.option(
+    "--proven",
+    default="",
+    metavar="TARGETS",
+    show_default="none",
+    help="Targets that need a proven engine: l4,sm_90,cpu.",
+)
+@click.option("--canary/--no-canary", default=False, show_default=True, help="Whether a canary's PASS is needed.")
 @click.option(
     "--signed-by",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="KEY.pub",
-    help="A public key; one of those that are given must have signed the version. May be given repeatedly.",
+    help="Public key that must have signed the version; repeat it for several, one of which suffices.",
 )
-@click.option("--why", default="", help="A line for whoever asks later.")
+@why_option
 @registry_option
 @json_option
 def set_policy(
     where: str, proven: str, canary: bool, signed_by: tuple[Path, ...], why: str, registry: str, as_json: bool
 ) -> None:
-    """Set a policy; it replaces the one before. Without an option nothing more is asked than every channel asks.
+    """Set the policy of a channel, in place of the one before.
 
-    A registry that is not there is made: rules may come before the first version.
+    Without options it requires only what every channel requires.
+
+    Creates the registry if there is none: policies may be set before the first version is published.
     """
     from pipeline.registry import policies
     from pipeline.registry.policies import Policy
@@ -106,15 +127,9 @@ def _open_or_make(registry: str) -> "Store":
 
 
 def _where(text: str) -> tuple[str | None, str]:
-    from builders.errors import UnknownNameError
-    from pipeline.registry.names import check_channel, parse_reference
+    from pipeline.registry.names import check_channel, parse_channel
 
-    if text.startswith("*:"):
-        return None, check_channel(text[2:])
-    found = parse_reference(text)
-    if found.channel is None:
-        raise UnknownNameError(f"a policy is about a channel; give {found.model}:CHANNEL, or *:CHANNEL for every model")
-    return found.model, found.channel
+    return (None, check_channel(text[2:])) if text.startswith("*:") else parse_channel(text)
 
 
 def _key(path: Path) -> str:
@@ -126,8 +141,12 @@ def _key(path: Path) -> str:
 def _words(found: "Policy") -> str:
     rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
     rules += ["a canary's PASS"] if found.canary else []
-    rules += [f"a signature by one of {len(found.signed_by)} keys"] if found.signed_by else []
-    return "needs " + " and ".join(rules) if rules else "asks nothing more"
+    rules += (
+        ["a signature by " + ("its key" if len(found.signed_by) == 1 else f"one of {len(found.signed_by)} keys")]
+        if found.signed_by
+        else []
+    )
+    return "needs " + " and ".join(rules) if rules else "requires nothing more"
 
 
 def _short(digests: Any) -> str:

@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
+from pipeline.commands.options import (
+    backends_option,
+    emit_json,
+    jobs_option,
+    json_option,
+    precisions_option,
+    progress_options,
+    say,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+    target_option,
+)
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
@@ -13,28 +25,32 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto.")
-@click.option("--backends", help="Only these, e.g. 'onnxruntime,aotinductor'; default: every one that is installed.")
-@click.option("--precisions", help="Only these of the spec's, e.g. 'fp32,int8'.")
+@spec_argument
+@target_option
+@precisions_option("all of the spec")
+@backends_option("every one that is installed")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 600, min_open=True),
     default=0.2,
     show_default=True,
-    help="To time each bucket; ten times that for two engines side by side.",
+    help="Seconds of timing for each bucket; ten times as long for two engines side by side.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order side by side.")
-@click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path, file:// or s3:// URI.")
-@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the page as Markdown, too.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of the interleaved runs."
+)
+@spec_registry_option
+@jobs_option
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result to this file, as Markdown."
+)
 @progress_options
 @json_option
 @click.pass_context
 def compare(
     ctx: click.Context,
     /,
-    spec: Path,
+    spec: str,
     target: str,
     backends: str | None,
     precisions: str | None,
@@ -46,9 +62,9 @@ def compare(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build SPEC with every backend that can, for one target, and put quality and latency side by side.
+    """Build SPEC with every backend that can, for one target, and compare quality and latency.
 
-    Recommends one, with the reason and what would change it. Publishes nothing; what was built is kept by its key.
+    Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
     from pipeline.compare import run, words

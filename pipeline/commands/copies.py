@@ -5,22 +5,31 @@ from pathlib import Path
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    reference_argument,
+    references_argument,
+    registry_option,
+    say,
+    trust_option,
+)
 from pipeline.commands.tables import echo
 from pipeline.user import user
 
 
 @click.command()
-@click.argument("references", metavar="REF...", nargs=-1, required=True)
+@references_argument
 @click.argument("dest", metavar="DEST")
-@click.option("--channels", "with_channels", is_flag=True, help="Also point the channels that REFs name to them there.")
+@click.option("--channels", "with_channels", is_flag=True, help="Also move the channels named by REF in the copy.")
 @trust_option
 @registry_option
 @json_option
 def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
-    """Copy the versions that REFs stand for to the registry DEST (a path, file:// or s3://), verified."""
+    """Copy the version of each REF to the registry DEST (a path, file:// or s3://bucket/prefix), verified."""
     from pipeline.registry.mirror import mirror as copy
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
@@ -35,18 +44,18 @@ def mirror(
         echo(name)
     for name in found.moved:
         echo(f"channel {name}")
-    echo(f"{found.copied} blobs copied ({found.size_bytes} bytes), {found.present} were there")
+    echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
 
 
 @click.command("export-oci")
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
-@click.option("--proven-only", is_flag=True, help="Leave out engines that never ran on their hardware.")
+@click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")
 @trust_option
 @registry_option
 @json_option
 def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
-    """Write the engines of REF into the OCI image layout DEST: an image for each, and an index of them all."""
+    """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.oci import export_oci as write
     from pipeline.registry.store import open_store

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.commands.options import Duration, emit_json, json_option, say
+from pipeline.commands.options import emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.commands.tables import echo, print_table
 from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
@@ -31,35 +31,47 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 
 
 @click.command()
+@registry_option_with(None, "none: the workers must reach it by the same URI")
+@click.option("--pool", default=POOL, show_default=True, help="Work pool; created if it does not exist.")
 @click.option(
-    "--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="URI of the registry, as the workers reach it."
+    "--type", "kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Type of the work pool."
 )
-@click.option("--pool", default=POOL, show_default=True, help="Work pool; made if it is not there.")
-@click.option("--type", "kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Of the pool.")
-@click.option("--name", default=NAME, show_default=True, help="Of the deployments: compile-model/NAME and so on.")
+@click.option("--name", default=NAME, show_default=True, help="Name of the deployments, as in compile-model/NAME.")
 @click.option(
     "--only",
     multiple=True,
     type=click.Choice([name.replace("_", "-") for name in FLOWS]),
-    help="Just these; repeat it.",
+    show_default="all",
+    help="Flow to register; repeat it for several.",
 )
-@click.option("--slots", multiple=True, type=_Pair(), help="Builds at once for a GPU generation: sm_89=4; repeat it.")
 @click.option(
-    "--job-variable", "variables", multiple=True, type=_Pair(), help="Of the pool's job template: gpu_count=1."
+    "--slots", multiple=True, type=_Pair(), help="Concurrent builds for a GPU generation, e.g. sm_89=4; repeat it."
+)
+@click.option(
+    "--job-variable",
+    "variables",
+    multiple=True,
+    type=_Pair(),
+    help="Variable of the pool's job template, e.g. gpu_count=1; repeat it.",
 )
 @click.option("--traffic", help="Folder or s3:// prefix with MODEL.jsonl or MODEL.npz, for canaries.")
-@click.option("--catalog", default="registered", show_default=True, help="Place of the specs of the nightly catalog.")
-@click.option("--channel", default="stable", show_default=True, help="What canaries compare with, promote, roll back.")
-@click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-@click.option("--ray-address", envvar="RAY_ADDRESS", help="Ray cluster that builds use with --executor ray.")
 @click.option(
-    "--wait-for-nodes",
-    type=Duration(),
-    default="0s",
+    "--catalog",
+    default="registered",
     show_default=True,
-    help="How long a build waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
+    help="Where the nightly build finds its specs, as `enginery catalog` takes it.",
 )
-@click.option("--gc-delete", is_flag=True, help="Let the nightly collection delete; without it it only lists.")
+@click.option(
+    "--channel",
+    metavar="CHANNEL",
+    default="stable",
+    show_default=True,
+    help="Channel that canaries compare with, promote and roll back.",
+)
+@executor_options
+@click.option(
+    "--gc-delete", is_flag=True, help="Let the nightly garbage collection delete; without this it only lists."
+)
 @click.option(
     "--fleet",
     type=click.Choice(FLEET),
@@ -67,17 +79,17 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     show_default=True,
     help="Reconcile the cluster's nodes on a schedule.",
 )
-@click.option("--fleet-catalog", help="What must be served where: a file that the workers see.")
+@click.option("--fleet-catalog", help="Which models must be served where: a YAML file that the workers can read.")
 @click.option(
     "--fleet-schedule",
     "fleet_cron",
     default=FLEET_CRON,
     show_default=True,
     callback=lambda _context, _option, value: _cron(value),
-    help="When the fleet is reconciled: cron, in UTC.",
+    help="When the fleet is reconciled: a cron expression, in UTC.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
-@click.option("--print-yaml", is_flag=True, help="Print the same as a prefect.yaml, and register nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.option("--print-yaml", is_flag=True, help="Print the deployments as a prefect.yaml; register nothing.")
 @json_option
 def deploy(
     registry: str | None,
@@ -93,7 +105,8 @@ def deploy(
 ) -> None:
     """Register Enginery's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
 
-    The server is PREFECT_API_URL's. Run it again after an upgrade or with other options: only what differs is changed.
+    Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
+    applied.
     """
     from pipeline.deployments.prefect_yaml import REGISTRY, text
 

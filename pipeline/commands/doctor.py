@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from builders.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
+from builders.plural import pluralize
 from pipeline.commands.backends import builds_of
 from pipeline.commands.options import emit_json, json_option, registry_option
 from pipeline.commands.tables import print_table
@@ -38,7 +39,10 @@ class Finding:
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
-    """Say what this machine can build and run, and what is missing, with the remedy."""
+    """Show what this machine can build and run, and what is missing, with the remedy.
+
+    Exit code 1 if anything is broken.
+    """
     findings = [*_machine(), *_gpus(), *_compilers(), *_services(), _registry(registry)]
     if as_json:
         emit_json({"findings": [asdict(finding) for finding in findings]})
@@ -55,7 +59,9 @@ def _machine() -> Iterator[Finding]:
     import psutil
 
     memory = psutil.virtual_memory().total / 2**30
-    yield Finding("machine", "ok", f"{platform.machine()}, {os.cpu_count()} CPUs, {memory:.0f} GiB memory")
+    yield Finding(
+        "machine", "ok", f"{platform.machine()}, {pluralize(os.cpu_count() or 1, 'CPU')}, {memory:.0f} GiB memory"
+    )
     yield Finding("cpu", "ok", _kind_words(this_kind()))
     yield Finding("python", "ok", platform.python_version())
     free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30
@@ -120,4 +126,4 @@ def _registry(registry: str) -> Finding:
         count = len(models(open_store(registry)))
     except EngineryError as error:
         return Finding("registry", "missing", str(error))
-    return Finding("registry", "ok", f"{registry}: {count} models")
+    return Finding("registry", "ok", f"{registry}: {pluralize(count, 'model')}")

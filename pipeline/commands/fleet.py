@@ -20,25 +20,32 @@ def source_options(command: Command) -> Command:
         json_option,
         registry_option,
         click.option(
-            "--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds for each request."
+            "--timeout",
+            type=click.FloatRange(0.1),
+            default=30.0,
+            show_default=True,
+            help="Seconds that a request to the cluster may take.",
         ),
-        click.option("--context", help="Context of the kubeconfig; default: its current one."),
+        click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
         click.option(
             "--kubeconfig",
             type=click.Path(path_type=Path),
-            help="Default: KUBECONFIG, else a pod's own account, else ~/.kube/config.",
+            show_default="KUBECONFIG, else a pod's service account, else ~/.kube/config",
+            help="Kubernetes configuration.",
         ),
         click.option(
             "--catalog",
             type=click.Path(path_type=Path),
             envvar="ENGINERY_CATALOG",
             show_envvar=True,
-            help="Models that must be served where (YAML); default: every model with a channel, on every GPU.",
+            show_default="every model with a channel, on every GPU",
+            help="Which models must be served where (YAML).",
         ),
         click.option(
             "--inventory",
             type=click.Path(path_type=Path),
-            help="Groups as YAML, or the JSON of `kubectl get nodes -o json`; '-' is stdin. Default: the cluster.",
+            show_default="the cluster's nodes",
+            help="Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
         ),
     ):
         command = option(command)
@@ -46,15 +53,21 @@ def source_options(command: Command) -> Command:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--tensorrt", metavar="VERSION", help="TensorRT that serves, where nothing else says it.")
-@click.option("--tensorrt-rtx", metavar="VERSION", help="The same of TensorRT-RTX.")
-@click.option("--apply", is_flag=True, help="Tell the Prefect server's deployments to build and prove what is missing.")
+@click.option(
+    "--tensorrt", metavar="VERSION", help="Version of TensorRT on the nodes, where the inventory does not say it."
+)
+@click.option(
+    "--tensorrt-rtx",
+    metavar="VERSION",
+    help="Version of TensorRT-RTX on the nodes, where the inventory does not say it.",
+)
+@click.option("--apply", is_flag=True, help="Start builds and proofs of what is missing on the Prefect server.")
 @source_options
 @click.pass_context
 def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> None:
-    """Compare the nodes of a cluster with the registry: what is covered, missing, unproven, about to break.
+    """Compare the nodes of a cluster with the registry: what is covered, missing, unproven or about to break.
 
-    Exit code 1 where a model cannot be served that must be.
+    Exit code 1 if a model that must be served cannot be.
     """
     if ctx.invoked_subcommand is not None:
         _refuse_options_before(ctx)
@@ -75,17 +88,17 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
 
 
 @fleet.command()
-@click.option("--driver", metavar="VERSION", help="Driver that GPU nodes get, e.g. 590.44.")
-@click.option("--tensorrt", metavar="VERSION", help="TensorRT that serves then, e.g. 11.4.")
-@click.option("--tensorrt-rtx", metavar="VERSION", help="The same of TensorRT-RTX.")
-@click.option("--on", metavar="TARGETS", help="Only nodes of these get new versions, e.g. 'l4,hopper'.")
-@click.option("--add", multiple=True, metavar="PRODUCT=NODES", help="Nodes that come, e.g. b200=16. Repeatable.")
-@click.option("--remove", multiple=True, metavar="PRODUCT=NODES", help="Nodes that go, e.g. t4=8. Repeatable.")
+@click.option("--driver", metavar="VERSION", help="New driver version of the GPU nodes, e.g. 590.44.")
+@click.option("--tensorrt", metavar="VERSION", help="New TensorRT version, e.g. 11.4.")
+@click.option("--tensorrt-rtx", metavar="VERSION", help="New TensorRT-RTX version, e.g. 1.8.")
+@click.option("--on", metavar="TARGETS", show_default="all", help="Nodes that get the new versions, e.g. l4,hopper.")
+@click.option("--add", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be added, e.g. b200=16; repeat it.")
+@click.option("--remove", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be removed, e.g. t4=8; repeat it.")
 @source_options
 def plan(as_json: bool, **chosen: Any) -> None:
-    """Say what a change of the fleet would break, what must be rebuilt, in which order, and for how long.
+    """Show what a change of the fleet would break, and what must be rebuilt, in which order and in what time.
 
-    Nothing is changed. How long is a prediction from the builds on record.
+    Nothing is changed. Times are predicted from the builds on record.
     """
     from builders.targets import parse_targets
     from pipeline.commands.fleet_tables import print_plan

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from builders.plural import pluralize
 from pipeline.commands.tables import echo, print_table
 from pipeline.fleet.standing import STATES, Standing
 
@@ -23,7 +24,7 @@ def print_reconciled(found: "Reconciled") -> None:
     if found.standings:
         print_table(("model", "version", "state", "nodes", "on", "engine", "why"), standing_rows(found.standings))
         counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
-        echo(f"\n{len(found.standings)} pairs of model and group: {counts}")
+        echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
     else:
         echo(f"nothing must be served here by {found.catalog.source}")
     _print_work(found.work)
@@ -65,7 +66,7 @@ def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
 
 
 def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
-    echo(f"{len(fleet.groups)} groups of nodes ({fleet.source})")
+    echo(f"{pluralize(len(fleet.groups), 'group')} of nodes ({fleet.source})")
     rows = [
         [
             group.name,

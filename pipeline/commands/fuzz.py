@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.commands.engines import published_engine
 from pipeline.commands.options import (
     emit_json,
     engine_options,
     json_option,
     progress_options,
-    published_engine,
+    reference_argument,
     registry_option,
     say,
 )
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference")
+@reference_argument
 @registry_option
 @engine_options
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed tries the same.")
-@click.option("--cases", type=click.IntRange(0, 100_000), default=50, show_default=True, help="Random cases.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random cases.")
+@click.option("--cases", type=click.IntRange(0, 100_000), default=50, show_default=True, help="Number of random cases.")
 @click.option(
-    "--histogram", type=click.Path(path_type=Path), help="Sizes as traffic has them: JSON {dim: {size: count}}."
+    "--histogram",
+    type=click.Path(path_type=Path),
+    show_default="all sizes alike",
+    help="File with the sizes that traffic has: JSON {dim: {size: count}}.",
 )
-@click.option("--only", metavar="CASE", help="Try this one, as a report names it: 'batch=5 values=ones'.")
+@click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
 @progress_options
 @json_option
 @click.pass_context
@@ -48,9 +52,10 @@ def fuzz(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Try an engine of REFERENCE at every bucket's edges, at random sizes and on hard values, against its graph.
+    """Compare an engine of REF with its graph, at every bucket's edges, at random sizes and on extreme values.
 
-    A failing case is made as small as it gets, and printed with the command that tries it again. Exit code 1 then.
+    A failing case is reduced to the smallest that fails and printed with the command that repeats it. Exit code 1 if
+    one failed.
     """
     from pipeline.fuzz import Asked, fuzz_published
 

@@ -5,40 +5,46 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    registry_option,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.golden import Shown
     from pipeline.spec.model import ModelSpec
 
-_spec = click.argument("spec")
-_registry = click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
-
 
 @click.group()
 def golden() -> None:
-    """Golden sets: inputs, and what the original model says to them, frozen by digest."""
+    """Golden sets: inputs and the original model's outputs for them, identified by a digest."""
 
 
 @golden.command()
-@_spec
-@_registry
+@spec_argument
+@spec_registry_option
 @progress_options
 @json_option
 def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Make the golden set of SPEC, unless it is there already, and say how it differs from the one before it."""
+    """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
     told = _made(spec, registry, quiet, accepting=False)
     _print_made(told, as_json)
 
 
 @golden.command()
-@_spec
-@_registry
+@spec_argument
+@spec_registry_option
 @progress_options
 @json_option
 def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Make the golden set of SPEC and write its digest into the spec: builds keep to it from then on."""
+    """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
     from pipeline.golden import write_frozen
 
     told = _made(spec, registry, quiet, accepting=True)
@@ -52,7 +58,7 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 @registry_option
 @json_option
 def show(reference: str, registry: str, as_json: bool) -> None:
-    """Show the golden set of a version: its cases, its noise floor, and the versions that were proven with it."""
+    """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
     from pipeline.golden import golden_of, shown
     from pipeline.registry.store import open_store
 
@@ -66,7 +72,7 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @registry_option
 @json_option
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
-    """Say how golden set B differs from A; each is a version's reference or a digest."""
+    """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
     from pipeline.golden import golden_of
     from pipeline.registry.store import open_store
     from pipeline.steps.golden import golden_change
@@ -127,7 +133,7 @@ def _print_shown(golden_set: "Shown", as_json: bool) -> None:
         return
     echo(golden_set.digest)
     labels = "labels" if golden_set.labels else "no labels"
-    echo(f"{kinds.count('golden')} golden cases, {kinds.count('edge')} edge cases, {labels}")
+    echo(f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}")
     edges = [name for name, kind in golden_set.cases if kind == "edge"]
     echo(f"edges: {'; '.join(edges) or 'none'}")
     for output, floors in (golden_set.noise or {}).get("floors", {}).items():

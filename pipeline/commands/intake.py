@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from builders.plural import pluralize
 from pipeline.commands.options import (
     emit_json,
     executor_options,
+    jobs_option,
     json_option,
     progress_options,
     registry_option,
     say,
+    selection_options,
     shown_progress,
 )
 from pipeline.commands.tables import echo, print_table
@@ -26,13 +29,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @registry_option
-@click.option("--no-event", is_flag=True, help="Only keep it in the registry; tell no Prefect server.")
+@click.option("--no-event", is_flag=True, help="Only keep it in the registry; send no event to Prefect.")
 @json_option
 def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
-    """Keep SPEC and the files it names in the registry, and tell the Prefect server, whose workers then build it.
+    """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
 
-    Kept are the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
-    data. Not kept: installed packages, and files that the code opens by itself.
+    Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
+    data. Not stored: installed packages, and files that the code opens by itself.
     """
     from pipeline.intake.register import register as register_spec
     from pipeline.registry.store import open_store
@@ -44,7 +47,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}
     if not as_json:
         state = "registered already" if existed else "registered"
-        echo(f"{item.address}\n{state} in {store.uri}, {len(item.bundle.files)} files")
+        echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
     told = None
     if not no_event:
         from pipeline.events import registered
@@ -58,14 +61,16 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 @click.command("watch-specs")
 @click.argument("place")
 @registry_option
-@click.option("--interval", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Look once, register what is new, and end.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
 @json_option
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
-    """Register each spec in PLACE (a folder, file:// or s3:// prefix) that is new, by content, and tell the server.
+    """Watch PLACE (a folder, a file:// or s3:// prefix) and register each spec whose content is new.
 
-    A spec is taken when its files stood still between two looks. What was told once is not told again, also by a
-    watcher that was started anew. --json: a line for each spec that was registered or cannot be read.
+    A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
+    restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
     """
     import json
 
@@ -88,12 +93,10 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 
 
 @click.command()
-@click.argument("specs", default="registered")
-@click.option("--targets", help="Only these, e.g. 'cpu,sm_89,turing'; a spec must have one of them.")
-@click.option("--precisions", help="Only these, e.g. 'fp16,int8'.")
-@click.option("--backends", help="Only these, e.g. 'onnxruntime'.")
+@click.argument("specs", metavar="[PLACE]", default="registered")
+@selection_options
 @executor_options
-@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes at once; default: one per CPU.")
+@jobs_option
 @progress_options
 @registry_option
 @json_option
@@ -101,9 +104,10 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 def catalog(
     ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, wait_for_nodes: timedelta, **chosen: Any
 ) -> None:
-    """Build every spec in SPECS: a folder, a file:// or s3:// prefix, or 'registered', the newest of each model.
+    """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
+    each model in the registry).
 
-    One that fails stops no other. Exit code 1 if any failed, or an engine of it did.
+    A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
     """
     from pipeline.compile import InProcess
     from pipeline.intake.catalog import compile_all, gathered, words

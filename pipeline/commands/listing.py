@@ -9,7 +9,7 @@ from pipeline.commands.tables import cell, print_table
 @click.command("list")
 @click.argument("model", required=False)
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many models or versions."
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Models or versions to list, at most."
 )
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
@@ -18,7 +18,7 @@ from pipeline.commands.tables import cell, print_table
 def list_models(
     model: str | None, limit: int, before: str | None, after: str | None, registry: str, as_json: bool
 ) -> None:
-    """List the models of a registry, or the newest versions of MODEL. Pages: --limit with --after, or with --before."""
+    """List the models of a registry, or the newest versions of MODEL, in pages: --limit with --after or --before."""
     if model is None:
         if before is not None:
             raise click.UsageError("--before pages through versions: name a MODEL")

@@ -23,12 +23,13 @@ def metrics_options(command: Command) -> Command:
         "--metrics-address",
         default="127.0.0.1",
         show_default=True,
-        help="Address to serve metrics at; 0.0.0.0 in a pod.",
+        help="Address to serve metrics on; 0.0.0.0 in a pod.",
     )
     port = click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
-        help="Serve Prometheus metrics here; 0: any port. Default: off.",
+        show_default="off",
+        help="Port to serve Prometheus metrics on; 0 is any free port.",
     )
     return port(address(command))
 
@@ -48,26 +49,28 @@ def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | No
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0: any.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="0.0.0.0 in a pod.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port; 0 is any free port."
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to serve on; 0.0.0.0 in a pod.")
 @click.option(
     "--every",
     default=60.0,
     type=click.FloatRange(1),
     show_default=True,
-    help="Seconds between two looks at the registry.",
+    help="Seconds between two reads of the registry.",
 )
-@click.option("--once", is_flag=True, help="Print the metrics on stdout and end.")
+@click.option("--once", is_flag=True, help="Print the metrics on stdout and exit.")
 @click.option(
     "--textfile",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write them into this file and end (node_exporter).",
+    help="Write the metrics to this file (for node_exporter) and exit.",
 )
 @registry_option
 def metrics(port: int, address: str, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve a registry's numbers to Prometheus: builds, runs, cache, unproven engines, drift.
 
-    They come from the registry's own documents, so one exporter knows of every run, wherever it ran.
+    Read from the registry's documents, so one exporter covers every run, wherever it took place.
     """
     from pipeline.metrics.exporter import Exporter
     from pipeline.metrics.live import served

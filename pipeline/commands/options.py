@@ -1,23 +1,24 @@
-"""Options and output that every command shares, so that they are spelled and behave alike."""
+"""Arguments, options and output that commands share: each is declared once, so that it is spelled, described and works
+alike everywhere."""
 
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from builders.types import PRECISIONS
 from builders.visible import visible_json
 from pipeline.commands.tables import echo
 from pipeline.registry import DEFAULT_REGISTRY
 
 if TYPE_CHECKING:
-    from pipeline.canary.engines import Chosen
     from pipeline.progress import Progress
-    from pipeline.workshop import Workshop
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,30 +43,119 @@ class Duration(click.ParamType[timedelta]):
         return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def registry_option(command: Command) -> Command:
-    """`--registry`, from ENGINERY_REGISTRY, else ./registry; passed as `registry: str`."""
+def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
+    """An argument whose meaning stands below the command's own help: click's arguments have no help of their own."""
+
+    def add(command: Command) -> Command:
+        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{metavar.strip('[].')}: {meaning}"
+        return click.argument(name, metavar=metavar, **settings)(command)
+
+    return add
+
+
+_REF = "NAME@VERSION, NAME:CHANNEL, or NAME: its channel stable, else candidate, else its newest version."
+
+# `REF`, passed as `reference: str`.
+reference_argument = _argument("reference", "REF", _REF)
+# `REF...`, passed as `references: tuple[str, ...]`.
+references_argument = _argument("references", "REF...", _REF, nargs=-1, required=True)
+# `REF` where it may be left out, passed as `reference: str | None`.
+optional_reference_argument = _argument("reference", "[REF]", _REF, required=False)
+# `NAME:CHANNEL`, passed as `where: str`.
+channel_argument = _argument("where", "NAME:CHANNEL", "a model and its channel, such as digits:stable.")
+# `SPEC`, passed as `spec: str`.
+spec_argument = _argument(
+    "spec", "SPEC", "a file, registered:MODEL[@DIGEST], or a file in a bucket (s3://bucket/specs/model.yaml)."
+)
+
+
+def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
+    """`--registry`, from ENGINERY_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
     return click.option(
         "--registry",
+        metavar="URI",
         envvar="ENGINERY_REGISTRY",
-        default=DEFAULT_REGISTRY,
-        show_default=True,
+        default=default,
+        show_default=shown,
         show_envvar=True,
-        help="Path, file:// or s3://bucket/prefix URI of the registry.",
-    )(command)
+        help="Registry: a path, file:// or s3://bucket/prefix.",
+    )
+
+
+# Passed as `registry: str`.
+registry_option = registry_option_with(DEFAULT_REGISTRY, True)
+# For commands that take a spec, which may name its registry; passed as `registry: str | None`.
+spec_registry_option = registry_option_with(None, f"the spec's publication.registry, else {DEFAULT_REGISTRY}")
+
+_TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
+
+
+def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
+    """An option that takes several names, by commas or by repeating it; passed as one text with commas, or None."""
+    return click.option(
+        option,
+        name,
+        metavar=metavar,
+        multiple=True,
+        required=shown is None,
+        show_default=shown or False,
+        callback=lambda _context, _option, given: ",".join(given) or None,
+        help=f"{meaning}; repeat it, or separate several with commas.",
+    )
+
+
+def targets_option(shown: str | None) -> Callable[[Command], Command]:
+    """`--target` where several may be given, also groups of them; passed as `targets: str | None`, separated by commas.
+
+    shown: what is taken without it, for help; None: it must be given.
+    """
+    return _several("--target", "targets", "TARGETS", f"{_TARGET}, gpu or all", shown)
+
+
+def precisions_option(shown: str) -> Callable[[Command], Command]:
+    """`--precision` where several may be given; passed as `precisions: str | None`, separated by commas."""
+    return _several("--precision", "precisions", "PRECISIONS", f"Precision: {', '.join(PRECISIONS)}", shown)
+
+
+def backends_option(shown: str) -> Callable[[Command], Command]:
+    """`--backend`; passed as `backends: str | None`, separated by commas."""
+    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginery backends` lists it", shown)
+
+
+def selection_options(command: Command) -> Command:
+    """`--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`."""
+    for option in (backends_option, precisions_option, targets_option):
+        command = option("all of the spec")(command)
+    return command
+
+
+# Passed as `why: str`.
+why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
+# Passed as `jobs: int | None`.
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, 1024), show_default="one per CPU", help="Processes that run at the same time."
+)
+
+# Passed as `target: str`.
+target_option = click.option(
+    "--target", metavar="TARGET", default="auto", show_default=True, help=f"{_TARGET}; auto is this machine."
+)
+
+
+def precision_option(shown: str) -> Callable[[Command], Command]:
+    """`--precision` of engines; passed as `precision: str | None`. shown: what is taken without it, for help."""
+    kinds = click.Choice(PRECISIONS)
+    return click.option("--precision", type=kinds, show_default=shown, help="Only engines of this precision.")
 
 
 def engine_options(command: Command) -> Command:
     """`--target` and `--precision`: which of a version's engines; passed as `target: str`, `precision: str | None`."""
-    precision = click.option("--precision", help="Take only engines of this precision.")
-    target = click.option(
-        "--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto."
-    )
-    return target(precision(command))
+    return target_option(precision_option("the one that fits best")(command))
 
 
 def progress_options(command: Command) -> Command:
     """`--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` ask for."""
-    quiet = click.option("--quiet", is_flag=True, help="No progress on stderr.")
+    quiet = click.option("--quiet", is_flag=True, help="Show no progress on stderr.")
     return log_format_option(quiet(command))
 
 
@@ -77,10 +167,14 @@ def executor_options(command: Command) -> Command:
             type=Duration(),
             default="0s",
             show_default=True,
-            help="How long a unit waits for a Ray node that suits it to come, e.g. 15m with an autoscaler.",
+            help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
         ),
         click.option(
-            "--ray-address", envvar="RAY_ADDRESS", help="Ray cluster to use; default: one started for this run."
+            "--ray-address",
+            envvar="RAY_ADDRESS",
+            show_envvar=True,
+            show_default="a cluster started for this run",
+            help="Ray cluster for --executor ray.",
         ),
         click.option(
             "--executor",
@@ -105,7 +199,7 @@ def log_format_option(command: Command) -> Command:
         show_envvar=True,
         expose_value=False,
         callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
-        help="json: one JSON object on each line of stderr.",
+        help="Format of stderr; json: one object per line.",
     )(command)
 
 
@@ -135,30 +229,8 @@ def trust_option(command: Command) -> Command:
         type=click.Path(path_type=Path),
         envvar="ENGINERY_TRUST_POLICY",
         show_envvar=True,
-        help="Trust policy (YAML): whose signatures are needed.",
+        help="Trust policy (YAML): which signatures a version needs.",
     )(command)
-
-
-@contextmanager
-def published_engine(
-    registry: str, reference: str, target: str, precision: str | None, quiet: bool
-) -> Iterator[tuple["Chosen", "Workshop"]]:
-    """The engine that a command works on, and what it works with, while progress is shown.
-
-    Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
-    """
-    from builders.local import LocalExecutor
-    from pipeline.canary.engines import choose
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.workshop import Workshop
-
-    store = open_store(registry)
-    chosen = choose(store, parse_reference(reference), target_named(target), precision)
-    executor = LocalExecutor()
-    with shown_progress(quiet) as progress:
-        yield chosen, Workshop(store, executor, executor, progress)
 
 
 def emit_json(value: Any) -> None:

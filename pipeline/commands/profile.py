@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from builders.types import PRECISIONS
+from pipeline.commands.engines import published_engine
 from pipeline.commands.options import (
     emit_json,
     engine_options,
     json_option,
     progress_options,
-    published_engine,
+    reference_argument,
     registry_option,
 )
 from pipeline.commands.tables import echo
@@ -19,22 +21,36 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
+@reference_argument
 @registry_option
 @engine_options
-@click.option("--bucket", "buckets", multiple=True, help="Sizes, as batch=8,length=64. May be given repeatedly.")
-@click.option("--all-buckets", is_flag=True, help="Both ends of every bucket, not just least, opt and most.")
+@click.option(
+    "--bucket",
+    "buckets",
+    multiple=True,
+    show_default="smallest, opt and largest",
+    help="Sizes, as in batch=8,length=64; repeat it.",
+)
+@click.option("--all-buckets", is_flag=True, help="Time both ends of every bucket.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600, min_open=True),
     default=1.0,
     show_default=True,
-    help="For each bucket; with --against for all.",
+    help="Seconds of timing for each bucket; with --against, for all of them.",
 )
-@click.option("--streams", type=click.IntRange(1, 256), default=1, show_default=True, help="Sessions at once, as well.")
-@click.option("--against", metavar="REF2", help="Run both side by side instead, and say which is faster.")
-@click.option("--against-precision", help="Of REF2; default: the same as --precision.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order in an A/B.")
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Also time this many concurrent sessions.",
+)
+@click.option("--against", metavar="REF2", help="Instead compare with an engine of this REF: which is faster.")
+@click.option(
+    "--against-precision", type=click.Choice(PRECISIONS), show_default="that of --precision", help="Precision of REF2."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order with --against.")
 @progress_options
 @json_option
 def profile(
@@ -52,9 +68,10 @@ def profile(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Time the engine of REF here: latency by bucket with confidence intervals, memory, nodes, and what bounds it.
+    """Time the engine of REF on this machine: latency by bucket with confidence intervals, memory, nodes, bottleneck.
 
-    With --against the two engines run in small blocks in a drawn order, so that what the machine does happens to both.
+    With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
+    affects both alike.
     """
     from pipeline.canary.engines import choose
     from pipeline.latency import Asked, profile_published, race_published

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pipeline.commands.bar import download_bar
-from pipeline.commands.options import emit_json, json_option, log_format_option, registry_option, say, trust_option
+from pipeline.commands.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    say,
+    trust_option,
+)
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
@@ -17,32 +26,43 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _MACHINE = (
-    click.option("--target", default="auto", show_default=True, help="sm_89, a product such as l4, cpu, or auto."),
-    click.option("--driver", help="Version of the GPU driver there, as 580.65.06."),
-    click.option("--cuda", help="Newest CUDA that the driver there supports, as 13.0."),
-    click.option("--tensorrt", help="Version of TensorRT there."),
-    click.option("--tensorrt-rtx", help="Version of TensorRT-RTX there."),
-    click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="The GPU's memory in GiB."),
+    engine_options,
+    click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
+    click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
+    click.option("--tensorrt", metavar="VERSION", help="TensorRT on that machine."),
+    click.option("--tensorrt-rtx", metavar="VERSION", help="TensorRT-RTX on that machine."),
+    click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="GPU memory in GiB."),
 )
 _POLICY = (
-    click.option("--precision", help="Take only this precision."),
-    click.option("--proven-only", is_flag=True, help="Refuse engines that never ran on their hardware."),
+    click.option("--proven-only", is_flag=True, help="Only proven engines."),
     trust_option,
-    click.option("--fallback", type=click.Choice(["onnx"]), help="Where no engine fits, take the ONNX model."),
+    click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
 )
 _WATCH = (
-    click.option("--watch", is_flag=True, help="Follow the channel REF: DEST/current leads to its engine."),
-    click.option("--once", is_flag=True, help="With --watch: look once."),
+    click.option("--watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
+    click.option("--once", is_flag=True, help="With --watch: look once and exit."),
     click.option(
-        "--interval", default=30.0, type=click.FloatRange(0.05), show_default=True, help="Seconds between looks."
+        "--interval",
+        default=30.0,
+        type=click.FloatRange(0.05),
+        show_default=True,
+        help="With --watch: seconds between two looks.",
     ),
     click.option(
-        "--keep", default=2, type=click.IntRange(1), show_default=True, help="Engines beside the current one."
+        "--keep",
+        default=2,
+        type=click.IntRange(1),
+        show_default=True,
+        help="With --watch: engines to keep beside the current one.",
     ),
-    click.option("--hook", help="Command to run after a swap; told by ENGINERY_... variables."),
-    click.option("--hook-url", help="URL to post to after a swap."),
+    click.option("--hook", help="With --watch: command to run after a swap, with ENGINERY_... variables."),
+    click.option("--hook-url", help="With --watch: URL to post to after a swap."),
     click.option(
-        "--hook-timeout", default=30.0, type=click.FloatRange(0.05), show_default=True, help="Seconds for it."
+        "--hook-timeout",
+        default=30.0,
+        type=click.FloatRange(0.05),
+        show_default=True,
+        help="With --watch: seconds that a hook may take.",
     ),
 )
 
@@ -57,12 +77,15 @@ def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Com
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
+@reference_argument
 @_options(_MACHINE, _POLICY)
 @registry_option
 @json_option
 def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
-    """Show which engines of REF a machine can use, best first, and why not the others. Exit 1 if there is none."""
+    """Show which engines of REF a machine can use, best first, and why not the others. Downloads nothing.
+
+    Exit code 1 if there is none.
+    """
     answer = _client(registry, given).resolve(reference, _machine(given))
     _show(answer, as_json)
     if not answer.candidates:
@@ -70,20 +93,21 @@ def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.option(
-    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="here", help="Folder to put it in."
+    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
 )
 @_options(_MACHINE, _POLICY)
-@click.option("--rehash", is_flag=True, help="Read what is here already, instead of believing that nobody wrote to it.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-@click.option("--explain", is_flag=True, help="Only show what would be chosen, like `enginery resolve`.")
+@click.option(
+    "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
+)
+@click.option("--explain", is_flag=True, help="Only show what would be chosen, as `enginery resolve` does.")
 @_options(_WATCH)
-@log_format_option
+@progress_options
 @registry_option
 @json_option
 def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any) -> None:
-    """Bring the engine of REF that fits the target best into a folder, verified, and say why that one."""
+    """Download the engine of REF that fits the target best, verified, and say why that one."""
     client = _client(registry, given)
     if explain:
         _show(client.resolve(reference, _machine(given)), as_json)
@@ -94,9 +118,8 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
     _only_with_watch(click.get_current_context())
     with download_bar(quiet) as progress:
         pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
-    for line in (pulled.warning, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
-        if line:
-            say(line)
+    for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
+        say(line)
     if as_json:
         emit_json(_pulled_json(pulled))
     else:
@@ -199,6 +222,7 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "size_bytes": engine.size_bytes,
         "why": pulled.resolution.why,
         "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
+        "lost": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.lost],
         "remarks": list(pulled.resolution.remarks),
         "cached": pulled.cached,
         "origin": pulled.origin,

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.commands.engines import published_engine
 from pipeline.commands.options import (
     emit_json,
     engine_options,
     json_option,
     progress_options,
-    published_engine,
+    reference_argument,
     registry_option,
 )
 from pipeline.commands.tables import echo
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference")
+@reference_argument
 @registry_option
 @engine_options
-@click.option("--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Independent builds.")
+@click.option(
+    "--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Number of independent builds."
+)
 @progress_options
 @json_option
 @click.pass_context
@@ -37,9 +40,9 @@ def rebuild(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build an engine of REFERENCE again, several times, and say whether bytes and outputs are the same.
+    """Build an engine of REF again, several times, and compare the bytes and the outputs.
 
-    Nothing is published. Exit code 1 when outputs differ by more than the limits of drift; other bytes are no failure.
+    Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
     """
     from pipeline.rebuild import rebuild as build_again
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from builders.plural import pluralize
 from pipeline.commands.options import say
 
 if TYPE_CHECKING:
@@ -15,16 +16,28 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "--sampling", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Share kept."
+    "--sampling",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the requests to keep.",
 )
-@click.option("--max-mib", type=click.IntRange(1), default=1024, show_default=True, help="The file never grows beyond.")
-@click.option("--samples", type=click.Path(path_type=Path), help="Make traffic up from these samples (.npz, .npy).")
-@click.option("--per-second", type=click.FloatRange(0, min_open=True), help="With --samples: mean rate of arrivals.")
-@click.option("--requests", type=click.IntRange(1), help="With --samples: how many; default: each sample once.")
 @click.option(
-    "--batch", type=click.IntRange(1), default=1, show_default=True, help="With --samples: samples a request."
+    "--max-mib", type=click.IntRange(1), default=1024, show_default=True, help="Largest size of TRAFFIC in MiB."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sampling and the arrivals.")
+@click.option("--samples", type=click.Path(path_type=Path), help="Generate traffic from these samples (.npz, .npy).")
+@click.option(
+    "--per-second", type=click.FloatRange(0, min_open=True), help="With --samples: mean number of requests per second."
+)
+@click.option(
+    "--requests", type=click.IntRange(1), show_default="each sample once", help="With --samples: number of requests."
+)
+@click.option(
+    "--batch", type=click.IntRange(1), default=1, show_default=True, help="With --samples: samples per request."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the sampling and the arrivals."
+)
 def record(
     traffic: Path,
     sampling: float,
@@ -37,9 +50,9 @@ def record(
 ) -> None:
     """Append requests from stdin to TRAFFIC, for `enginery canary run`.
 
-    One JSON object a line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5}; without `at`, the time it is read.
-    Serving code in Python does the same by enginery.Recorder. With --samples the traffic is made up instead: real
-    inputs, and arrivals at random (a Poisson process).
+    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5}; without `at`, the time of reading.
+    Serving code in Python uses enginery.Recorder for the same. With --samples the traffic is generated instead: real
+    inputs that arrive at random (a Poisson process).
     """
     from builders.errors import InputError
     from validation.canary.recorder import Recorder
@@ -54,7 +67,10 @@ def record(
             else:
                 _from_stdin(recorder)
         finally:
-            say(f"{traffic}: {recorder.kept} requests recorded" + (f", {recorder.lost} lost" if recorder.lost else ""))
+            say(
+                f"{traffic}: {pluralize(recorder.kept, 'request')} recorded"
+                + (f", {recorder.lost} lost" if recorder.lost else "")
+            )
         if recorder.failure or recorder.full:
             raise InputError(recorder.failure or f"{traffic} is full at {max_mib} MiB; raise --max-mib")
 

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    selection_options,
+    shown_progress,
+)
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -14,18 +22,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.option(
     "--weights-from",
     "weights",
     required=True,
     metavar="SPEC|REF",
-    help="A spec, whose model is exported and quantized, or a version: the same model with other weights.",
+    help="Where the new weights are: a spec, whose model is exported and quantized, or a version (REF).",
 )
-@click.option("--targets", help="Of the spec only these, e.g. 'sm_89,l4'.")
-@click.option("--precisions", help="Of the spec only these, e.g. 'fp16'.")
-@click.option("--backends", help="Of the spec only these, e.g. 'tensorrt'.")
-@click.option("--dry-run", is_flag=True, help="Say what could be refitted, as far as manifest and plan tell.")
+@selection_options
+@click.option(
+    "--dry-run", is_flag=True, help="Show what could be refitted, as far as manifest and plan say; do nothing."
+)
 @registry_option
 @progress_options
 @json_option
@@ -41,11 +49,11 @@ def refit(
     as_json: bool,
     **chosen: str | None,
 ) -> None:
-    """Give the engines of REF other weights without a build, prove them, and publish a version.
+    """Give the engines of REF new weights without building them, prove them, and publish a version.
 
-    For engines that were built for it (backends.tensorrt.refittable or strip_weights), where the model differs in its
-    weights alone. With a spec, what cannot be refitted is built as `enginery build` builds it; with a version, nothing
-    is built. Exit 1 when nothing was refitted, or a unit failed.
+    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ in their weights alone.
+    With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
+    Exit code 1 if nothing was refitted or a unit failed.
     """
     base = _manifest(reference, registry)
     if Path(weights).suffix in (".yaml", ".yml"):
@@ -64,6 +72,7 @@ def _with_spec(
     base: "Manifest", spec: Path, registry: str, quiet: bool, dry_run: bool, chosen: dict[str, Any]
 ) -> tuple[list["Refit"], dict[str, Any]]:
     from pipeline.compile import InProcess, compile_model, prepare
+    from pipeline.intake.once import build_lock, lock_names
     from pipeline.refit import refit_units, refitted
     from pipeline.run import RunOptions, opened
 
@@ -76,7 +85,8 @@ def _with_spec(
         found = refit_units(requests, base, run.spec, run.shop)
         if not refitted(found):
             return found, {}
-        return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
+        with build_lock(run, lock_names(run, options)):
+            return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
 
 
 def _published(outcome: Any) -> dict[str, Any]:

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    optional_reference_argument,
+    reference_argument,
+    registry_option,
+    say,
+    why_option,
+)
 from pipeline.commands.tables import cell, echo, print_table
 from pipeline.user import user
 
@@ -18,15 +27,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.option(
-    "--quantization", is_flag=True, help="Show what quantizing did, tensor by tensor, and what it left alone."
+    "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and what stayed in float."
 )
-@click.option("--layers", metavar="UNIT", help="Show what the compiler tells of an engine's layers and tactics.")
-@click.option("--provenance", is_flag=True, help="Print the SLSA provenance statement, as it is stored.")
 @click.option(
-    "--sbom", is_flag=True, help="Print the CycloneDX SBOM of the environment that built it, as it is stored."
+    "--layers", metavar="UNIT", help="Show the layers and tactics of this engine, as its compiler reports them."
 )
+@click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
+@click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
 @registry_option
 @json_option
 def show(
@@ -38,7 +47,7 @@ def show(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Show the version that REF (name, name@VERSION or name:CHANNEL) stands for, and its engines."""
+    """Show the version REF and its engines."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.shown import shown
     from pipeline.registry.store import open_store
@@ -76,12 +85,12 @@ def show(
 
 
 @click.command()
-@click.argument("reference", metavar="[REF]", required=False)
+@optional_reference_argument
 @click.option("--repair", is_flag=True, help="Move corrupt blobs away, so that the next build makes them again.")
 @registry_option
 @json_option
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
-    """Re-hash every byte of REF, or of the whole registry, and report damage. Exit 1 if there is any."""
+    """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from pipeline.registry.verify import repair as move_away
@@ -99,31 +108,44 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
-@click.argument("channel", default="stable")
-@click.option("--why", default="", help="A line for the channel's history.")
-@click.option("--proven-only", is_flag=True, help="Accept unproven engines, and never serve them on this channel.")
+@reference_argument
+@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
+@why_option
+@click.option(
+    "--proven-only", is_flag=True, help="Accept a version with unproven engines, and serve only its proven ones."
+)
 @click.option(
     "--canary",
     "reports",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A canary's report.json: nothing moves unless it is a PASS of exactly this version. May be given repeatedly.",
+    help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
 )
 @registry_option
 @json_option
 def promote(
-    reference: str, channel: str, why: str, proven_only: bool, reports: tuple[Path, ...], registry: str, as_json: bool
+    reference: str,
+    where: str | None,
+    why: str,
+    proven_only: bool,
+    reports: tuple[Path, ...],
+    registry: str,
+    as_json: bool,
 ) -> None:
-    """Point CHANNEL (default: stable) to the version that REF stands for."""
+    """Point a channel to the version REF.
+
+    NAME:CHANNEL: a channel of the same model (default: its channel stable).
+    """
     from pipeline.registry import channels
-    from pipeline.registry.names import parse_reference
+    from pipeline.registry.names import STABLE, channel_of, parse_reference
     from pipeline.registry.store import open_store
     from pipeline.registry.trust import require
     from pipeline.registry.versions import locate
 
+    named = parse_reference(reference)
+    channel = channel_of(named.model, where) if where else STABLE
     store = open_store(registry)
-    located = locate(store, parse_reference(reference))
+    located = locate(store, named)
     vouched = require(store, located)
     manifest = located.manifest
     passes: list[CanaryPass] = []
@@ -146,21 +168,21 @@ def promote(
 
 
 @click.command()
-@click.argument("reference", metavar="NAME[:CHANNEL]")
-@click.option("--why", default="", help="A line for the channel's history.")
+@click.argument("where", metavar="NAME[:CHANNEL]")
+@why_option
 @registry_option
 @json_option
-def rollback(reference: str, why: str, registry: str, as_json: bool) -> None:
-    """Point a channel (default: stable) back to the version it served before."""
-    from builders.errors import UnknownNameError
+def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
+    """Point a channel back to the version that it served before.
+
+    NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
+    """
     from pipeline.registry import channels
-    from pipeline.registry.names import parse_reference
+    from pipeline.registry.names import STABLE, parse_channel
     from pipeline.registry.store import open_store
 
-    where = parse_reference(reference)
-    if where.version is not None:
-        raise UnknownNameError(f"rollback moves a channel; {reference!r} is a version: give {where.model}:CHANNEL")
-    after = channels.rollback(open_store(registry), where.model, where.channel or "stable", by=user(), why=why)
+    model, channel = parse_channel(where, STABLE)
+    after = channels.rollback(open_store(registry), model, channel, by=user(), why=why)
     _print_channel(after, as_json)
 
 
@@ -200,7 +222,7 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
     if as_json:
         emit_json(told)
         return
-    echo(f"{entry.unit}: {len(told['Layers'])} layers")
+    echo(f"{entry.unit}: {pluralize(len(told['Layers']), 'layer')}")
     print_table(COLUMNS, [row(layer) for layer in told["Layers"]])
 
 
@@ -255,7 +277,7 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
         echo(f"moved away: {digest}; build again to restore it")
     verdict = "sound" if result.sound else "DAMAGED"
     mib = result.size_bytes / (1 << 20)
-    echo(f"{verdict}: {result.versions} versions, {result.blobs} blobs, {mib:.1f} MiB read")
+    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {mib:.1f} MiB read")
 
 
 def _print_channel(channel: Any, as_json: bool) -> None:

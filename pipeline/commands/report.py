@@ -4,21 +4,22 @@ from pathlib import Path
 
 import click
 
-from pipeline.commands.options import registry_option, say
+from pipeline.commands.options import emit_json, json_option, registry_option, say
 from pipeline.commands.tables import echo
 
 
 @click.command()
 @click.argument("source", metavar="REF|FILE")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="The page."
+    "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="File for the page."
 )
-@click.option("--prefect", "to_prefect", is_flag=True, help="Also leave it as artifacts on the Prefect server.")
+@click.option("--prefect", "to_prefect", is_flag=True, help="Also store it as artifacts on the Prefect server.")
 @registry_option
-def report(source: str, out: Path, to_prefect: bool, registry: str) -> None:
-    """Draw the page of a version (REF, as of today), or of a report.json of a version or a canary (FILE).
+@json_option
+def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: bool) -> None:
+    """Write the HTML page of a version (REF) as of today, or of a report.json (FILE) of a version or a canary.
 
-    The page is one file: no network, no scripts, light and dark, ready to print.
+    The page is one file without scripts or links to other files, in light and dark, ready to print.
     """
     from pipeline.pages import drawn, published_document, read_document
     from pipeline.registry.landing import write_whole
@@ -32,9 +33,14 @@ def report(source: str, out: Path, to_prefect: bool, registry: str) -> None:
         store = open_store(registry)
         document = published_document(store, locate(store, parse_reference(source)).manifest)
     write_whole(out, drawn(document).encode())
+    keys: list[str] = []
     if to_prefect:
         from pipeline.flows.api import show_report
 
-        for key in show_report(document, out.absolute().as_uri()):
+        keys = list(show_report(document, out.absolute().as_uri()))
+        for key in keys:
             say(f"artifact: {key}")
-    echo(str(out))
+    if as_json:
+        emit_json({"page": str(out), "artifacts": keys})
+    else:
+        echo(str(out))

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import Duration, emit_json, json_option, registry_option, say
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    Duration,
+    emit_json,
+    json_option,
+    reference_argument,
+    registry_option,
+    say,
+    why_option,
+)
 from pipeline.commands.tables import echo, print_table
 from pipeline.user import user
 
@@ -15,16 +24,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--delete", is_flag=True, help="Act. Without it nothing changes.")
-@click.option("--grace", type=Duration(), default="7d", show_default=True, help="From condemning to deleting.")
+@click.option("--delete", is_flag=True, help="Mark and delete. Without this nothing changes.")
+@click.option("--grace", type=Duration(), default="7d", show_default=True, help="Time from marking to deleting.")
 @click.option(
-    "--keep-versions", type=click.IntRange(1), default=10, show_default=True, help="The newest of each model."
+    "--keep-versions",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Newest versions of each model to keep.",
 )
-@click.option("--keep-moves", type=click.IntRange(1), default=5, show_default=True, help="Of each channel, to go back.")
+@click.option(
+    "--keep-moves",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Newest moves of each channel to keep, for rollback.",
+)
 @registry_option
 @json_option
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
-    """Show what nothing needs any more. With --delete, condemn it, and delete what was condemned --grace ago."""
+    """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
     from pipeline.registry.retention.gc import collect
     from pipeline.registry.retention.marks import Rules
     from pipeline.registry.store import open_store
@@ -38,11 +57,12 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
-@click.option("--why", default="", help="A line for whoever asks later.")
+@reference_argument
+@why_option
 @registry_option
-def pin(reference: str, why: str, registry: str) -> None:
-    """Keep the version that REF stands for, whatever its age, until `enginery unpin`."""
+@json_option
+def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
+    """Keep the version REF, whatever its age, until `enginery unpin`."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.retention.pins import pin as pin_version
     from pipeline.registry.store import open_store
@@ -51,14 +71,18 @@ def pin(reference: str, why: str, registry: str) -> None:
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     new = pin_version(store, manifest, by=user(), why=why)
-    echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": new})
+    else:
+        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
 
 
 @click.command()
 @click.argument("reference", metavar="NAME@VERSION")
 @registry_option
-def unpin(reference: str, registry: str) -> None:
-    """Take a pin away."""
+@json_option
+def unpin(reference: str, registry: str, as_json: bool) -> None:
+    """Remove the pin of the version NAME@VERSION."""
     from builders.errors import UnknownNameError
     from pipeline.registry.names import parse_reference
     from pipeline.registry.retention.pins import unpin as unpin_version
@@ -66,9 +90,12 @@ def unpin(reference: str, registry: str) -> None:
 
     where = parse_reference(reference)
     if where.version is None:
-        raise UnknownNameError(f"a pin holds one version; {reference!r} is none: give {where.model}@VERSION")
+        raise UnknownNameError(f"{reference!r} names no version; give {where.model}@VERSION")
     unpin_version(open_store(registry), where.model, where.version)
-    echo(f"{where} is not pinned any more")
+    if as_json:
+        emit_json({"model": where.model, "version": where.version, "pinned": False})
+    else:
+        echo(f"{where} is not pinned any more")
 
 
 def _json(found: "Collected") -> dict[str, Any]:
@@ -92,9 +119,11 @@ def _print(found: "Collected") -> None:
     for lease in found.leases:
         echo(f"writing now: {lease}")
     gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
-    echo(f"{len(found.kept)} versions stay; {gone} bytes deleted, {left} bytes are garbage and still there")
+    echo(
+        f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage and still there"
+    )
     if rows and not found.acted:
-        say("nothing was changed; add --delete to condemn what is new and to delete what is due")
+        say("nothing was changed; add --delete to mark what is new and to delete what is due")
 
 
 def _day(due: Any) -> str:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, say, shown_progress
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    say,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -15,24 +23,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("spec")
+@spec_argument
 @click.option(
     "--activation",
     type=click.Choice(["int8", "uint8"]),
     default="int8",
     show_default=True,
-    help="int8: as TensorRT quantizes; uint8: as onnxruntime on a CPU does.",
+    help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for frontier.json and frontier.svg."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write frontier.json and frontier.svg to this folder.",
 )
-@click.option("--registry", envvar="ENGINERY_REGISTRY", show_envvar=True, help="Path or file:// URI.")
+@spec_registry_option
 @progress_options
 @json_option
 def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Rank the parts of SPEC's model by what int8 costs there, and show quality against compute in int8.
+    """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
 
-    Uses the spec's smoothing, floor and overrides. Exports and calibrates first where that is not on record yet.
+    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
     """
     from pipeline.run import RunOptions, opened
 

@@ -29,7 +29,7 @@ def init(path: Path, force: bool) -> None:
 
 @click.command()
 def schema() -> None:
-    """Print the JSON Schema of a spec, for editors and for checks before a commit."""
+    """Print the JSON Schema of a spec, for editors and pre-commit checks."""
     from pipeline.spec.model import ModelSpec
 
     described = ModelSpec.model_json_schema()

@@ -20,20 +20,18 @@ WATCH_S = 2.0
 
 @click.command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Runs to list, newest first."
-)
-@click.option("--all", "steps", is_flag=True, help="Show a run's other steps, too: export, calibration, proofs.")
-@click.option("--log", metavar="UNIT", help="Print what the compiler of this unit (or a step) printed.")
-@click.option("--watch", is_flag=True, help="Show it again until the run is over, or Ctrl-C.")
+@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Newest runs to list.")
+@click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
+@click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
 @registry_option
 @json_option
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
-    """List builds, or show one: RUN, or the newest of MODEL. A build keeps its state in the registry while it goes on.
+    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
 
-    Proofs and canaries are not among them: `enginery show` and the Prefect server tell of those.
+    Proofs and canaries are not listed: `enginery show` and the Prefect server show those.
     """
     from pipeline.registry.store import open_store
 

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, registry_option, say, trust_option
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    reference_argument,
+    registry_option,
+    say,
+    trust_option,
+)
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
@@ -18,23 +25,25 @@ SIGNING_KEY = "ENGINERY_SIGNING_KEY"
 
 
 @click.command()
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.option(
     "--key",
     "private_key",
     type=click.Path(path_type=Path),
     envvar=SIGNING_KEY,
     show_envvar=True,
-    help="Private EC key in PEM; its password, if any, in ENGINERY_SIGNING_KEY_PASSWORD.",
+    help="Private EC key in PEM; its password, if any, is read from ENGINERY_SIGNING_KEY_PASSWORD.",
 )
-@click.option("--certificate", type=click.Path(path_type=Path), help="The key's certificate, in PEM.")
+@click.option("--certificate", type=click.Path(path_type=Path), help="Certificate of the key, in PEM.")
 @click.option(
     "--chain",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A certificate between that one and the root. May be given repeatedly.",
+    help="Certificate between --certificate and the root; repeat it.",
 )
-@click.option("--keyless", is_flag=True, help="Sign with an OpenID Connect identity by Sigstore; needs the network.")
+@click.option(
+    "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
+)
 @registry_option
 @json_option
 def sign(
@@ -46,7 +55,7 @@ def sign(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Sign the version that REF stands for, with the attestations that it has by now."""
+    """Sign the version REF and the attestations that it has so far."""
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from pipeline.registry.trust.signing import sign as sign_version
@@ -65,17 +74,18 @@ def sign(
 
 
 @click.command("verify-signature")
-@click.argument("reference", metavar="REF")
+@reference_argument
 @click.option(
     "--public-key",
     type=click.Path(path_type=Path),
-    help="Public key in PEM that must have signed; without it a trust policy says whose signatures are needed.",
+    show_default="the trust policy decides",
+    help="Public key in PEM that must have signed the version.",
 )
 @trust_option
 @registry_option
 @json_option
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
-    """Check that the version REF stands for is signed as a key or a trust policy asks. Exit 1 if it is not."""
+    """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
     from builders.errors import InputError
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store

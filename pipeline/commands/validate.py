@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import emit_json, json_option, progress_options, registry_option, shown_progress
+from builders.plural import pluralize
+from pipeline.commands.options import (
+    emit_json,
+    json_option,
+    optional_reference_argument,
+    progress_options,
+    registry_option,
+    shown_progress,
+    targets_option,
+)
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -15,19 +24,19 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("reference", required=False)
+@optional_reference_argument
 @registry_option
-@click.option("--target", help="Only engines for this target or group, e.g. sm_89 or ampere.")
+@targets_option("all")
 @click.option(
     "--carry",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write REFERENCE's engines and golden cases into this folder, for a GPU machine without the registry.",
+    help="Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
 )
 @click.option(
     "--import",
     "imported",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Judge what `python -m validation.gpu --carry` made of such a folder, and attach it.",
+    help="Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
 )
 @progress_options
 @json_option
@@ -36,34 +45,35 @@ def validate(
     ctx: click.Context,
     reference: str | None,
     registry: str,
-    target: str | None,
+    targets: str | None,
     carry: Path | None,
     imported: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run the engines of REFERENCE that this machine can run, and attach the proof to the registry.
+    """Run the engines of REF that this machine can run, and attach the proof to the registry.
 
-    On a node with a GPU this is what turns an unproven engine into a proven one. Where such a node reaches no registry,
-    --carry takes the engines there and --import brings their answers back (docs/gpu-check.md).
+    On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
+    --carry takes the engines there and --import brings the results back (docs/gpu-check.md). Exit code 1 if a check
+    failed.
     """
     from builders.targets import parse_targets
     from pipeline.registry.store import open_store
 
-    _check_usage(reference, carry, imported, target)
+    _check_usage(reference, carry, imported, targets)
     store = open_store(registry)
-    wanted = {item.name for item in parse_targets(target)} if target else None
+    wanted = {item.name for name in targets.split(",") for item in parse_targets(name)} if targets else None
     if imported:
         verdicts = _import(store, imported, as_json)
     elif carry:
         verdicts = _carry(store, _manifest(store, str(reference)), carry, wanted, as_json)
     else:
-        verdicts = _run(store, _manifest(store, str(reference)), wanted, (target, quiet, as_json))
+        verdicts = _run(store, _manifest(store, str(reference)), wanted, (targets, quiet, as_json))
     ctx.exit(1 if {"failed", "refused"} & set(verdicts) else 0)
 
 
-def _check_usage(reference: str | None, carry: Path | None, imported: Path | None, target: str | None) -> None:
-    if imported and (reference or carry or target):
+def _check_usage(reference: str | None, carry: Path | None, imported: Path | None, targets: str | None) -> None:
+    if imported and (reference or carry or targets):
         raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
     if not imported and not reference:
         raise click.UsageError("name a model or a version of it, or give --import FILE")
@@ -87,13 +97,13 @@ def _run(
     from pipeline.revalidate import revalidate
     from pipeline.workshop import Workshop
 
-    target, quiet, as_json = shown
+    targets, quiet, as_json = shown
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
         results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
     if not results:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no engine{f' for {target}' if target else ''}; "
+            f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
             f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
         )
     if as_json:
@@ -111,7 +121,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
     if as_json:
         emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
     else:
-        echo(f"{folder}: {len(made.engines)} engines of {made.model}@{made.version} and its golden cases")
+        echo(f"{folder}: {pluralize(len(made.engines), 'engine')} of {made.model}@{made.version} and its golden cases")
     return []
 
 

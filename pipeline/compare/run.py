@@ -11,7 +11,7 @@ from typing import Any
 
 from builders import backends
 from builders.errors import EngineryError, InputError, StepError, UnavailableError
-from builders.jobs import Job, Limits, Needs
+from builders.jobs import Job, Needs
 from builders.types import BuildRequest, Precision, Target
 from pipeline import steps
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest
@@ -21,7 +21,7 @@ from pipeline.moment import now
 from pipeline.plan import Selection
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, shapes_of
+from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
 from pipeline.steps.latency import LATENCY_CODE, arguments_of, time_engine
 from pipeline.values import Exported, Json, Unit
 from pipeline.verdict import Judged
@@ -176,7 +176,7 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*LATENCY_CODE, "pipeline.jobs.shapes")}
 
     def job() -> Job:
-        limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+        limits = engine_limits(spec, "latency")
         return Job(name, "pipeline.jobs.shapes:probe_shapes", {"store": shop.store.uri, **arguments}, limits)
 
     try:
@@ -245,7 +245,7 @@ def _duel(
         },
     }
     name = f"{lead.unit} against {other.unit}"
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "latency")
     try:
         job = Job(name, "pipeline.jobs.latency:race_engines", arguments, limits, Needs(alone=True))
         found = shop.shown(shop.local, name, job)

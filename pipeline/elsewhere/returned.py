@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.errors import IntegrityError
-from builders.jobs import Job, Limits
+from builders.jobs import Job
 from builders.process import run_job
 from builders.targets import product_of
 from builders.types import CPU_KIND
@@ -31,7 +31,7 @@ from pipeline.registry.trust import require
 from pipeline.registry.versions import locate
 from pipeline.revalidate import as_built, published_proof, spec_of
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import contract_of, metric_of
+from pipeline.steps.keys import contract_of, engine_limits, metric_of
 from pipeline.steps.proofs import CRASHED
 from pipeline.values import Json, Proof
 from pipeline.verdict import make_report
@@ -168,7 +168,7 @@ def _judged(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpe
             "metric": metric_of(spec),
             "answers": str(path),
         }
-        limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+        limits = engine_limits(spec, "proof")
         job = Job(f"judge {entry.unit}", "pipeline.jobs.recorded:check_recorded", arguments, limits)
         try:
             return Proof.from_json(run_job(job, workdir))

@@ -7,6 +7,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from builders.plural import pluralize
 from pipeline.flows.runner import PrefectRunner
 from pipeline.flows.tables import show_table
 from pipeline.registry import DEFAULT_REGISTRY
@@ -35,7 +36,9 @@ def collect_garbage(
     found = PrefectRunner().call(collection)
     show_table("garbage", "What nothing needs any more", [_row(item) for item in found.items])
     gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
-    return Completed(message=f"{len(found.kept)} versions stay; {gone} bytes deleted, {left} bytes are garbage")
+    return Completed(
+        message=f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage"
+    )
 
 
 def _row(item: Any) -> dict[str, Any]:

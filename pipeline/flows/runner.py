@@ -141,8 +141,8 @@ class FlowProgress(Silent):
         self._artifact(run)
 
     def waiting(self, name: str, why: str) -> None:
-        """Log what it waits for, when that is news and more than its place in the queue."""
-        if why != QUEUED and self._clocks.waiting(name, why):
+        """Log what it waits for, when that is news and more than its place in the queue: once for all of them."""
+        if why != QUEUED and self._clocks.waiting(name, why, once=True):
             self._logger.info("%s: waiting: %s", name, visible(why))
 
     def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - the progress artifact says it

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from builders.errors import EngineryError, InputError
+from builders.plural import pluralize
 from pipeline.compile import Runner
 from pipeline.intake.addresses import SCHEME, Found, below
 from pipeline.intake.once import Compiled, compile_once
@@ -122,7 +123,7 @@ def words(rows: Sequence[Row]) -> str:
     states = Counter(row.state for row in rows)
     counted = ", ".join(f"{states[state]} {state}" for state in ("published", "unchanged", "failed") if states[state])
     partly = sum(not row.good and row.state != "failed" for row in rows)
-    return f"{len(rows)} specs: {counted}" + (f"; {partly} with engines that failed" if partly else "")
+    return f"{pluralize(len(rows), 'spec')}: {counted}" + (f"; {partly} with engines that failed" if partly else "")
 
 
 def _row(address: str, outcome: Outcome) -> Row:
@@ -132,7 +133,8 @@ def _row(address: str, outcome: Outcome) -> Row:
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
         return Row(address, outcome.model, "failed", None, engines, reason)
-    state: Literal["published", "unchanged"] = "unchanged" if outcome.cached else "published"
+    existed = outcome.cached or outcome.same_as
+    state: Literal["published", "unchanged"] = "unchanged" if existed else "published"
     return Row(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
 
 

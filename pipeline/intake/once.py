@@ -1,16 +1,19 @@
 """One compilation of what an address names: of several runs on the same thing at once, one works."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from builders.digest import digest_of
-from pipeline.compile import Runner, compile_model
+from pipeline.compile import InProcess, Runner, compile_model
 from pipeline.intake.addresses import Found
-from pipeline.intake.bundle import bundle_of
-from pipeline.progress import Progress
-from pipeline.publication import Outcome
+from pipeline.only_records import NotOnRecord, OnlyRecords
+from pipeline.presence import this_process
+from pipeline.progress import Progress, Silent
+from pipeline.publication import Outcome, resolved_spec
 from pipeline.registry.store import Store
+from pipeline.registry.turns import is_held
 from pipeline.run import Executors, Run, RunOptions, opened
 from pipeline.waiting import shown_turn
 
@@ -24,30 +27,51 @@ class Compiled:
 
 
 def compile_once(
-    address: str | Found,
+    address: Path | str | Found,
     options: RunOptions,
     runner: Runner,
     progress: Progress,
     executors: Executors | None = None,
 ) -> Compiled:
-    """Export, quantize, build, prove and publish. Whoever waited for its turn finds the steps on record.
+    """Export, quantize, build, prove and publish. Whoever waited for the build lock finds the steps on record.
 
     Raises what `opened` and `compile_model` raise.
     """
-    with _its_turn(address, options, progress, executors) as run:
-        return Compiled(compile_model(run.spec, run.selection, run.shop, runner), run.shop.store)
+    with opened(address, options, progress, executors) as run:
+        locks = lock_names(run, options)
+        if any(is_held(run.shop.store, name) for name in locks) and (outcome := _from_records(run)):
+            return Compiled(outcome, run.shop.store)
+        with build_lock(run, locks):
+            return Compiled(compile_model(run.spec, run.selection, run.shop, runner), run.shop.store)
+
+
+def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
+    """The build locks of a run, by digest: of this spec and selection on every machine, and of this model on this one.
+
+    The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
+    whatever they select, would time each other.
+    """
+    selected = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
+    here = {"compiling": run.spec.model, "on": this_process().host}
+    return digest_of({"compiling": resolved_spec(run.spec), **selected}), digest_of(here)
 
 
 @contextmanager
-def _its_turn(
-    address: str | Found, options: RunOptions, progress: Progress, executors: Executors | None
-) -> Iterator[Run]:
-    with opened(address, options, progress, executors) as run:
-        wanted = {
-            "bundle": bundle_of(run.spec).digest,
-            "targets": options.targets,
-            "precisions": options.precisions,
-            "backends": options.backends,
-        }
-        with shown_turn(run.shop, digest_of(wanted), f"compiling {run.spec.model}"):
-            yield run
+def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
+    """Hold the build locks of these names, in this order; while others hold one, show the wait."""
+    with ExitStack() as held:
+        for name in names:
+            held.enter_context(shown_turn(run.shop, name, f"compiling {run.spec.model}"))
+        yield
+
+
+def _from_records(run: Run) -> Outcome | None:
+    """The outcome of a run that has nothing to do, and so nothing to wait for; else None."""
+    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Silent())
+    try:
+        outcome = compile_model(run.spec, run.selection, recorded, InProcess())
+    except NotOnRecord:
+        return None
+    run.shop.progress.finished("turn", "done: every step is on record, so there was nothing to wait for")
+    run.shop.progress.concluded(outcome)
+    return outcome

@@ -113,18 +113,25 @@ def check_graph(
     reference: str,
     graph: str,
     golden: str,
+    samples: Json | None,
     precision: Precision,
     limits: Mapping[str, float],
     metric: Json | None,
     workdir: Path,
 ) -> Json:
-    """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization joint)."""
+    """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization joint).
+
+    samples: of a calibrated graph, the digests of golden and calibration samples, as blobs, which are compared too.
+    """
     from builders.onnxruntime import OrtSession
     from validation.budget import budgets
     from validation.compare import drift_checks
+    from validation.overlap import overlap_check
     from validation.tally import Spreads
 
     place, spreads = open_store(store), Spreads()
+    read = {name: place.read_blob(digest) for name, digest in samples.items()} if samples else {}
+    overlap = [overlap_check(**read)] if read else []
     frozen = golden_set(place, golden, workdir)
     candidate = runnable(fetch(place, graph, workdir / "graph.onnx"), precision)
     budget = budgets("quantization", precision, frozen.noise).override(limits)
@@ -133,4 +140,4 @@ def check_graph(
         OrtSession(candidate, optimized=False) as actual,
     ):
         checks = drift_checks("quantization", expected, actual, frozen, budget, spreads)
-        return proof_of(checks, actual, frozen, metric, "graph", spreads.at("quantization"))
+        return proof_of([*overlap, *checks], actual, frozen, metric, "graph", spreads.at("quantization"))

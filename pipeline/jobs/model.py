@@ -1,10 +1,10 @@
 """Export to canonical ONNX, golden set and parity."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.types import Dim, TensorSpec
+from builders.errors import DataError
 from pipeline.jobs.blobs import fetch, proof_of
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
@@ -12,6 +12,7 @@ from pipeline.values import Json
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from pipeline.export import ExportRequest
     from validation.samples import Samples
 
 
@@ -27,25 +28,29 @@ def export_model(
 ) -> Json:
     """Export to canonical ONNX, freeze the golden set and compare the two (the export joint).
 
-    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value.
+    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value;
+    'inputs' of the latter are the digests of real samples (blob).
     """
     from builders.onnxruntime import OrtSession
     from pipeline.export import ExportRequest, export
     from pipeline.sources.onnx_model import load_onnx
     from validation.golden import GoldenSet
+    from validation.overlap import golden_digests
 
     place = open_store(store)
     wanted = ExportRequest.from_json(request)
-    samples = _samples(data, wanted.inputs, wanted.dims, labels) if data else None
+    samples = _golden(data, wanted, labels) if data else None
     column = samples.column(labels) if samples and labels else None
     known = fetch(place, onnx, workdir / "known.onnx") if onnx else None
     exported = export(wanted, samples, column, workdir, limits, known)
     frozen = GoldenSet.load(exported.golden)
-    with OrtSession(exported.onnx, optimized=False) as session:
+    with OrtSession(exported.onnx, optimized=False, name="the exported model") as session:
         proof = proof_of(exported.checks, session, frozen, metric, "exported model", exported.spreads)
+    groups = (case.inputs for case in frozen.of_kind("golden"))
+    inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
     return {
         "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
-        "golden": {"golden": place.put_file(exported.golden), "notes": list(exported.notes), **proof},
+        "golden": {"golden": place.put_file(exported.golden), "inputs": inputs, "notes": list(exported.notes), **proof},
     }
 
 
@@ -56,10 +61,20 @@ def external_data(path: str, root: str) -> list[str]:
     return [str(item.relative_to(Path(path).parent)) for item in external_files(Path(path), Path(root))]
 
 
-def _samples(data: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], labels: str | None = None) -> "Samples":
+def _golden(data: str, wanted: "ExportRequest", labels: str | None) -> "Samples":
+    """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
+    source has."""
+    from pipeline.sources.canonical import check_names
+    from pipeline.sources.onnx_model import load_onnx, specs_of
     from validation.samples import Samples
 
-    return Samples.open(Path(data), inputs, dims, (labels,) if labels else ())
+    try:
+        return Samples.open(Path(data), wanted.inputs, wanted.dims, (labels,) if labels else ())
+    except DataError:
+        if wanted.kind == "onnx":
+            own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root))
+            check_names([spec.name for spec in own], [spec.name for spec in wanted.inputs])
+        raise
 
 
 def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:

@@ -27,7 +27,8 @@ def observe_part(
     samples: Json,
     workdir: Path,
 ) -> Json:
-    """One streaming pass over a part of the calibration samples: observations (blob), digest of what was seen, samples.
+    """One streaming pass over a part of the calibration samples: observations (blob), digest of what was seen, samples,
+    and the digest of each of them (blob).
 
     part: its index, and of how many.  samples: root and data (the spec's folder, and what the spec names there), digest
     (of it when the step was keyed), labels (an array that no input takes), inputs and dims. Raises DataError when the
@@ -38,6 +39,7 @@ def observe_part(
     from pipeline.quantization.calibration.observe import observe
     from pipeline.quantization.graphs.placement import tensors_to_measure
     from pipeline.quantization.graphs.sites import activations, prepared
+    from validation.overlap import Noted
     from validation.samples import Samples
 
     place = open_store(store)
@@ -48,10 +50,11 @@ def observe_part(
     with _opened(samples) as source:
         index, count = part
         span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
-        seen = observe(model, source, everything, histograms=needed, span=span)
+        noted = Noted(source)
+        seen = observe(model, noted, everything, histograms=needed, span=span)
     if seen.dataset != samples["digest"]:
         raise DataError(f"{samples['data']} changed while it was read; nothing was kept: run again")
-    return _observations_value(place, seen)
+    return _observations_value(place, seen, noted.seen)
 
 
 def observe_part_there(store: str, onnx: str, part: list[int], samples: Json, workdir: Path) -> Json | None:
@@ -76,19 +79,21 @@ def _classes(source: "Samples", samples: Json) -> "NDArray[Any]":
     return found
 
 
-def merge_parts(store: str, parts: list[str]) -> Json:
-    """Observations of parts of one data set, by digest, as one: the same three."""
+def merge_parts(store: str, parts: list[str], inputs: list[str]) -> Json:
+    """Observations of parts of one data set, and the samples' digests, both by digest, as one: the same four."""
     from functools import reduce
 
     from pipeline.quantization.calibration.observations import Observations
+    from validation.overlap import merged
 
     place = open_store(store)
     found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in parts]
-    return _observations_value(place, reduce(Observations.merge, found))
+    return _observations_value(place, reduce(Observations.merge, found), merged(map(place.read_blob, inputs)))
 
 
-def _observations_value(place: Store, seen: "Observations") -> Json:
-    return {"observations": place.put_bytes(seen.to_bytes()), "seen": seen.digest, "samples": seen.samples}
+def _observations_value(place: Store, seen: "Observations", inputs: bytes) -> Json:
+    blobs = {"observations": place.put_bytes(seen.to_bytes()), "inputs": place.put_bytes(inputs)}
+    return {**blobs, "seen": seen.digest, "samples": seen.samples}
 
 
 def choose(

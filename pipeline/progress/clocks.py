@@ -63,13 +63,17 @@ class Clocks:
         with self._lock:
             self._expected[name] = expectation
 
-    def waiting(self, name: str, why: str) -> bool:
-        """Whether that is news: another reason, or the same one that has counted on for `RECOUNT_S`."""
+    def waiting(self, name: str, why: str, *, once: bool = False) -> bool:
+        """Whether that is news: another reason, or the same one that has counted on for `RECOUNT_S`.
+
+        once: a reason for which something else waits already is no news either.
+        """
         new = Wait(why, time.monotonic())
         with self._lock:
-            known = self._waits.get(name)
-            if known and known.reason == new.reason and (known.why == why or new.told < known.told + RECOUNT_S):
-                self._waits[name] = Wait(why, known.told)
+            alike = [wait for each, wait in self._waits.items() if (once or each == name) and wait.reason == new.reason]
+            told = max((wait.told for wait in alike), default=None)
+            if told is not None and (why in {wait.why for wait in alike} or new.told < told + RECOUNT_S):
+                self._waits[name] = Wait(why, told)
                 return False
             self._waits[name] = new
             return True

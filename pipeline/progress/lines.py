@@ -31,8 +31,8 @@ class Lines(Silent):
         self._clocks.expects(name, expectation)
 
     def waiting(self, name: str, why: str) -> None:
-        """Print what it waits for, when that is news."""
-        if self._clocks.waiting(name, why):
+        """Print what it waits for, when that is news: once for all that wait for the same."""
+        if self._clocks.waiting(name, why, once=True):
             self._print(f"{name}: waiting: {why}")
 
     def started(self, name: str, where: str = "here") -> None:

@@ -16,12 +16,13 @@ from pipeline.moment import now
 from pipeline.registry import parsing, policies
 from pipeline.registry.attestations import Attestation, judged
 from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
+from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import Manifest, parse
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.policies import CanaryPass
 from pipeline.registry.retention.guard import Guard, secure_version, writing
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 
 MAX_BYTES = 16 << 20
 
@@ -108,7 +109,7 @@ def names(store: Store, model: str) -> list[str]:
 
 def read(store: Store, model: str, name: str) -> Channel | None:
     """A channel, or None. Raises IntegrityError if it cannot be read."""
-    return _parse(store.read(channel_key(model, name)), model, name)
+    return _parse(store, store.read(channel_key(model, name)), model, name)
 
 
 def promote(
@@ -128,15 +129,27 @@ def promote(
     canaries: the passes that speak for it, their reports stored as blobs.  elsewhere: they were run against what this
     channel served in another registry, and not here.  counts: which attestations a trust policy believes; None: all.
     Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still or
-    serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile.
+    serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile or has
+    lost a blob.
     """
     refusal = policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts)
     if refusal:
         raise InputError(refusal)
     with writing(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
+        _check_blobs(store, manifest, name)
         guard.secure(item.report for item in canaries)
         return point(store, manifest, name, by, why, proven_only=proven_only, canaries=canaries, elsewhere=elsewhere)
+
+
+def _check_blobs(store: Store, manifest: Manifest, name: str) -> None:
+    """Raise IntegrityError for a version with a blob that is missing, cut or elsewhere."""
+    lost = find_lost_of(store, manifest)
+    if lost:
+        reference = f"{manifest.model}@{manifest.version}"
+        lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in lost.items()]
+        remedy = f"restore it, or build again; `enginery verify {reference}` says more"
+        raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
 
 
 def point(
@@ -233,7 +246,7 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
     for attempt in range(_ATTEMPTS):
         time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 10))  # noqa: S311 - no secret
         before = store.read(key)
-        channel = _parse(before, model, name)
+        channel = _parse(store, before, model, name)
         move = next_move(channel)
         if move is None and channel is not None:
             return channel
@@ -243,13 +256,13 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
                 return after
         except UndecidedError:
             # The history tells: it only ever grows, so a move that happened is where it was put, whatever came after.
-            found = _parse(store.read(key), model, name)
+            found = _parse(store, store.read(key), model, name)
             if found is not None and found.history[: len(after.history)] == after.history:
                 return found
     raise ConflictError(f"channel {model}:{name} keeps moving; run again when fewer others move it")
 
 
-def _parse(data: bytes | None, model: str, name: str) -> Channel | None:
+def _parse(store: Store, data: bytes | None, model: str, name: str) -> Channel | None:
     if data is None:
         return None
     try:
@@ -258,7 +271,9 @@ def _parse(data: bytes | None, model: str, name: str) -> Channel | None:
         if not channel.history or channel.to_json() != document:
             raise Malformed("its history does not lead to where it points: it was edited by hand")
     except Malformed as error:
-        raise IntegrityError(f"channel {model}:{name}: {error}; restore it, or delete it and promote again") from error
+        place = place_of(store, channel_key(model, name))
+        remedy = "restore it from a copy, or delete this file and promote a version again; its history is then gone"
+        raise IntegrityError(f"channel {model}:{name} ({place}): {error}; {remedy}") from error
     return channel
 
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from threading import Event
 from typing import Literal
 
+from builders.errors import InputError
 from pipeline.registry.cache import DEFAULT_BYTES, BlobCache
 from pipeline.registry.delivery import Progress, Way, silent
 from pipeline.registry.hooks import Command, Hook, Post
 from pipeline.registry.machine import AUTO, Machine
 from pipeline.registry.names import parse_reference
-from pipeline.registry.pull import Pulled, ask, bring
+from pipeline.registry.pull import Pulled, ask, bring, bring_best
 from pipeline.registry.resolve import Answer, Candidate, Policy
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.watch import Swap, Watch
@@ -39,6 +40,7 @@ class Client:
     registry: a path, file:// or s3:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its bound);
     'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
     policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
+    Raises InputError for a registry that is neither text nor a path.
     """
 
     registry: str | Path
@@ -46,6 +48,12 @@ class Client:
     policy: Policy = field(default_factory=Policy)
     cache_bytes: int = DEFAULT_BYTES
     rehash: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.registry, str | Path):
+            raise InputError(
+                f"registry {self.registry!r}: give a path, a file:// or an s3:// URI, such as Client('s3://models/registry')"
+            )
 
     def resolve(self, reference: str, machine: Machine | str = AUTO) -> Answer:
         """Which engines of 'name', 'name@VERSION' or 'name:CHANNEL' a machine can use, and why not the others.
@@ -64,7 +72,8 @@ class Client:
         Raises UnknownNameError when nothing fits (with each rejection), IntegrityError, UnavailableError.
         """
         located, answer = ask(self.store, parse_reference(reference), _machine(machine), self.policy)
-        return bring(self.store, located, answer.resolution(), Path(dest), self._way(progress))
+        way = self._way(progress)
+        return bring_best(answer, lambda resolution: bring(self.store, located, resolution, Path(dest), way))
 
     def watch(
         self,
@@ -133,4 +142,8 @@ def pull(
 
 
 def _machine(machine: Machine | str) -> Machine:
-    return machine if isinstance(machine, Machine) else Machine.named(machine)
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, str):
+        raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return Machine.named(machine)

@@ -6,6 +6,7 @@ two writers are compared and swapped under one lock for the whole registry: they
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from builders.errors import InputError, IntegrityError, UnavailableError
 from pipeline.registry.download import Fill
 from pipeline.registry.keys import MARKER, blob_key, check_digest, check_key, is_key
 from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep, sync_folder
-from pipeline.registry.marker import CONTENT, check_format
+from pipeline.registry.marker import CONTENT, check_format, refuse_other
 from pipeline.registry.seals import Seal, sealed
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -73,18 +74,32 @@ class FileStore:
 
     def has(self, digest: str) -> bool:
         """See `Store.has`."""
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
         # Not by a path object, nor below: planning a catalog asks tens of thousands of times.
-        return os.path.isfile(f"{self.root}/{blob_key(digest)}")  # noqa: PTH113
+        path = f"{self.root}/{blob_key(digest)}"
+        try:
+            facts = os.lstat(path)
+            if stat.S_ISLNK(facts.st_mode) and self._leads_inside(path):
+                facts = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return None
+        return facts.st_size if stat.S_ISREG(facts.st_mode) else None
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
-        return self.path(digest).stat().st_size
+        found = self.stored_size(digest)
+        if found is None:
+            raise self._lost(digest)
+        return found
 
     def path(self, digest: str) -> Path:
         """See `Store.path`."""
         blob = self._blob(digest)
-        if not blob.is_file():
-            raise IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
+        if not self.has(digest):
+            raise self._lost(digest)
         return blob
 
     def fetch(self, digest: str, dest: Path) -> None:
@@ -228,8 +243,14 @@ class FileStore:
 
     def _holds(self, digest: str) -> bool:
         """Whether a blob is there and sound. Reading it again costs less than writing it, and heals a corrupt one."""
-        blob = self._blob(digest)
-        return blob.is_file() and digest_of_file(blob) == digest
+        return self.has(digest) and digest_of_file(self._blob(digest)) == digest
+
+    def _leads_inside(self, path: str) -> bool:
+        """Whether a link leads to something in the registry."""
+        return Path(path).resolve().is_relative_to(self.root.resolve())
+
+    def _lost(self, digest: str) -> IntegrityError:
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
 
     def _check(self, digest: str, found: str) -> None:
         if found != digest:
@@ -284,9 +305,7 @@ def _is_registry(store: FileStore) -> bool:
     with reachable(f"listing {store.root}"):
         others = {path.name for path in store.root.iterdir()} - _OWN
     if others:
-        raise InputError(
-            f"{store.root} holds {min(others)!r} and is no registry (no {MARKER}); give an empty or a new folder"
-        )
+        refuse_other(others, str(store.root), "give an empty or a new folder")
     return False
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builders.cpu_kinds import kind_named, kind_of, this_kind
 from builders.cuda import Gpu, cuda_version, gpus
-from builders.errors import UnknownNameError
+from builders.errors import InputError, UnknownNameError
 from builders.targets import CPU, parse_targets, product_of
 from builders.types import Target
 
@@ -44,6 +44,15 @@ class Machine:
     memory_bytes: int | None = None
     cpu: str | None = None
     here: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = self.compute_capability
+        pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, int) for part in found)
+        if found is not None and not pair:
+            name = found if isinstance(found, str) else "l4"
+            raise InputError(
+                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.named({name!r})"
+            )
 
     @property
     def target(self) -> Target:

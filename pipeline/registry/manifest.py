@@ -6,6 +6,7 @@ Whatever is read from it (names, digests, sizes) is checked before anything uses
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from builders.digest import canonical_json, digest_of
@@ -23,6 +24,10 @@ MAX_BYTES = 16 << 20
 # Entries of provenance that say a blob's BLAKE3. They are no field of their own, because an older client digests the
 # fields that it knows, and would take the manifest for one that was replaced.
 _BLAKE3 = "blake3 of "
+_REMEDY = (
+    "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
+    "then delete this file and run `enginery gc`"
+)
 
 
 class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
@@ -127,7 +132,7 @@ class Manifest:
         parse(data)
         return data
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the manifest: of everything but this digest itself."""
         return digest_of(self.to_json())
@@ -150,22 +155,29 @@ class Manifest:
         return found | ({self.report: "report"} if self.report else {})
 
 
-def parse(data: bytes, *, model: str | None = None, version: str | None = None) -> Manifest:
-    """Read a manifest's bytes. Raises IntegrityError: not JSON, edited, a newer format, a field that is wrong,
-    or (when given) another model or version than the place it was found at."""
+def parse(data: bytes, *, model: str | None = None, version: str | None = None, place: str = "") -> Manifest:
+    """Read a manifest's bytes. place: the path or URI that they were read from, for errors.
+
+    Raises IntegrityError: not JSON, edited, a newer format, a field that is wrong, or (when given) another model or
+    version than the place it was found at.
+    """
     where = f"manifest of {model}@{version}" if model else "manifest"
+    where += f" ({place})" if place else ""
     try:
-        manifest = _read(parsing.parse_json(data, MAX_BYTES))
+        document = parsing.parse_json(data, MAX_BYTES)
+        if (found := read(document, "format", parsing.count)) != FORMAT:
+            raise IntegrityError(f"{where}: format is {found}; this enginery reads {FORMAT}: upgrade enginery")
+        manifest = _read(document)
     except Malformed as error:
-        raise IntegrityError(f"{where}: {error}") from error
+        raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
-        raise Misplaced(f"{where}: it is that of {manifest.model}@{manifest.version}; it was moved by hand")
+        raise Misplaced(
+            f"{where}: it is that of {manifest.model}@{manifest.version}; it was moved by hand; move it back"
+        )
     return manifest
 
 
 def _read(data: dict[str, Any]) -> Manifest:
-    if (found := read(data, "format", parsing.count)) != FORMAT:
-        raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
     _check_digest(data)
     manifest = Manifest(
         model=read(data, "model", parsing.name),
@@ -190,10 +202,7 @@ def _check_digest(data: Mapping[str, Any]) -> None:
     stated = read(data, "digest", parsing.digest)
     actual = digest_of({key: value for key, value in data.items() if key != "digest"})
     if stated != actual:
-        raise Malformed(
-            f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged; "
-            "restore it from a copy, or build again, which makes a new version"
-        )
+        raise Malformed(f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged")
 
 
 def read_entry(value: Any, path: str) -> EngineEntry:

@@ -11,6 +11,8 @@ from pathlib import PurePosixPath
 from builders.errors import UnknownNameError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+# The channel that is moved where none is named.
+STABLE = "stable"
 _RULE = "1 to 63 of a-z 0-9 . _ -, starting with a letter or digit, no '..', no '.' at the end"
 
 
@@ -57,6 +59,27 @@ def parse_reference(text: str) -> Reference:
         model, _, channel = text.partition(":")
         return Reference(check_model(model), channel=check_channel(channel))
     return Reference(check_model(text))
+
+
+def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
+    """The model and the channel of `name:CHANNEL`; with a default, `name` alone is that channel of it.
+
+    Raises UnknownNameError.
+    """
+    found = parse_reference(text)
+    channel = default if found.version is None and found.channel is None else found.channel
+    if channel is None:
+        raise UnknownNameError(f"{text!r} names no channel; give {found.model}:CHANNEL, such as {found.model}:{STABLE}")
+    return found.model, channel
+
+
+def channel_of(model: str, text: str) -> str:
+    """The channel of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
+    named, colon, channel = text.partition(":")
+    if not colon or named != model:
+        wrong = "is a channel of another model" if colon else "does not name the channel's model"
+        raise UnknownNameError(f"{text!r} {wrong}; give {model}:{channel if colon else text}")
+    return check_channel(channel)
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:

@@ -5,19 +5,20 @@ a failure or a refusal, which carries no engine.
 """
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders.digest import digest_of
-from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from builders.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
 from pipeline.registry import channels, versions
 from pipeline.registry.keys import manifest_key, page_data_key, page_key
+from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
 from pipeline.registry.retention.guard import Guard, secure_version, version_name, writing
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 
 if TYPE_CHECKING:
     from validation.report import Approved
@@ -33,11 +34,13 @@ class Published:
     """A version in the registry. existed: an earlier run published the same content, and nothing new was written.
 
     channel_refusal: why the channel did not move (the version is published all the same), or None.
+    repeated: other content gave the engines and proofs of this version again, so no channel moved (`same_version`).
     """
 
     manifest: Manifest
     existed: bool
     channel_refusal: str | None = None
+    repeated: bool = False
 
     @property
     def version(self) -> str:
@@ -75,12 +78,25 @@ def publish(
         if existing:
             secure_version(guard, existing.manifest)
         published = existing or _write(guard, manifest, wanted_version, seen)
-        if channel is None:
-            return published
-        refusal = channels.policy_refusal(store, published.manifest, channel)
-        if refusal is None:
-            channels.point(store, published.manifest, channel, by=by, why=why)
+        with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
+            if not published.existed:
+                remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
+            if channel is None:
+                return published
+            refusal = channels.policy_refusal(store, published.manifest, channel)
+            if refusal is None:
+                channels.point(store, published.manifest, channel, by=by, why=why)
         return replace(published, channel_refusal=refusal)
+
+
+@contextmanager
+def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
+    """Say of an error inside that the version is published all the same, and what is missing of it."""
+    try:
+        yield
+    except (UnavailableError, IntegrityError, ConflictError) as error:
+        name = f"{manifest.model}@{manifest.version}"
+        raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
 
 
 def find_published(store: Store, manifest: Manifest) -> Manifest | None:
@@ -124,9 +140,10 @@ def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published
     if theirs is None:
         return None
     published = _same_or_conflict(theirs, manifest)
-    if lost := [what for digest, what in theirs.blobs().items() if not store.has(digest)]:
+    if lost := find_lost_of(store, theirs):
+        what = theirs.blobs()[next(iter(lost))]
         raise IntegrityError(
-            f"{theirs.model}@{theirs.version} has lost its {lost[0]}, and building again gave other bytes; "
+            f"{theirs.model}@{theirs.version} has lost its {what}, and building again gave other bytes; "
             "versions never change: restore it, or choose another version"
         )
     return published
@@ -149,7 +166,6 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
         mine = replace(manifest, version=version)
         guard.secure([version_name(manifest.model, version)])
         if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
-            remember(store, _RECORD, _memo_key(mine), {"version": version})
             return Published(mine, existed=False)
         if wanted and (theirs := _read(store, manifest.model, wanted)):
             return _same_or_conflict(theirs, manifest)
@@ -172,12 +188,13 @@ def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
         theirs = _read(store, manifest.model, version)
     except IntegrityError:
         return None
-    return theirs if theirs and _same(theirs, manifest) and all(map(store.has, theirs.blobs())) else None
+    return theirs if theirs and _same(theirs, manifest) and not find_lost_of(store, theirs) else None
 
 
 def _read(store: Store, model: str, version: str) -> Manifest | None:
-    data = store.read(manifest_key(model, version))
-    return None if data is None else parse(data, model=model, version=version)
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
 
 
 def _same(theirs: Manifest, mine: Manifest) -> bool:
@@ -200,14 +217,11 @@ def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
 
 
 def _check_blobs(store: Store, manifest: Manifest) -> None:
-    for digest, what in manifest.blobs().items():
-        if not store.has(digest):
+    for digest, loss in find_lost_of(store, manifest).items():
+        what = manifest.blobs()[digest]
+        if loss.kind == "missing":
             raise IntegrityError(f"{what} ({digest}) is not in {store.uri}; put it there before publishing")
-    for entry in manifest.engines:
-        if entry.digest and store.size(entry.digest) != entry.size_bytes:
-            raise IntegrityError(
-                f"engine {entry.unit}: {store.size(entry.digest)} bytes are stored, the entry says {entry.size_bytes}"
-            )
+        raise IntegrityError(f"{what} ({digest}) in {store.uri} has {loss.detail}")
 
 
 def _highest_number(store: Store, model: str) -> int:

@@ -5,6 +5,7 @@ of the engine it is about. So a server that waits for the description never load
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any, Literal
 
 from builders.cpu_kinds import EXACT_SESSION, SATURATES
 from builders.digest import digest_of_bytes
+from builders.errors import IntegrityError
 from builders.types import Target
 from pipeline.registry.attestations import judged
 from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.landing import write_whole
+from pipeline.registry.lost import find_lost_engines
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
@@ -30,7 +33,7 @@ from pipeline.registry.versions import Located, locate
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pulled:
     """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
 
@@ -43,6 +46,11 @@ class Pulled:
     resolution: Resolution
     origin: Origin
     weights: Path | None = None
+
+    def __repr__(self) -> str:
+        """One line: the file, what it is of, and its status."""
+        version = f"{self.located.manifest.model}@{self.located.manifest.version}"
+        return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
 
     @property
     def cached(self) -> bool:
@@ -66,17 +74,25 @@ class Pulled:
             f"run `enginery validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
         )
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person must know: which better engines are lost, and `warning`."""
+        lost = (f"LOST: {unit}: {reason.removeprefix('lost: ')}" for unit, reason in self.resolution.lost)
+        return (*lost, *([self.warning] if self.warning else []))
+
 
 def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, Answer]:
-    """What a reference stands for, and which of its engines the machine can use. Reads no engine.
+    """What a reference stands for, and which of its engines the machine can use; engines that are lost are rejected.
 
-    Raises UntrustedError without the signatures that the trust policy asks for.
+    Reads no engine. Raises UntrustedError without the signatures that the trust policy asks for.
     """
     located, entries = look(store, reference, policy)
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
     timed = partial(measured_speeds, store, located.manifest, machine)
-    return located, answer(entries, machine, policy, what, timed)
+    found = answer(entries, machine, policy, what, timed)
+    lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
+    return located, found.without({digest: str(loss) for digest, loss in lost.items()})
 
 
 def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
@@ -111,7 +127,22 @@ def pull(
     here = Machine.of(machine) if isinstance(machine, Target) else machine
     policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust)
     located, found = ask(store, reference, here, policy)
-    return bring(store, located, found.resolution(), dest, way)
+    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, way))
+
+
+def bring_best(found: Answer, bring: Callable[[Resolution], Pulled]) -> Pulled:
+    """What `bring` gives for the best engine whose bytes are those that were published; the others count as lost.
+
+    Raises what `bring` raises of the last one, and as `Answer.resolution`.
+    """
+    while True:
+        resolution = found.resolution()
+        try:
+            return bring(resolution)
+        except IntegrityError as error:
+            if len(found.candidates) == 1:
+                raise
+            found = found.without({str(resolution.chosen.digest): str(error)})
 
 
 def bring(store: Store, located: Located, resolution: Resolution, dest: Path, way: Way | None = None) -> Pulled:
@@ -197,7 +228,7 @@ def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
             status="unproven",
             reason="the model as it was exported; no engine, and not tried on this machine",
             digest=digest,
-            size_bytes=store.size(digest),
+            size_bytes=store.stored_size(digest),
             suffix=".onnx",
             inputs=described.inputs if described else (),
             outputs=described.outputs if described else (),

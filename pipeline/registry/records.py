@@ -4,7 +4,7 @@ A record is only a memory: losing one costs a repeated step and never an answer.
 whose blobs are gone, counts as forgotten, and a new one replaces it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,13 +18,21 @@ MAX_BYTES = 64 << 20
 _ATTEMPTS = 20
 
 
-def recall(store: Store, kind: str, key: str) -> dict[str, Any] | None:
-    """The value remembered for a step, if every blob it speaks of is still there. Cheap: blobs are not read."""
+def recall(
+    store: Store, kind: str, key: str, sizes: Callable[[Any], Mapping[str, int]] | None = None
+) -> dict[str, Any] | None:
+    """The value remembered for a step, if every blob it speaks of is still there. Cheap: blobs are not read.
+
+    sizes: of blobs in bytes by digest, from the value, where it says them; one that was cut counts as gone.
+    """
     record = read_record(store.read(record_key(kind, key)))
-    if record is None or not all(store.has(digest) for digest in record["blobs"]):
+    if record is None:
         return None
     value: dict[str, Any] = record["value"]
-    return value
+    known = sizes(value) if sizes else {}
+    found = ((digest, store.stored_size(digest)) for digest in record["blobs"])
+    sound = all(size is not None and size == known.get(digest, size) for digest, size in found)
+    return value if sound else None
 
 
 def remember(store: Store, kind: str, key: str, value: Mapping[str, Any], blobs: Sequence[str] = ()) -> None:

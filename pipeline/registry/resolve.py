@@ -13,12 +13,12 @@ about another capability, so where only proven engines may be used a compatible 
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from builders.compatibility import hardware_serves
-from builders.errors import UnknownNameError
+from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry.attestations import JudgedEntry
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
@@ -70,7 +70,7 @@ class Candidate:
 class Answer:
     """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
 
-    what: the version, as in 'digits@3'.
+    what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
     """
 
     what: str
@@ -78,13 +78,24 @@ class Answer:
     policy: Policy
     candidates: tuple[Candidate, ...]
     rejected: tuple[tuple[str, str], ...]
+    lost: tuple[tuple[str, str], ...] = ()
+
+    def without(self, lost: Mapping[str, str]) -> "Answer":
+        """The answer without engines whose bytes are lost. lost: why, by the engine's digest."""
+        sound = tuple(item for item in self.candidates if item.entry.digest not in lost)
+        gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
+        return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
 
     def resolution(self) -> "Resolution":
-        """The choice. Raises UnknownNameError with every rejection when nothing fits."""
+        """The choice. Raises UnknownNameError with every rejection when nothing fits, IntegrityError when what fits is
+        lost."""
+        if not self.candidates and self.lost:
+            raise IntegrityError(_all_lost(self))
         if not self.candidates:
             raise UnknownNameError(_nothing_fits(self))
         ranked = tuple(candidate.entry for candidate in self.candidates)
-        return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, self.candidates[0].remarks)
+        remarks = self.candidates[0].remarks
+        return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: the machine, the policy, candidates best first, and the rejected."""
@@ -101,7 +112,7 @@ class Answer:
 class Resolution:
     """The engine to use and why; the others that would do, best first; and why each of the rest will not.
 
-    remarks: what could not be checked of the chosen one.
+    remarks: what could not be checked of the chosen one.  lost: see `Answer`.
     """
 
     chosen: EngineEntry
@@ -109,6 +120,7 @@ class Resolution:
     ranked: tuple[EngineEntry, ...]
     rejected: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
 
 
 def answer(
@@ -242,6 +254,12 @@ def _nothing_fits(found: Answer) -> str:
     lines = [f"  {unit}: {reason}" for unit, reason in found.rejected] or ["  it has no engines at all"]
     remedy = "add the target to the spec and build, or choose"
     return "\n".join([f"{found.what} has no engine for {wanted}; {remedy}:", *lines])
+
+
+def _all_lost(found: Answer) -> str:
+    lines = [f"  {unit}: {reason}" for unit, reason in found.lost]
+    remedy = f"restore their blobs, or build again; `enginery verify {found.what}` says more"
+    return "\n".join([f"every engine of {found.what} that fits {_name(found.machine)} is lost; {remedy}:", *lines])
 
 
 def _name(machine: Machine) -> str:

@@ -53,7 +53,11 @@ class Store(Protocol):
         ...
 
     def has(self, digest: str) -> bool:
-        """Whether a blob is there; cheap, and without looking at its bytes."""
+        """Whether a blob is there; cheap, and without looking at its bytes. A link out of the store is no blob."""
+        ...
+
+    def stored_size(self, digest: str) -> int | None:
+        """Size of a blob in bytes, None where `has` is False; as cheap."""
         ...
 
     def size(self, digest: str) -> int:
@@ -138,6 +142,12 @@ class Store(Protocol):
     def sweep(self) -> int:
         """Delete what dead writers left behind; return how many. Never touches what a living process writes."""
         ...
+
+
+def place_of(store: Store, key: str) -> str:
+    """Where a key is, as people write it: a path, or an s3:// URI."""
+    uri = store.locator(key)
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
 def open_store(uri: str | Path, *, create: bool = False) -> Store:

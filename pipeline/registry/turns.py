@@ -77,6 +77,12 @@ def turn(store: Store, name: str, what: str, say: Callable[[str], object] = lamb
                 store.remove(turn_key(name))
 
 
+def is_held(store: Store, name: str) -> bool:
+    """Whether somebody works on `name` now, as far as the document tells."""
+    holder = _read(store.read(turn_key(name)))
+    return holder is not None and not holder.gone
+
+
 def forget_litter(store: Store) -> None:
     """Delete what dead holders left behind, for a collection."""
     for key in store.list(TURNS):

@@ -14,6 +14,7 @@ from pipeline.registry.attestations import attestations
 from pipeline.registry.keys import BLOBS, MODELS, RECORDS, blob_key, registered_key
 from pipeline.registry.latencies import latency_reports
 from pipeline.registry.loose import loose_documents
+from pipeline.registry.lost import MISSING, engine_sizes, find_lost
 from pipeline.registry.manifest import Manifest, Misplaced
 from pipeline.registry.names import Reference, is_name
 from pipeline.registry.records import read_record
@@ -159,10 +160,9 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     except IntegrityError as error:
         found.add("edited", reference, str(error))
     _check_signatures(found, manifest)
-    for entry in manifest.engines:
-        if entry.digest and found.store.has(entry.digest) and found.store.size(entry.digest) != entry.size_bytes:
-            detail = f"{found.store.size(entry.digest)} bytes; the manifest says {entry.size_bytes}"
-            found.add("size", entry.digest, detail, (f"{reference} engine {entry.unit}",))
+    for digest, loss in find_lost(found.store, engine_sizes(manifest)).items():
+        if loss.kind == "size":  # what is missing is found with the other blobs
+            found.add("size", digest, loss.detail, (f"{reference} {manifest.blobs()[digest]}",))
 
 
 def _check_signatures(found: _Findings, manifest: Manifest) -> None:
@@ -184,7 +184,7 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
     for digest in digests:
         affects = tuple(found.needed.get(digest, ()))
         if not found.store.has(digest):
-            found.add("missing", digest, "published, and not here", affects)
+            found.add(MISSING.kind, digest, MISSING.detail, affects)
             continue
         found.progress(digest)
         found.blobs += 1

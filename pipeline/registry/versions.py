@@ -9,10 +9,10 @@ from pipeline.registry import channels
 from pipeline.registry.channels import Channel
 from pipeline.registry.keys import MANIFEST, MODELS, manifest_key, versions_prefix
 from pipeline.registry.manifest import Manifest, parse
-from pipeline.registry.names import Reference, is_name, version_order
-from pipeline.registry.store import Store
+from pipeline.registry.names import STABLE, Reference, is_name, version_order
+from pipeline.registry.store import Store, place_of
 
-DEFAULT_CHANNELS = ("stable", "candidate")
+DEFAULT_CHANNELS = (STABLE, "candidate")
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16
 
@@ -99,7 +99,7 @@ def load(store: Store, model: str, version: str) -> Manifest:
         if not known:
             raise _unknown("model", model, models(store), store)
         raise _unknown(f"version of {model}", version, known, store)
-    return parse(data, model=model, version=version)
+    return parse(data, model=model, version=version, place=place_of(store, manifest_key(model, version)))
 
 
 def locate(store: Store, reference: Reference) -> Located:
@@ -125,11 +125,14 @@ def _served(store: Store, channel: Channel) -> Manifest:
     try:
         manifest = load(store, channel.model, channel.version)
     except UnknownNameError as error:
-        raise IntegrityError(f"channel {channel.model}:{channel.name} points nowhere: {error}") from error
+        raise IntegrityError(
+            f"channel {channel.model}:{channel.name} points nowhere: {error}; promote a version to it that is there"
+        ) from error
     if manifest.digest != channel.manifest:
         raise IntegrityError(
             f"channel {channel.model}:{channel.name} was promoted to manifest {channel.manifest} of version "
-            f"{channel.version}, and that is now {manifest.digest}: it was replaced by hand; run `enginery verify`"
+            f"{channel.version}, and that is now {manifest.digest}: it was replaced by hand; restore it, or promote a "
+            "version again"
         )
     return manifest
 

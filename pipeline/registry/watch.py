@@ -32,10 +32,11 @@ from pipeline.registry.keys import channel_key
 from pipeline.registry.landing import make_folder, reachable, sync_folder, write_whole
 from pipeline.registry.machine import Machine
 from pipeline.registry.names import Reference
-from pipeline.registry.pull import ask, bring, folder_name
-from pipeline.registry.resolve import Policy
+from pipeline.registry.pull import Pulled, ask, bring, bring_best, folder_name
+from pipeline.registry.resolve import Policy, Resolution
 from pipeline.registry.standing import Standing
 from pipeline.registry.store import Store
+from pipeline.registry.versions import Located
 
 CURRENT = "current"
 _LOCK = ".enginery-watch.lock"
@@ -154,28 +155,23 @@ class Watch:
             known = ", ".join(names(store, self._reference.model)) or "none"
             raise UnknownNameError(f"there is no channel {self._reference.model}:{channel}; there are: {known}")
         if data is not None or self._served is None:
-            self._served = self._serve(store)
-            # Last, so that whatever fails is tried again.
-            self._tag = tag
+            self._served, whole = self._serve(store)
+            # Last, so that whatever fails is tried again, as is an engine that was lost.
+            self._tag = tag if whole else ""
         return self._served
 
-    def _serve(self, store: Store) -> Swap:
+    def _serve(self, store: Store) -> tuple[Swap, bool]:
+        """What is served now, and whether that is the best engine: False where a better one is lost."""
         located, answer = ask(store, self._reference, self._machine, self._policy)
-        resolution = answer.resolution()
-        folder = self._dest / folder_name(located, resolution.chosen)
         with reachable(f"writing {self._dest}"):
-            # A folder that is there is looked at, and mended; a new one appears whole.
-            place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-            pulled = bring(store, located, resolution, place, self._way())
-            if place != folder:
-                place.rename(folder)
-                sync_folder(self._dest)
+            pulled = bring_best(answer, lambda resolution: self._bring(store, located, resolution))
+            folder = self._dest / folder_name(located, pulled.engine)
             previous = self._swap(folder.name)
         swap = Swap(
             model=located.manifest.model,
             version=located.manifest.version,
             channel=str(self._reference.channel),
-            digest=str(resolution.chosen.digest),
+            digest=str(pulled.engine.digest),
             folder=folder,
             engine=folder / pulled.path.name,
             description=folder / pulled.description.name,
@@ -185,12 +181,22 @@ class Watch:
             origin=pulled.origin,
         )
         if swap.swapped:
-            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {resolution.chosen.unit} ({swap.origin})")
-            if pulled.warning:
-                self._say(pulled.warning)
+            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {pulled.engine.unit} ({swap.origin})")
+            for line in pulled.warnings:
+                self._say(line)
         os.utime(folder)
         self._prune(folder.name, previous)
-        return swap
+        return swap, not pulled.resolution.lost
+
+    def _bring(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
+        """An engine in its folder: one that is there is looked at, and mended; a new one appears whole."""
+        folder = self._dest / folder_name(located, resolution.chosen)
+        place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
+        pulled = bring(store, located, resolution, place, self._way())
+        if place != folder:
+            place.rename(folder)
+            sync_folder(self._dest)
+        return pulled
 
     def _swap(self, name: str) -> str:
         """Lead `current` to a folder; return where it led before."""

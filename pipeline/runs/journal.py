@@ -94,7 +94,7 @@ def prune(store: Store) -> list[str]:
 
 
 def _may_run(store: Store, run: str) -> bool:
-    begun = datetime.strptime(run.partition(".")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    begun = datetime.fromisoformat(run.partition(".")[0])
     if (datetime.now(UTC) - begun).total_seconds() > LONGEST_RUN_S:
         return False
     try:

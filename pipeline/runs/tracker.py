@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builders.errors import StepError
 from builders.jobs import Usage
+from builders.plural import pluralize
 from pipeline.history import Past
 from pipeline.moment import precise_now
 from pipeline.progress.events import VERDICT, Silent, state_of
@@ -100,7 +101,9 @@ class Tracker(Silent):
     def concluded(self, outcome: "Outcome") -> None:
         """Note the version."""
         failed = len(outcome.failed)
-        reason = "no engine passed" if outcome.version is None else f"{failed} units failed" if failed else ""
+        reason = (
+            "no engine passed" if outcome.version is None else f"{pluralize(failed, 'unit')} failed" if failed else ""
+        )
         with self._lock:
             self._run = replace(self._run, version=outcome.version, reason=reason)
             self._changes += 1

@@ -7,7 +7,7 @@ Canonicalising twice changes nothing, and the same input gives the same bytes in
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import onnx
@@ -105,10 +105,7 @@ def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
     """Put the inputs into the spec's order and shapes, and the spec's dim names wherever the model's own stood."""
     values = {value.name: value for value in graph.inputs}
     wanted = [spec.name for spec in specs]
-    if set(values) != set(wanted):
-        raise ModelError(
-            f"the model's inputs are {sorted(map(str, values))}, the spec's {sorted(wanted)}; make them equal"
-        )
+    check_names([str(name) for name in values], wanted)
     names: dict[str, int | str] = {}
     for spec in specs:
         names |= _matched(values[spec.name], spec)
@@ -117,6 +114,12 @@ def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
     for value in graph.outputs:
         if value.shape is not None:
             value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+
+
+def check_names(own: Iterable[str], wanted: Iterable[str]) -> None:
+    """Raise ModelError where a model's inputs have other names than the spec's."""
+    if sorted(own) != sorted(wanted):
+        raise ModelError(f"the model's inputs are {sorted(own)}, the spec's {sorted(wanted)}; make them equal")
 
 
 def _matched(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:

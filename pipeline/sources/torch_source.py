@@ -18,6 +18,7 @@ import numpy as np
 from builders.errors import ModelError
 from builders.types import Dim, Tensors, TensorSpec
 from pipeline.sources.entry_point import call_entry_point, place, reason
+from pipeline.sources.finite import check_finite
 
 if TYPE_CHECKING:
     import onnx
@@ -81,6 +82,7 @@ def from_entry_point(
         raise ModelError(f"{entry[0]}: {entry[1]} returned {type(module).__name__}; return a torch.nn.Module")
     if weights:
         load_weights(module, root / weights)
+    _check_finite(module.state_dict(keep_vars=True))
     module.eval().requires_grad_(False)
     return Program(capture(module, inputs, dims, root), tuple(spec.name for spec in inputs), _by_name(module), notes)
 
@@ -91,6 +93,7 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     from torch.utils import _pytree as pytree
 
     exported = _load_pt2(path)
+    _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
     own = [str(name) for name in exported.graph_signature.user_inputs]
     wanted = [spec.name for spec in inputs]
     if len(own) != len(wanted):
@@ -140,6 +143,21 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
             f"{path} does not fit the module: {'; '.join(mistakes[:5])}{more}; save the weights of this model"
         )
     module.load_state_dict(given, strict=False)
+
+
+def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
+    """Raise ModelError for a weight with NaN, or a trained one with infinities, by its name.
+
+    An infinity that was not trained may be a mask; what multiplies with one is found in the ONNX model. There it may be
+    too late for a name, because normalizations are folded into the layer before.
+    """
+    import torch
+
+    check_finite(
+        (name, (tensor if tensor.requires_grad else torch.where(tensor.isinf(), 0.0, tensor)).detach().float().numpy())
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    )
 
 
 def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"]) -> Iterator[str]:

@@ -138,14 +138,14 @@ class Contract(Part):
     structured: dict[str, Structure] = Field({}, description="by output")
     distributional: Distributional | None = None
 
-    def outputs(self) -> list[tuple[str, str]]:
-        """(where it is said, output) for each output that is named."""
-        found = [("structured", output) for output in self.structured]
+    def outputs(self) -> list[tuple[tuple[str, ...], str]]:
+        """(path of the key below the contract, output) for each output that is named."""
+        found: list[tuple[tuple[str, ...], str]] = [(("structured", output), output) for output in self.structured]
         for at, item in self.structured.items():
-            names = (item.boxes.classes, item.boxes.scores) if item.boxes else ()
-            found += [(f"structured.{at}.boxes", name) for name in names if name is not None]
+            named = [(key, getattr(item.boxes, key)) for key in ("classes", "scores")] if item.boxes else []
+            found += [(("structured", at, "boxes", key), name) for key, name in named if name is not None]
         if self.distributional is not None:
-            found += [("distributional.rows", output) for output in self.distributional.rows]
+            found += [(("distributional", "rows", output), output) for output in self.distributional.rows]
             seeds = self.distributional.seeds
-            found += [("distributional.seeds", output) for output in (seeds.outputs if seeds else ())]
+            found += [(("distributional", "seeds", "outputs"), output) for output in (seeds.outputs if seeds else ())]
         return found

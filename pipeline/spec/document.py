@@ -5,9 +5,8 @@ The YAML is composed before it is constructed, so that a mistake can be given it
 recursive alias is refused before it is expanded.
 """
 
-import difflib
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,13 +15,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from builders.errors import SpecError
+from pipeline.spec.mistakes import mistake_lines
 
 LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500
 _LONGEST_LINE = 500
 MOST_NODES = 100_000
+# What no text has: all control characters but tabs and ends of lines.
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
-Loc = tuple[int | str, ...]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -47,7 +48,7 @@ def parse_document(path: Path, text: str, kind: Kind[M]) -> tuple[M, yaml.Node]:
     try:
         return kind.model.model_validate(_construct(path, root)), root
     except ValidationError as error:
-        raise SpecError(_lines(path, root, error, kind)) from None
+        raise SpecError(mistake_lines(path, root, error, kind.model, kind.help)) from None
 
 
 def _read(path: Path, kind: Kind[M]) -> str:
@@ -55,12 +56,21 @@ def _read(path: Path, kind: Kind[M]) -> str:
         if path.is_dir():
             raise SpecError([f"{path}: is a folder; name the file in it"])
         if path.stat().st_size > LARGEST_BYTES:
-            raise SpecError([f"{path}: is larger than {LARGEST_BYTES} bytes; this is not {kind.name}"])
-        return path.read_text(encoding="utf-8")
+            raise SpecError([f"{path}: is larger than {LARGEST_BYTES} bytes, so it is not {kind.name}; {kind.help}"])
+        data = path.read_bytes()
     except FileNotFoundError:
         raise SpecError([f"{path}: no such file; {kind.help}"]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([f"{path}: cannot be read as UTF-8 text: {error}"]) from None
+    except OSError as error:
+        raise SpecError([f"{path}: cannot be read: {error.strerror or error}"]) from None
+    if _CONTROL.search(data):
+        raise SpecError([f"{path}: is a binary file, and {kind.name} is YAML text; {kind.help}"])
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(
+            [f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"]
+        ) from None
 
 
 def _compose(path: Path, text: str, kind: Kind[M]) -> yaml.Node:
@@ -125,101 +135,3 @@ def _construct(path: Path, root: yaml.Node) -> Any:
         raise SpecError(
             [f"{path}{where}: is not plain YAML: {problem}; use strings, numbers, lists and mappings"]
         ) from None
-
-
-def _lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
-    out = []
-    found = error.errors(include_url=False)
-    inside = {item["loc"][:depth] for item in found for depth in range(len(item["loc"]))}
-    for item in found:
-        if item["type"] == "too_short" and item["loc"] in inside:
-            continue  # it only counts the items that are wrong
-        loc = _without_union_tags(root, item["loc"])
-        prefix = f"{path}:{line_of(root, loc)}: "
-        key = ".".join(str(part) for part in loc)
-        for sentence in _explain(item, loc, kind).splitlines():
-            out.append(prefix + (f"{key}: {sentence}" if key else sentence))
-    return list(dict.fromkeys(out))
-
-
-def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
-    """Pydantic puts the union member it tried ('int', 'constrained-int', 'function-after[...]') into the path.
-
-    A part that looks like one is left out unless the file has a key of that name there.
-    """
-    tags = ("int", "str", "float", "bool", "constrained-int", "constrained-str")
-    node: yaml.Node | None = root
-    out: list[int | str] = []
-    for part in loc:
-        found = _child(node, part) if node else None
-        if found is None and isinstance(part, str) and (part in tags or "[" in part):
-            continue
-        node = found[1] if found else None
-        out.append(part)
-    return tuple(out)
-
-
-def _explain(item: Mapping[str, Any], loc: Loc, kind: Kind[M]) -> str:
-    mistake, context, value = item["type"], item.get("ctx", {}), item.get("input")
-    if mistake == "extra_forbidden":
-        return f"unknown key; {_suggestion(str(loc[-1]), _known_keys(kind.model, loc[:-1]))}"
-    if mistake == "missing":
-        return f"is missing; add it ({kind.help})"
-    if mistake == "literal_error":
-        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"{_shown(value)} is not known; {_suggestion(str(value), known)}"
-    if mistake == "value_error":
-        message = str(context["error"])
-        said = isinstance(value, (Mapping, BaseModel)) or _shown(value) in message
-        return message if said else f"{_shown(value)}: {message}"
-    return f"{_shown(value)}: {item['msg'][0].lower()}{item['msg'][1:]}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _suggestion(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-
-
-def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
-    """The keys allowed at a place in the file, found by walking the types."""
-    here: Any = model
-    for part in loc:
-        if isinstance(here, type) and issubclass(here, BaseModel):
-            if isinstance(part, int):
-                continue  # the items of a list were stepped into with its field
-            here = here.model_fields[str(part)].annotation
-        else:
-            here = typing.get_args(here)[-1]
-        here = _strip_optional(here)
-    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
-
-
-def _strip_optional(annotation: Any) -> Any:
-    members = [item for item in typing.get_args(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
-    is_mapping = typing.get_origin(annotation) is dict
-    return members[0] if members and not is_mapping else annotation
-
-
-def line_of(root: yaml.Node, loc: Loc) -> int:
-    """The line of the deepest part of `loc` that the file really has, counted from 1."""
-    node, line = root, root.start_mark.line
-    for part in loc:
-        found = _child(node, part)
-        if found is None:
-            break
-        key, node = found
-        line = key.start_mark.line
-    return int(line) + 1
-
-
-def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return node.value[part], node.value[part]
-    if isinstance(node, yaml.MappingNode):
-        return next(((key, value) for key, value in node.value if key.value == str(part)), None)
-    return None

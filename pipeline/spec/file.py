@@ -6,10 +6,15 @@ from pathlib import Path
 import yaml
 
 from builders.errors import SpecError
-from pipeline.spec.document import Kind, Loc, line_of, load_document
+from pipeline.spec.document import Kind, load_document
+from pipeline.spec.mistakes import line_of
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.words import Loc
 
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
+
+# Files of a model, by how they end, and the key of a spec that names such a file.
+_OF_A_MODEL = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch", ".safetensors": "source.weights"}
 
 
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
@@ -17,6 +22,7 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     mistake."""
     path = Path(path)
     try:
+        _refuse_model(path)
         spec, root = load_document(path, KIND)
         spec._path, spec._address = path, address
         if missing := list(_missing_files(path, root, spec)):
@@ -27,6 +33,12 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
         lines = [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in error.lines]
         raise SpecError(lines) from None
     return spec
+
+
+def _refuse_model(path: Path) -> None:
+    if (key := _OF_A_MODEL.get(path.suffix.lower())) and path.is_file():
+        remedy = f"write a spec with `enginery init`, and name this file in it as {key}"
+        raise SpecError([f"{path}: is a file of a model, and not a spec; {remedy}"])
 
 
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from builders.types import Precision
 from pipeline.spec.contract import Contract
-from pipeline.spec.words import File, Part, as_value_error, off
+from pipeline.spec.words import File, Mistakes, Part, as_value_error, off
 from validation.canary.thresholds import Thresholds
 
 
@@ -33,7 +33,7 @@ class Golden(Part):
     @model_validator(mode="after")
     def _labelled(self) -> Self:
         if self.metric and not self.labels:
-            raise ValueError(f"metric {self.metric.name} needs labels; name the array that holds them")
+            raise Mistakes([(("metric",), f"metric {self.metric.name} needs labels; name the array that holds them")])
         return self
 
 

@@ -1,7 +1,7 @@
 """One model: everything that a spec may hold, and what its parts ask of each other."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -12,7 +12,19 @@ from builders.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Targe
 from pipeline.spec.limits import Golden, JointLimits, Validation
 from pipeline.spec.quantization import Calibration, Quantization
 from pipeline.spec.source import DimRange, Input, Source
-from pipeline.spec.words import Channel, DimName, ModelName, Part, TargetName, UnitPattern, VersionName, as_value_error
+from pipeline.spec.words import (
+    Channel,
+    DimName,
+    Loc,
+    Mistakes,
+    ModelName,
+    Part,
+    TargetName,
+    UnitPattern,
+    VersionName,
+    as_value_error,
+    shown,
+)
 
 DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
 
@@ -25,6 +37,17 @@ class Build(Part):
     required: tuple[UnitPattern, ...] = Field(
         (), description="units such as 'sm_89 int8' or 'cpu': a refusal fails the run"
     )
+
+
+class Timeouts(Part):
+    """Wall clock of each step's process but the build's, which is build.timeout_s. A step that passes it is ended."""
+
+    export_s: float = Field(1800, gt=0, le=86400, description="reading or exporting the model, and its golden set")
+    calibration_s: float = Field(3600, gt=0, le=86400, description="observing the calibration samples, per part")
+    quantization_s: float = Field(3600, gt=0, le=86400, description="searching and writing the graph of a precision")
+    proof_s: float = Field(1800, gt=0, le=86400, description="checking a quantized graph, or proving an engine")
+    latency_s: float = Field(1800, gt=0, le=86400, description="timing an engine")
+    attribution_s: float = Field(3600, gt=0, le=86400, description="finding which node drifted, per failed check")
 
 
 class Publication(Part):
@@ -53,6 +76,7 @@ class ModelSpec(Part):
     golden: Golden | None = None
     validation: Validation = Validation()
     build: Build = Build()
+    timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
     _path: Path = PrivateAttr(default=Path())
@@ -64,7 +88,7 @@ class ModelSpec(Part):
         if isinstance(chosen, list) and chosen and all(isinstance(name, str) for name in chosen):
             raise ValueError(f"give each its options: {{{', '.join(f'{name}: {{}}' for name in chosen)}}}")
         if isinstance(chosen, dict) and (bare := next((k for k, v in chosen.items() if not isinstance(v, dict)), None)):
-            raise ValueError(f"{bare} has {chosen[bare]!r}; give its options, or {{}} for none")
+            raise ValueError(f"{bare} has {shown(chosen[bare])}; give its options, or {{}} for none")
         return chosen
 
     @field_validator("backends")
@@ -76,8 +100,8 @@ class ModelSpec(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if mistakes := _mistakes_between(self):
-            raise ValueError("\n".join(mistakes))
+        if mistakes := tuple(_mistakes_between(self)):
+            raise Mistakes(mistakes)
         return self
 
     @property
@@ -122,47 +146,57 @@ class ModelSpec(Part):
         return tuple(p for p in PRECISIONS if p in self.precisions)
 
 
-def _mistakes_between(spec: ModelSpec) -> list[str]:
-    """Mistakes that only show when the parts are put side by side."""
-    used = {dim for item in spec.inputs.values() for dim in item.shape if isinstance(dim, str)}
-    out = [
-        f"inputs name dim {name!r}, which dims does not define; add dims.{name}.max"
-        for name in sorted(used - set(spec.dims))
-    ]
-    out += [
-        f"dims.{name} is used by no input; remove it or name it in a shape" for name in sorted(set(spec.dims) - used)
-    ]
+def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
+    """Mistakes that only show when the parts are put side by side, each with the key that it is about."""
+    yield from _wrong_dims(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
-        out.append(f"precisions has {needy[0]}, which needs real samples; add calibration.data")
+        place: Loc = ("precisions", spec.precisions.index(needy[0]))
+        yield place, f"precisions has {needy[0]}, which needs real samples; add calibration.data"
     if spec.quantization.searches and spec.calibration is None:
-        out.append("quantization.smoothing, floor and latency are searched on real samples; add calibration.data")
+        place = ("quantization", spec.quantization.searches[0])
+        yield place, "quantization.smoothing, floor and latency are searched on real samples; add calibration.data"
     floor = spec.quantization.floor
     if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
-        out.append("quantization.floor.accuracy needs the right answers; name their array in calibration.labels")
-    out += [
-        f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names"
-        for pattern in spec.build.required
-        if not any(matches_unit(pattern, unit) for unit in _units(spec))
-    ]
+        place = ("quantization", "floor", "accuracy")
+        yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
+    for index, pattern in enumerate(spec.build.required):
+        if not any(matches_unit(pattern, unit) for unit in _units(spec)):
+            yield (
+                ("build", "required", index),
+                f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
+            )
     metric = spec.golden.metric if spec.golden else None
     if metric and spec.outputs and metric.output not in spec.outputs:
-        out.append(f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}")
-    return out + _broken_contract(spec)
+        place = ("golden", "metric", "output")
+        yield place, f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}"
+    yield from _broken_contract(spec)
 
 
-def _broken_contract(spec: ModelSpec) -> list[str]:
+def _wrong_dims(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
+    """Dims that inputs name and nothing defines, and the other way round."""
+    used: dict[str, Loc] = {}
+    for name, item in spec.inputs.items():
+        for axis, dim in enumerate(item.shape):
+            if isinstance(dim, str):
+                used.setdefault(dim, ("inputs", name, "shape", axis))
+    for dim in sorted(set(used) - set(spec.dims)):
+        yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
+    for dim in sorted(set(spec.dims) - set(used)):
+        yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
+
+
+def _broken_contract(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
     """Outputs and inputs that the contract names and that there are none of."""
-    contract = spec.validation.contract
-    out = [
-        f"validation.contract.{place} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
-        for place, output in contract.outputs()
-        if spec.outputs and output not in spec.outputs
-    ]
+    contract, place = spec.validation.contract, ("validation", "contract")
+    for below, output in contract.outputs():
+        if spec.outputs and output not in spec.outputs:
+            where = ".".join((*place, *below))
+            yield (*place, *below), f"{where} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
     seeds = contract.distributional.seeds if contract.distributional else None
     if seeds and seeds.vary is not None and seeds.vary not in spec.inputs:
-        out.append(f"validation.contract.distributional.seeds.vary {seeds.vary!r} is not one of {list(spec.inputs)}")
-    return out
+        below = ("distributional", "seeds", "vary")
+        yield (*place, *below), f"{'.'.join((*place, *below))} {seeds.vary!r} is not one of {list(spec.inputs)}"
 
 
 def _units(spec: ModelSpec) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.registry.names import inside
-from pipeline.spec.words import Part
+from pipeline.spec.words import Loc, Mistakes, Part
 
 
 class Calibration(Part):
@@ -38,12 +38,17 @@ class Calibration(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        found: list[tuple[Loc, str]] = []
         if self.percentile is not None and self.method != "percentile":
-            raise ValueError(f"method {self.method} has no percentile; remove it, or use method percentile")
+            found.append(
+                (("percentile",), f"method {self.method} has no percentile; remove it, or use method percentile")
+            )
         if self.parts > 1 and self.function:
-            raise ValueError("a generator cannot be divided into parts; remove parts, or store the samples")
+            found.append((("parts",), "a generator cannot be divided into parts; remove parts, or store the samples"))
         if self.labels and self.function:
-            raise ValueError("a generator gives no labels; remove labels, or store the samples")
+            found.append((("labels",), "a generator gives no labels; remove labels, or store the samples"))
+        if found:
+            raise Mistakes(found)
         return self
 
     @property
@@ -106,6 +111,11 @@ class Quantization(Part):
     )
 
     @property
-    def searches(self) -> bool:
-        """Whether int8 is chosen by trial (`pipeline.quantization.choice`)."""
-        return self.smoothing != "none" or self.floor is not None or self.latency == "measure"
+    def searches(self) -> tuple[str, ...]:
+        """The keys by which int8 is chosen by trial (`pipeline.quantization.choice`); empty when it is not."""
+        asked = {
+            "smoothing": self.smoothing != "none",
+            "floor": self.floor is not None,
+            "latency": self.latency == "measure",
+        }
+        return tuple(key for key, wanted in asked.items() if wanted)

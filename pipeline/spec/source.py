@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from builders.types import Dim, Scalar
 from pipeline.registry.names import inside
-from pipeline.spec.words import Axis, File, Part, Size
+from pipeline.spec.words import Axis, File, Mistakes, Part, Size
 
 
 class Source(Part):
@@ -36,7 +36,8 @@ class Source(Part):
         if len(given) != 1:
             raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(given) or 'none'}")
         if self.torch is None and (self.weights or self.arguments):
-            raise ValueError("weights and arguments belong to a torch source; remove them")
+            given = [key for key in ("weights", "arguments") if getattr(self, key)]
+            raise Mistakes([((key,), f"{key} belongs to a torch source; remove it") for key in given])
         return self
 
     @property

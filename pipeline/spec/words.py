@@ -1,7 +1,7 @@
-"""The words of a spec: names, sizes, files, each checked where it stands."""
+"""The words of a spec: names, sizes, files, each checked where it stands; and how its mistakes are told."""
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -10,6 +10,38 @@ from builders.errors import EngineryError, UnknownNameError
 from pipeline.registry.names import check_channel, check_model, check_version, inside
 
 LARGEST_SIZE = 1 << 31
+_LONGEST_SHOWN = 80
+_DEEPEST_SHOWN = 4
+
+# A key's path in a file: names of keys, and places in lists.
+Loc = tuple[int | str, ...]
+
+
+class Mistakes(ValueError):  # noqa: N818 - several of them
+    """What is wrong between the keys of a part: for each mistake the key that it is about, as a path below the part,
+    and what to say."""
+
+    def __init__(self, found: Iterable[tuple[Loc, str]]) -> None:
+        self.found = tuple(found)
+        super().__init__("\n".join(text for _, text in self.found))
+
+
+def shown(value: Any) -> str:
+    """A value as the file has it, at most 80 characters."""
+    text = _yaml(value, _DEEPEST_SHOWN)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
+def _yaml(value: Any, depth: int) -> str:
+    if isinstance(value, (dict, list, tuple)) and value and not depth:
+        return "..."
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_yaml(item, depth - 1)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_yaml(item, depth - 1) for item in value) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value) if isinstance(value, str | int | float | bytes) else str(value)
 
 
 def _python_name(text: str) -> str:

@@ -5,9 +5,9 @@ Every step is a plain function: tests call it directly, the in-process runner ca
 
 from pipeline.steps.attributions import attribute, suspects
 from pipeline.steps.engines import build
-from pipeline.steps.graphs import quantize
+from pipeline.steps.graphs import quantize, write
 from pipeline.steps.latency import measure
-from pipeline.steps.model import export
+from pipeline.steps.model import export, recorded_export
 from pipeline.steps.proofs import validate
 from pipeline.steps.ranges import choose, merge, observe, parts_of, searched
 
@@ -21,7 +21,9 @@ __all__ = [
     "observe",
     "parts_of",
     "quantize",
+    "recorded_export",
     "searched",
     "suspects",
     "validate",
+    "write",
 ]

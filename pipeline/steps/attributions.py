@@ -7,11 +7,11 @@ from typing import Literal
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, STEP_LIMITS, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, metric_of, step_limits
 from pipeline.values import Attributed, Built, Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
-from validation.report import Check
+from validation.report import OVERLAP, Check
 
 ATTRIBUTION_CODE = (*CHECK_CODE, "pipeline.jobs.attribution")
 # Engines whose file can be taken apart.
@@ -46,9 +46,9 @@ def suspects(judged: Sequence[Judged]) -> list[Suspect]:
 
 
 def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
-    # A broken contract says how the engine behaves, and no node that drifted.
+    # A broken contract says how the engine behaves, an overlap how it was measured, and no node that drifted.
     found = item.report.failed if item.report else ()
-    failed = [check for check in found if not check.name.startswith("contract ")]
+    failed = [check for check in found if not check.name.startswith("contract ") and check.name != OVERLAP]
     lost = _lost(failed)
     graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
     engine = lost == "engine" or any(check.joint == "engine" for check in failed)
@@ -99,7 +99,7 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
 
     def job() -> Job:
         given = {"store": shop.store.uri, **arguments}
-        return Job(name, f"pipeline.jobs.attribution:{function}", given, STEP_LIMITS)
+        return Job(name, f"pipeline.jobs.attribution:{function}", given, step_limits(spec, "attribution"))
 
     return shop.once("attribute", name, key, job, lambda value: [value["attribution"]])
 

@@ -5,11 +5,12 @@ import shlex
 
 from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Limits, Needs
+from builders.jobs import Job, Needs
 from builders.scrub import scrubber
 from builders.types import BuildFailure, BuildRequest
 from pipeline.history import Expectation
 from pipeline.spec.model import ModelSpec
+from pipeline.steps.keys import engine_limits
 from pipeline.values import Built, Json, Unit
 from pipeline.workshop import Workshop
 
@@ -50,7 +51,7 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
 
 
 def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job:
-    limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+    limits = engine_limits(spec, "build")
     arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
     needed = needs(unit.request, memory_request(spec, expected))
     return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, leaner(unit.request))
@@ -59,8 +60,8 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectatio
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
     """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    words = ("enginery", "build", spec.address, "--registry", registry, "--targets", request.target.name)
-    return shlex.join([*words, "--precisions", request.precision, "--backends", request.backend])
+    words = ("enginery", "build", spec.address, "--registry", registry, "--target", request.target.name)
+    return shlex.join([*words, "--precision", request.precision, "--backend", request.backend])
 
 
 def needs(request: BuildRequest, memory_mib: int) -> Needs:
@@ -96,8 +97,8 @@ def leaner(request: BuildRequest) -> Json:
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
-    """The engine on record for a build key, as fields of `Built`."""
-    value = shop.recall("build", {"build": request.key})
+    """The engine on record for a build key, as fields of `Built`; None where its blob is missing or cut."""
+    value = shop.recall("build", {"build": request.key}, lambda value: {value["digest"]: value["size_bytes"]})
     return None if value is None else _engine_fields(value)
 
 

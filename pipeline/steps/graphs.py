@@ -7,7 +7,7 @@ from builders.errors import DataError, InputError
 from builders.jobs import Job
 from builders.types import CALIBRATED, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, STEP_LIMITS, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, metric_of, step_limits
 from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe, Searched
 from pipeline.workshop import Workshop, code_of, versions
 
@@ -20,7 +20,20 @@ def quantize(
     choices: Mapping[Searched, Json],
     shop: Workshop,
 ) -> Graph:
-    """Write the model in one flavour and measure what that cost (the quantization joint).
+    """Write the model in one flavour and measure what that cost (the quantization joint). Arguments as for `write`."""
+    graph = write(flavour, spec, exported, ranges, choices, shop)
+    return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, shop))
+
+
+def write(
+    flavour: Flavour,
+    spec: ModelSpec,
+    exported: Exported,
+    ranges: Json | None,
+    choices: Mapping[Searched, Json],
+    shop: Workshop,
+) -> Graph:
+    """Write the model in one flavour.
 
     choices: what `choose` gave, by kind of int8.
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
@@ -51,17 +64,13 @@ def quantize(
     def job() -> Job:
         arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides", "choice")}
         arguments["observations"] = ranges and ranges["observations"]
-        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, STEP_LIMITS)
+        limits = step_limits(spec, "quantization")
+        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, limits)
 
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
-    return replace(
-        graph,
-        proof=_check_graph(spec, exported, graph, shop),
-        record=value["record"],
-        recipe=_recipe(value, model.digest),
-    )
+    return replace(graph, record=value["record"], recipe=_recipe(value, model.digest))
 
 
 def _graph_blobs(value: Json) -> list[str]:
@@ -73,12 +82,14 @@ def _recipe(value: Json, onnx: str) -> Recipe:
     return Recipe(value["recipe"], value["written_from"] if value["written_from"] != onnx else None)
 
 
-def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Workshop) -> Proof:
+def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Json | None, shop: Workshop) -> Proof:
     precision = graph.flavour.precision
+    compared = precision in CALIBRATED and ranges and exported.golden_inputs
     key = {
         "reference": exported.model.digest,
         "graph": graph.model,
         "golden": exported.golden,
+        "samples": {"golden": exported.golden_inputs, "calibration": ranges["inputs"]} if ranges and compared else None,
         "precision": precision,
         "limits": dict(overrides(spec, precision, "quantization")),
         "metric": metric_of(spec),
@@ -88,8 +99,7 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, shop: Worksh
 
     def job() -> Job:
         arguments = {name: value for name, value in key.items() if name not in ("versions", "code")}
-        return Job(
-            "check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, STEP_LIMITS
-        )
+        limits = step_limits(spec, "proof")
+        return Job("check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, limits)
 
     return Proof.from_json(shop.once("check-graph", f"check {graph.flavour.name}", key, job, lambda _: []))

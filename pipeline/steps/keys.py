@@ -1,16 +1,15 @@
-"""What the steps' keys have in common: the code and the libraries that do the work, and the shapes of a spec."""
+"""What the steps have in common: their limits, the code and the libraries that do the work, the shapes of a spec."""
 
 import os
 from dataclasses import asdict
+from typing import Literal
 
 from builders.jobs import Limits
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
-STEP_LIMITS = Limits(
-    timeout_s=3600, memory_mib=int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
-)
+HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
 # The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
 EXPORT_CODE = ("pipeline.jobs.blobs", "pipeline.jobs.model", "pipeline.export", "pipeline.sources")
 QUANTIZATION_CODE = (
@@ -25,6 +24,24 @@ CHECK_CODE = ("builders", "validation", "pipeline.jobs.engines", *QUANTIZATION_C
 OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
 # What rewrites graphs, emulates their arithmetic and measures them.
 MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
+
+
+def step_limits(
+    spec: ModelSpec, step: Literal["export", "calibration", "quantization", "proof", "attribution"]
+) -> Limits:
+    """What the process of a step that works on the model may use: the spec's time, most of the machine's memory."""
+    remedies = f"raise timeouts.{step}_s in the spec", "run it on a machine with more memory"
+    return Limits(getattr(spec.timeouts, f"{step}_s"), HOST_MEMORY_MIB, *remedies)
+
+
+def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -> Limits:
+    """What the process of a step that builds or runs an engine may use: the spec's time, and build.memory_mib."""
+    if step == "build":
+        key, timeout_s = "build.timeout_s", spec.build.timeout_s
+    else:
+        key, timeout_s = f"timeouts.{step}_s", getattr(spec.timeouts, f"{step}_s")
+    remedies = f"raise {key} in the spec", "raise build.memory_mib in the spec"
+    return Limits(timeout_s, spec.build.memory_mib, *remedies)
 
 
 def metric_of(spec: ModelSpec) -> Json | None:

@@ -5,11 +5,11 @@ from dataclasses import replace
 from builders import backends
 from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.jobs import Job, Limits, Needs
+from builders.jobs import Job, Needs
 from pipeline.moment import now
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, shapes_of
+from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
 from pipeline.values import Built, Exported, Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
@@ -49,7 +49,7 @@ def time_engine(
     }
 
     def job() -> Job:
-        limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+        limits = engine_limits(spec, "latency")
         given = {"store": shop.store.uri, **arguments}
         return Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
 

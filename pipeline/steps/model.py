@@ -1,11 +1,11 @@
 """The step that exports a model and freezes its golden set."""
 
-from builders.digest import digest_of_file
+from builders.digest import digest_of, digest_of_file
 from builders.errors import InputError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.golden import settle_golden
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, STEP_LIMITS, metric_of, shapes_of
+from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, metric_of, shapes_of, step_limits
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from pipeline.workshop import Workshop, code_of, versions
@@ -17,17 +17,12 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     Two records, because a new golden value needs no new export; one process, because both need the framework.
     """
     reads = _export_reads(spec, shop)
-    model_key = {
-        "source": reads["source"],
-        "shapes": shapes_of(spec),
-        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
-        "code": code_of(*EXPORT_CODE),
-    }
+    model_key = _model_key(spec, reads)
     model = shop.recall("export", model_key)
     if model and (golden := shop.recall("golden", _golden_key(spec, reads, model["onnx"]))):
         shop.progress.finished("export", "cached")
         settle_golden(spec, golden["golden"], shop)
-        return _exported(model, golden)
+        return _exported(model, golden, model_key, _golden_key(spec, reads, model["onnx"]))
     name = "golden set" if model else "export"
     value = shop.shown(shop.local, name, _export_job(spec, shop, model))
     if reads != _export_reads(spec, shop):
@@ -36,19 +31,40 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
         model = value["model"]
         shop.remember("export", model_key, model, [model["onnx"]])
     golden = value["golden"]
-    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, [golden["golden"]])
+    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, _golden_blobs(golden))
     shop.progress.finished(name, "done")
     settle_golden(spec, golden["golden"], shop)
-    return _exported(model, golden)
+    return _exported(model, golden, model_key, _golden_key(spec, reads, model["onnx"]))
 
 
-def _exported(model: Json, golden: Json) -> Exported:
+def _golden_blobs(golden: Json) -> list[str]:
+    return [golden[name] for name in ("golden", "inputs") if golden[name]]
+
+
+def recorded_export(spec: ModelSpec, shop: Workshop) -> Exported | None:
+    """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
+    reads = _export_reads(spec, shop)
+    model_key = _model_key(spec, reads)
+    model = shop.recall("export", model_key)
+    if model is None:
+        return None
+    golden_key = _golden_key(spec, reads, model["onnx"])
+    golden = shop.recall("golden", golden_key)
+    if golden is not None:
+        settle_golden(spec, golden["golden"], shop)
+    none: Json = {"golden": "", "inputs": None, "notes": (), "checks": (), "metrics": {}}
+    return _exported(model, golden or none, model_key, golden_key)
+
+
+def _exported(model: Json, golden: Json, *read: Json) -> Exported:
     return Exported(
         OnnxModel.from_json(model),
         golden["golden"],
         Proof.from_json(golden),
         tuple(golden["notes"]),
         model.get("blake3"),
+        golden["inputs"],
+        digest_of(read),
     )
 
 
@@ -57,6 +73,15 @@ def _export_reads(spec: ModelSpec, shop: Workshop) -> Json:
     golden = spec.golden
     data = digest_of_file(spec.file(golden.data)) if golden else None
     return {"source": source_digests(spec, shop), "data": data}
+
+
+def _model_key(spec: ModelSpec, reads: Json) -> Json:
+    return {
+        "source": reads["source"],
+        "shapes": shapes_of(spec),
+        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
+        "code": code_of(*EXPORT_CODE),
+    }
 
 
 def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
@@ -83,7 +108,7 @@ def _export_job(spec: ModelSpec, shop: Workshop, known: Json | None) -> Job:
         "metric": metric_of(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
     }
-    return Job("export", "pipeline.jobs.model:export_model", arguments, STEP_LIMITS)
+    return Job("export", "pipeline.jobs.model:export_model", arguments, step_limits(spec, "export"))
 
 
 def _export_request(spec: ModelSpec) -> Json:

@@ -4,11 +4,11 @@ from builders import backends
 from builders.cpu_kinds import this_kind, why_no_proof
 from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Limits
+from builders.jobs import Job
 from builders.types import BuildRequest
 from pipeline.moment import now
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, contract_of, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, contract_of, engine_limits, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop, code_of, versions
@@ -74,7 +74,7 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     }
 
     def job() -> Job:
-        limits = Limits(spec.build.timeout_s, spec.build.memory_mib)
+        limits = engine_limits(spec, "proof")
         known = {"store": shop.store.uri, "request": request.to_json(), "suffix": built.suffix}
         return Job(f"prove {built.unit.name}", "pipeline.jobs.engines:check_engine", {**known, **arguments}, limits)
 

@@ -9,7 +9,7 @@ from builders.jobs import Executor, Job, Needs
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
-from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, STEP_LIMITS, shapes_of
+from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, shapes_of, step_limits
 from pipeline.steps.race import engine_to_race
 from pipeline.values import Exported, Flavour, Json, Searched
 from pipeline.workshop import Workshop, code_of, versions
@@ -28,7 +28,8 @@ def parts_of(spec: ModelSpec, exported: Exported) -> tuple[Part, ...]:
 
 
 def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Json:
-    """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose.
+    """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose, and
+    'inputs' (blob), by which golden samples are recognized.
 
     A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen. One
     part of several is observed where engines are built, on any node that sees the same samples under the same path.
@@ -45,7 +46,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     def job() -> Job:
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments = {"store": shop.store.uri, "onnx": key["onnx"], "part": key["part"], "samples": samples}
-        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, STEP_LIMITS)
+        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, step_limits(spec, "calibration"))
 
     def spread(local: Executor, name: str, job: Job) -> Json:
         value: Json | None = None
@@ -56,7 +57,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
     run = spread if count > 1 else None
-    return shop.once("calibrate", name, key, job, lambda value: [value["observations"]], run)
+    return shop.once("calibrate", name, key, job, _blobs, run)
 
 
 def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
@@ -69,15 +70,20 @@ def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
         return None  # it is said again here, if it is true
 
 
-def merge(parts: Sequence[Json], shop: Workshop) -> Json:
+def merge(parts: Sequence[Json], spec: ModelSpec, shop: Workshop) -> Json:
     """The observations of all parts as one, which is what a single pass would have seen."""
-    key = {"parts": [part["observations"] for part in parts], "code": code_of(*QUANTIZATION_CODE)}
+    blobs = {"parts": [part["observations"] for part in parts], "inputs": [part["inputs"] for part in parts]}
+    key = {**blobs, "code": code_of(*QUANTIZATION_CODE, "validation.overlap")}
 
     def job() -> Job:
-        arguments = {"store": shop.store.uri, "parts": key["parts"]}
-        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, STEP_LIMITS)
+        arguments = {"store": shop.store.uri, **blobs}
+        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, step_limits(spec, "calibration"))
 
-    return shop.once("merge", "merge calibration", key, job, lambda value: [value["observations"]])
+    return shop.once("merge", "merge calibration", key, job, _blobs)
+
+
+def _blobs(value: Json) -> list[str]:
+    return [value["observations"], value["inputs"]]
 
 
 def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:
@@ -106,7 +112,7 @@ def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | N
         arguments = {name: key[name] for name in names}
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments |= {"store": shop.store.uri, "observations": ranges["observations"], "samples": samples}
-        return Job("choose", "pipeline.jobs.ranges:choose", arguments, STEP_LIMITS)
+        return Job("choose", "pipeline.jobs.ranges:choose", arguments, step_limits(spec, "quantization"))
 
     blobs = ("model", "ranges", "choice", "smoothed")
     return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v[b] for b in blobs])
@@ -124,7 +130,7 @@ def _samples(spec: ModelSpec) -> Json:
     wanted = spec.calibration
     return {
         "data": wanted and wanted.data,
-        "digest": _calibration_digest(spec),
+        "digest": calibration_digest(spec),
         "labels": wanted and wanted.labels,
     }
 
@@ -141,7 +147,7 @@ def _answer(spec: ModelSpec, exported: Exported) -> str | None:
     return metric.output if metric else exported.model.outputs[0].name
 
 
-def _calibration_digest(spec: ModelSpec) -> str:
+def calibration_digest(spec: ModelSpec) -> str:
     """Of the data, or of the code that generates it; data that this code reads by itself stays unseen."""
     wanted = spec.calibration
     if wanted is None or wanted.function is None:

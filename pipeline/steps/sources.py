@@ -9,7 +9,7 @@ from builders.errors import ModelError
 from builders.jobs import Job
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import STEP_LIMITS
+from pipeline.steps.keys import step_limits
 from pipeline.workshop import Workshop, import_versions
 
 # Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
@@ -29,11 +29,11 @@ def source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
         files += [files[0].parent / name for name in _external_data(spec, shop)]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {_place(file, spec): digest_of_file(file) for file in files if file.is_file()}
+    names = {place_of(file, spec): digest_of_file(file) for file in files if file.is_file()}
     return {"spec": source.model_dump(), "files": names, "packages": packages}
 
 
-def _place(file: Path, spec: ModelSpec) -> str:
+def place_of(file: Path, spec: ModelSpec) -> str:
     """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
     if not file.resolve().is_relative_to(spec.folder):
         raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")
@@ -58,7 +58,7 @@ def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> list[str]:
         return external_data(str(path), str(spec.folder))
     name, arguments = "read model", {"path": str(path), "root": str(spec.folder)}
     names: list[str] = shop.shown(
-        shop.local, name, Job(name, "pipeline.jobs.model:external_data", arguments, STEP_LIMITS)
+        shop.local, name, Job(name, "pipeline.jobs.model:external_data", arguments, step_limits(spec, "export"))
     )
     shop.progress.finished(name, "done")
     return names

@@ -72,7 +72,7 @@ class Bench:
 
     def graph_checks(self, graph: ModelProto, precision: Precision) -> list[Check]:
         """The quantization joint: a graph against the exported model."""
-        arguments = (self.store.uri, self.onnx, self.put(graph), self.golden, precision, {}, None, self.room())
+        arguments = (self.store.uri, self.onnx, self.put(graph), self.golden, None, precision, {}, None, self.room())
         return _checks(check_graph(*arguments))
 
     def graph_attribution(self, graph: ModelProto, precision: Precision) -> Attribution:

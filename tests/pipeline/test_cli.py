@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from builders.errors import EngineryError
 from pipeline import cli
 from pipeline.cli import COMMANDS, main
 from pipeline.commands.tables import print_table
@@ -60,6 +61,21 @@ def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str
     assert "Traceback" not in done.stderr
 
 
+def test_each_mistake_of_several_starts_with_error(project: Project) -> None:
+    project.change_spec(modle="x", precisions=["fp31"])
+    lines = project.run("plan", project.spec).err.splitlines()
+    assert len(lines) == 2 and all(line.startswith(f"error: {project.spec}:") for line in lines)
+
+
+def test_the_further_lines_of_an_error_are_indented(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "enginery", _raising(EngineryError("nothing fits:\n  a: too large\nb: too old")))
+    with pytest.raises(SystemExit):
+        cli.main(["list"])
+    assert capsys.readouterr().err == "error: nothing fits:\n  a: too large\n  b: too old\n"
+
+
 def test_the_table_of_backends_keeps_the_brackets_of_a_remedy() -> None:
     done = command("backends")
     assert done.returncode == 0
@@ -95,7 +111,7 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
 
 
 def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
-    done = project.build("--precisions", "bf16")
+    done = project.build("--precision", "bf16")
     assert done.code == 2
     assert "bf16" in done.err
     assert "fp32, int8" in done.err

@@ -61,7 +61,7 @@ def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
         f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--json'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy',"
-        " 'matplotlib') if m in sys.modules], file=sys.stderr)"
+        " 'matplotlib', '_strptime') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
@@ -77,7 +77,7 @@ def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
 
 
 def test_a_target_that_is_not_in_the_spec_is_not_passed_over(project: Project) -> None:
-    done = project.build("--targets", "cpu,sm_86")
+    done = project.build("--target", "cpu,sm_86")
     assert done.code == 2
     assert "targets sm_86: not in the spec" in done.err
 
@@ -85,7 +85,7 @@ def test_a_target_that_is_not_in_the_spec_is_not_passed_over(project: Project) -
 def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> None:
     built.change_spec(publication={"channel": "stable"})
     done = built.run("build", built.spec)
-    assert "everything was cached\n" in done.out
+    assert "everything was cached; report:" in done.out
     assert "channel stable did not move" in done.err
 
 
@@ -137,7 +137,7 @@ def test_going_back_to_an_older_model_finds_its_version(built: Project) -> None:
     original = (built.folder / "tiny.onnx").read_bytes()
     write_model(built.folder / "tiny.onnx", weights(seed=5))
     built.change_spec(golden={"data": "golden.npz", "labels": "label"})
-    assert built.build("--targets", "cpu").json["version"] == "2"
+    assert built.build("--target", "cpu").json["version"] == "2"
     (built.folder / "tiny.onnx").write_bytes(original)
     built.change_spec(golden=yaml_golden())
     outcome = built.build().json
@@ -154,14 +154,15 @@ def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project:
     project.change_spec(build={"required": ["sm_75 fp32"]})
     done = project.build()
     assert done.code == 1
-    assert "required unit sm_75 fp32 tensorrt-rtx is refused" in done.err
+    assert "error: units that the spec requires are refused, so nothing was built" in done.err
+    assert "\n  sm_75 fp32 tensorrt-rtx: " in done.err
     assert not (project.registry / "models").exists()
 
 
 def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(project: Project) -> None:
     data = arrays(project.folder / "golden.npz")
     np.savez(project.folder / "golden.npz", x=data["x"], label=(data["label"] + 1) % 10)
-    done = project.build("--targets", "cpu")
+    done = project.build("--target", "cpu")
     assert done.code == 1
     assert done.json["version"] is None
     assert {engine["status"] for engine in done.json["engines"]} == {"failed"}
@@ -174,10 +175,10 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert project.run("report", page.with_suffix(".json"), "--out", project.folder / "again.html").code == 0
     assert (project.folder / "again.html").read_text() == text
     before = page.stat().st_mtime_ns
-    assert project.build("--targets", "cpu").code == 1 and page.stat().st_mtime_ns == before
+    assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == before
     rows = list(artifacts_of(failed_document(open_store(str(project.registry)), "tiny"), None))
     assert [item.key for item in rows] == ["result-tiny", "engines-tiny", "drift-tiny"]
-    assert project.build("--targets", "cpu", "--precisions", "fp32").code == 1 and page.stat().st_mtime_ns > before
+    assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > before
     assert project.run("verify").code == 0
 
 
@@ -272,8 +273,23 @@ def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None
     assert rebuilt(built.build().json) == set()
 
 
+def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built: Project) -> None:
+    channel = built.registry / "models" / "tiny" / "channels" / "candidate.json"
+    before = channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))
+    model = onnx.load(built.folder / "tiny.onnx")
+    model.doc_string = "a comment"
+    onnx.save(model, built.folder / "tiny.onnx")
+    done = built.build()
+    assert "export: done" in done.err and rebuilt(done.json) == set()
+    assert (done.json["version"], done.json["same_as"], done.json["cached"]) == ("1", "tiny@1", True)
+    assert "tiny: same as tiny@1" in done.err
+    assert (channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))) == before
+    built.change_spec(timeouts={"proof_s": 999.0})
+    assert "same as tiny@1: equal engines and proofs; nothing was published" in built.run("build", built.spec).out
+
+
 def test_a_target_that_the_spec_lacks_is_an_error_even_beside_one_that_it_has(project: Project) -> None:
-    done = project.build("--targets", "cpu,sm_90")
+    done = project.build("--target", "cpu,sm_90")
     assert done.code == 2
     assert "targets sm_90: not in the spec" in done.err
 

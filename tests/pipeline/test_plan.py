@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.types import BuildRequest, Dim, ShapeProfile, Target, TensorSpec
+from builders.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
-from pipeline.plan import Selection, candidates, explain_change, profiles
+from pipeline.causes import explain_change
+from pipeline.plan import Selection, candidates, profiles
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
 from tests.pipeline.projects import Project
@@ -41,6 +42,7 @@ CHANGES = {
     "option": {"options": (("tf32", True), ("workspace_mib", 0))},
     "version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
     "scales": {"scales": "d" * 64},
+    "cpu": {"toolchain": ((CPU_KIND, "cpu_avx2"), ("tensorrt-rtx", "1.7.1"))},
 }
 
 
@@ -60,15 +62,22 @@ def test_a_request_survives_json_with_its_key() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("model", "the model's graph or weights changed"),
-        ("scales", "the calibrated scales changed"),
+        ("model", "its graph is another one"),
+        ("scales", "its graph is another one"),
         ("profile", "the shapes changed"),
         ("option", "option tf32: False -> True"),
         ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
+        ("cpu", "kind of CPU: none -> cpu_avx2"),
     ],
 )
 def test_the_reason_names_what_changed_since_the_last_build(change: str, reason: str) -> None:
     assert explain_change(REQUEST, replace(REQUEST, **CHANGES[change])) == reason
+
+
+@pytest.mark.parametrize("change", ["model", "scales"])
+def test_the_reason_is_the_cause_where_that_is_known(change: str) -> None:
+    now = replace(REQUEST, **CHANGES[change])
+    assert explain_change(REQUEST, now, ["weights w changed"]) == "weights w changed"
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:
@@ -116,8 +125,11 @@ def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
     assert "an engine with this build key is in the registry" in out
     assert "use fp16" in out
     out = built.run("build", built.spec).out
-    for word in ("proven", "unproven", "refused", "accuracy", "unchanged: everything was cached", "report.html"):
+    for word in ("proven", "unproven", "refused", "accuracy"):
         assert word in out
+    *_, note, last = out.splitlines()
+    assert note.startswith("accuracy: of the engine") and last.startswith("tiny@1 unchanged: everything was cached; ")
+    assert "report.html" in last, "where nothing is new: the table and one line"
 
 
 def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made() -> None:
@@ -153,4 +165,4 @@ def test_a_target_that_no_backend_of_the_spec_builds_for_is_not_left_out_in_sile
     done = project.run("plan", project.spec)
     assert done.code == 0 and "1 build, 0 cached, 0 refused" in done.out
     assert "sm_89: left out: no backend of the spec (onnxruntime) builds for it" in done.err
-    assert "left out" not in project.run("plan", project.spec, "--targets", "cpu").err
+    assert "left out" not in project.run("plan", project.spec, "--target", "cpu").err

@@ -36,7 +36,7 @@ GENERATOR = """
 import numpy as np
 
 def samples():
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(2)
     for index in range(64):
         yield {"x": rng.normal(size=(8,)).astype(np.float32 if index != BAD else np.float64)}
 """
@@ -101,11 +101,11 @@ def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
 
 
 def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:
-    first = project.build("--precisions", "int8").json
+    first = project.build("--precision", "int8").json
     project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
-    assert project.build("--precisions", "int8").json["version"] != first["version"]
+    assert project.build("--precision", "int8").json["version"] != first["version"]
     project.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
-    failed = project.build("--precisions", "int8")
+    failed = project.build("--precision", "int8")
     assert failed.code == 2 and "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
 
 

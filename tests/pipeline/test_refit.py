@@ -17,9 +17,11 @@ import pytest
 from onnx import numpy_helper
 
 from builders import backends
+from builders.cpu_kinds import this_kind
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, ModelError
 from builders.structure import differs
+from builders.types import CPU_KIND
 from pipeline.jobs.refit import refit_engine
 from pipeline.refit import cannot
 from pipeline.registry.filestore import FileStore
@@ -153,7 +155,7 @@ CHANGES = {
     "option": ({"model": "1" * 64, "options": (("gain", 2), ("refittable", True), ("strip_weights", False))},
                "more than weights changed: option gain: 1 -> 2"),
     "shapes": ({"model": "1" * 64, "profiles": ()}, "more than weights changed: the shapes changed"),
-    "version": ({"model": "1" * 64, "toolchain": (("refitting", "2.0"),)},
+    "version": ({"model": "1" * 64, "toolchain": ((CPU_KIND, this_kind().name), ("refitting", "2.0"))},
                 "more than weights changed: version of enginery-whole: 1 -> none; version of refitting: 1.0 -> 2.0"),
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Specs: what a good one gives, and one line per mistake in a bad one."""
 
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.errors import SpecError
+from builders.types import PRECISIONS
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from tests.pipeline.projects import SPEC, Project
@@ -47,7 +49,7 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ({"model": "Bad Name"}, "model: model name 'Bad Name': use"),
         ({"model": None}, "model: is missing; add it"),
         ({"precisions": ["fp31"]}, "precisions.0: 'fp31' is not known; did you mean 'fp32'?"),
-        ({"precisions": "fp32"}, "precisions: 'fp32': input should be a valid"),
+        ({"precisions": "fp32"}, "precisions: 'fp32': must be a list"),
         ({"targets": ["sm_98"]}, "targets.0: target 'sm_98' is not known; did you mean 'sm_"),
         ({"backends": {"tensort": {}}}, "backends: backend 'tensort' is not known; did you mean 'tensorrt'?"),
         ({"backends": {"onnxruntime": {"threads": 1}}}, "backends: backends.onnxruntime.threads: no such option"),
@@ -95,9 +97,9 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ({"calibration": {"data": "spec.py:f", "parts": 2}}, "a generator cannot be divided into parts; remove parts"),
         ({"calibration": {"data": "../data"}}, "calibration.data: '../data': must be a relative path inside"),
         ({"backends": ["xla", "iree"]}, "backends: ['xla', 'iree']: give each its options: {xla: {}, iree: {}}"),
-        ({"backends": {"xla": None}}, "backends: xla has None; give its options, or {} for none"),
+        ({"backends": {"xla": None}}, "backends: xla has null; give its options, or {} for none"),
         ({"backends": {"onnxruntime": {"intra_op_threads": 2.5}}}, "2.5 is of type float; give an integer, such as 0"),
-        ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: input should be greater than 0"),
+        ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: must be above 0"),
         ({"build": {"required": ["cpu int9"]}}, "build.required has 'cpu int9', which covers no unit of this spec"),
         (
             {"quantization": {"overrides": [{"match": "MatMul", "precision": "int4"}]}},
@@ -106,12 +108,85 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ({"precisions": ["fp8"], "calibration": None, "source": {"torch": "m.py:build"}}, "precisions has fp8"),
         ({"build": {"required": ["sm_98 int8"]}}, "build.required.0: 'sm_98 int8': target 'sm_98' is not known"),
         ({"publication": {"channel": "no/slash"}}, "publication.channel: channel name 'no/slash'"),
+        ({"version": 1.5}, "version: 1.5: must be text"),
+        ({"inputs": ["x"]}, "inputs: ['x']: must be a mapping of keys to values"),
+        ({"inputs": {}}, "inputs: {}: has 0 items; it needs 1 or more"),
+        ({"source": "tiny.onnx"}, "source: 'tiny.onnx': must be a mapping of keys to values"),
+        (
+            {"source": {"torch": "m.py:b", "arguments": {"a": [1]}}},
+            "source.arguments.a: [1]: must be text, a number, or",
+        ),
+        ({"build": {"timeout_s": "long"}}, "build.timeout_s: 'long': must be a number"),
+        ({"build": {"memory_mib": 1.5}}, "build.memory_mib: 1.5: must be a whole number"),
+        ({"dims": {"batch": {"max": None, "min": True}}}, "dims.batch.min: true: must be a whole number"),
+        ({"golden": {"data": "golden.npz", "frozen": "12"}}, "golden.frozen: '12': must look like "),
+        ({"validation": {"contract": {"bitwise": {"size": [1]}}}}, "bitwise.size: [1]: must be true or false"),
+        (
+            {"validation": {"contract": {"structured": {"logits": {"range": [1, 2, 3]}}}}},
+            "has 3 items; it takes 2 at most",
+        ),
     ],
 )
 def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, parts: Any, wanted: str) -> None:
     lines = mistakes(project, **parts)
     assert any(wanted in line for line in lines), lines
     assert all(line.startswith(f"{project.spec}:") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("parts", "on"),
+    [
+        ({"dims": {"batch": {"max": 8}, "seq": {"max": 2}}}, "seq:"),
+        ({"inputs": {"x": {"shape": ["batch", "width"]}}}, "- width"),
+        ({"build": {"required": ["cpu fp32", "cpu fp16"]}}, "- cpu fp16"),
+        ({"precisions": ["fp32", "fp8"], "calibration": None, "source": {"torch": "m.py:b"}}, "- fp8"),
+        ({"quantization": {"io": "fp32", "floor": {"sqnr_db": 20}}, "calibration": None}, "floor:"),
+        ({"quantization": {"floor": {"sqnr_db": 20, "accuracy": 0.9}}}, "accuracy: 0.9"),
+        (
+            {"golden": {"data": "golden.npz", "labels": "l", "metric": {"output": "z", "floor": 0.9}}},
+            "output: z",
+        ),
+        ({"golden": {"data": "golden.npz", "metric": {"output": "logits", "floor": 0.9}}}, "metric:"),
+        ({"calibration": {"data": "calibration.npz", "percentile": 99.9}}, "percentile: 99.9"),
+        ({"source": {"onnx": "tiny.onnx", "arguments": {"a": 1}}}, "arguments:"),
+        ({"validation": {"contract": {"structured": {"logits": {"finite": True}, "z": {"finite": True}}}}}, "z:"),
+        ({"validation": {"contract": {"distributional": {"rows": {"z": {}}}}}}, "z: {}"),
+        (
+            {"validation": {"contract": {"distributional": {"seeds": {"outputs": ["logits"], "vary": "z"}}}}},
+            "vary: z",
+        ),
+    ],
+)
+def test_a_mistake_between_keys_points_at_the_line_of_the_one_concerned(project: Project, parts: Any, on: str) -> None:
+    (line,) = mistakes(project, **parts)
+    number = int(line.removeprefix(f"{project.spec}:").split(":")[0])
+    assert project.spec.read_text().splitlines()[number - 1].strip().startswith(on), line
+
+
+PYDANTICS = ("input should", "valid ", "tuple", "dictionary", "instance of", "parse string", "None", "True", "False")
+
+
+@pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", [], ["x"], [[1]], {}, {"a": None}, {"a": [True]}])
+def test_no_word_of_pydantics_or_pythons_reaches_whoever_writes_a_spec(project: Project, value: Any) -> None:
+    keys = [[key] for key in ModelSpec.model_fields]
+    keys += [[key, inner] for key, field in ModelSpec.model_fields.items() for inner in _below(field.annotation)]
+    keys += [["inputs", "x"], ["inputs", "x", "shape"], ["inputs", "x", "dtype"], ["dims", "batch", "buckets"]]
+    keys += [["validation", "contract", "structured"], ["validation", "limits", "fp32"], ["targets", "0"]]
+    for path in keys:
+        parts: Any = value
+        for key in reversed(path):
+            parts = {key: parts}
+        project.spec.write_text(yaml.safe_dump({**SPEC, **parts}))
+        try:
+            load_spec(project.spec)
+        except SpecError as error:
+            for line in error.lines:
+                assert not [word for word in PYDANTICS if word in line.replace(str(project.spec), "")], line
+
+
+def _below(annotation: Any) -> list[str]:
+    members = [annotation, *typing.get_args(annotation)]
+    return [key for member in members for key in getattr(member, "model_fields", ())]
 
 
 def test_several_mistakes_come_together_with_their_line_numbers(project: Project) -> None:
@@ -138,7 +213,7 @@ def test_several_mistakes_come_together_with_their_line_numbers(project: Project
             "aliases expand",
         ),
         ("a: &a [*a]\n", "aliases expand"),
-        ("model: \x00\n", "is not YAML"),
+        ("model: \x00\n", "is a binary file, and a spec is YAML text; `enginery init`"),
     ],
 )
 def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: str) -> None:
@@ -150,10 +225,30 @@ def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: 
     assert wanted in caught.value.lines[0]
 
 
-def test_files_that_cannot_be_specs(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
-    (tmp_path / "huge").write_bytes(b"#" * (2 << 20))
-    for name, wanted in {"gone": "no such file", ".": "is a folder", "binary": "UTF-8", "huge": "larger than"}.items():
+@pytest.mark.parametrize(
+    ("name", "data", "wanted"),
+    [
+        ("binary", b"\xff\xfe\x00\x01", "is a binary file, and a spec is YAML text; `enginery init` writes"),
+        ("latin", "model: a\n# gr\u00fcn\n".encode("latin-1"), ":2: byte 0xfc is not UTF-8; save the file as UTF-8"),
+        ("huge", b"#" * (2 << 20), "is larger than 1048576 bytes, so it is not a spec; `enginery init` writes"),
+        (
+            "a.onnx",
+            b"\x08\x08",
+            "is a file of a model, and not a spec; write a spec with `enginery init`, and name this ",
+        ),
+        ("b.onnx", b"#" * (2 << 20), "is a file of a model, and not a spec; .* as source.onnx"),
+        ("a.safetensors", b"{}", "is a file of a model, and not a spec; .* as source.weights"),
+    ],
+)
+def test_files_that_cannot_be_specs(tmp_path: Path, name: str, data: bytes, wanted: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SpecError, match=wanted) as caught:
+        load_spec(tmp_path / name)
+    assert len(caught.value.lines) == 1 and "codec" not in str(caught.value)
+
+
+def test_a_spec_that_is_no_file_says_so(tmp_path: Path) -> None:
+    for name, wanted in {"gone": "no such file", "gone.onnx": "no such file", ".": "is a folder"}.items():
         with pytest.raises(SpecError, match=wanted):
             load_spec(tmp_path / name)
 
@@ -170,6 +265,9 @@ def test_the_starter_spec_is_a_good_one(tmp_path: Path, project: Project) -> Non
     for name in ("model.py", "weights.safetensors"):
         (project.folder / name).touch()
     assert load_spec(path).model == "my-model"
+    comments = [line.split() for line in path.read_text().splitlines() if line.startswith("  # ")]
+    named = {word.rstrip(",") for words in comments for word in words[1:3]}
+    assert set(PRECISIONS) <= named, "each precision, with a word about it"
     assert project_init(path) == 2, "an existing file is not overwritten"
 
 

@@ -219,7 +219,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
 
     for index, answer in enumerate((None, DataError("calibration.npz changed while it was read"))):
         store = open_store(project.folder.parent / f"registry {index}", create=True)
-        seen = {"observations": store.put_bytes(b"x"), "seen": "y", "samples": 3}
+        seen = {"observations": store.put_bytes(b"x"), "inputs": store.put_bytes(b""), "seen": "y", "samples": 3}
         local, cluster = Blind(seen), Blind(answer)
         assert steps.observe((0, 2), spec, EXPORTED, Workshop(store, local, cluster)) == seen
         assert (cluster.asked, local.asked) == (1, 1)

@@ -232,7 +232,7 @@ def version_report() -> dict:
                 + "Using PTX of a lower capability for kernel " * 4
                 + "\n"
                 + "[TRT] [V] tactic\n" * 30,
-                "command": "enginery build digits.yaml --targets sm_120 --precisions int8 --executor local",
+                "command": "enginery build digits.yaml --target sm_120 --precision int8 --executor local",
             }
         ],
     }

@@ -65,7 +65,7 @@ def test_an_engine_that_was_not_run_says_so():
 
 def test_failures_show_their_log_and_command():
     page = Page(usual())
-    assert "--targets sm_120 --precisions int8" in page.text and "Using PTX of a lower capability" in page.text
+    assert "--target sm_120 --precision int8" in page.text and "Using PTX of a lower capability" in page.text
 
 
 def test_it_needs_no_network_and_no_scripts():
@@ -253,7 +253,7 @@ def test_what_failed_has_the_command_that_does_it_again():
     )
     report["reports"][0]["checks"].append(joint_checks("engine", 3.0, 22.0, passed=False)[3].to_json())
     report["engines"][0] |= {"digest": None}
-    assert "enginery build SPEC.yaml --targets cpu --precisions fp32 --backends onnxruntime" in render(report)
+    assert "enginery build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
 
 
 def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_of_their_own():

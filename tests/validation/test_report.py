@@ -98,7 +98,7 @@ def test_an_approved_cannot_be_made_or_changed_otherwise():
 
 
 def test_judge():
-    assert judge([GOOD]) == ("proven", "1 checks passed")
+    assert judge([GOOD]) == ("proven", "1 check passed")
     assert judge([GOOD], "no sm_89 here") == ("unproven", "no sm_89 here")
     assert judge([BAD, BAD], "no sm_89 here")[0] == "failed"
     assert judge([]) == ("failed", "nothing was checked; give golden data")

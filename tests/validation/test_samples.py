@@ -117,12 +117,18 @@ WRONG = {
     "rank": ({"image": np.ones((3, 4), np.float32)}, r"shape \(3, 4\).*same rank"),
     "no samples": ({"image": images(0)}, r"'image' has no samples"),
     "scalar": ({"image": np.float32(1)}, r"give the same rank"),
-    "misspelt": ({"imgae": images(3)}, r"no array 'image'; did you mean 'imgae'"),
-    "unasked": ({"image": images(3), "labels": np.arange(3)}, r"array 'labels' that nothing asks for"),
+    "misspelt": (
+        {"imgae": images(3)},
+        r"no array 'image': it holds imgae; the model wants image; did you mean 'imgae'\? rename",
+    ),
+    "unasked": (
+        {"image": images(3), "labels": np.arange(3)},
+        r"'labels' that nothing asks for: it holds image, labels; the model wants image; ",
+    ),
     "objects": ({"image": np.array([{}, 1], dtype=object)}, r"'image' holds Python objects.*never unpickled"),
     "structured": ({"image": np.zeros(3, [("a", "f4")])}, r"structured array"),
     "fortran": ({"image": np.asfortranarray(images(3).repeat(2, 1))}, r"Fortran order.*ascontiguousarray"),
-    "empty archive": ({}, r"no array 'image'; known: none"),
+    "empty archive": ({}, r"no array 'image': it holds none; the model wants image; rename"),
 }
 
 

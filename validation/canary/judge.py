@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from builders.errors import InputError
+from builders.plural import pluralize
 from validation.canary.criteria import (
     REPLICATES,
     Criterion,
@@ -121,13 +122,14 @@ def _criteria_count(limits: Thresholds) -> int:
 
 
 def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
-    """The verdict in a line, naming the criterion that decided."""
+    """The verdict in a line, naming the criterion that decided: answers and errors before latency, which a busy machine
+    changes, too."""
     if verdict == "PASS":
-        return f"{len(criteria)} criteria passed"
+        return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
     deciding = [item for item in criteria if item.verdict == verdict]
     if not deciding:
         return "there was nothing to judge by: every threshold is lifted"
-    first = deciding[0]
+    first = min(deciding, key=lambda item: item.kind == "latency")
     more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
     return f"{describe(first)}{more}"
 

@@ -39,12 +39,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--carry", type=Path, action="append", default=[], help="folder of published engines; repeat it"
     )
-    parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help="mlp,conv,block; or none")
-    parser.add_argument("--precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help=",".join(PRECISIONS))
     parser.add_argument(
-        "--backends", type=_words, default=[], help="names, by commas; default: all that are registered"
+        "--model", dest="models", type=_names(MODELS), default=list(MODELS), help="mlp,conv,block; or none"
     )
-    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=f"{','.join(PEERS)}; or none")
+    parser.add_argument(
+        "--precision", dest="precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help=",".join(PRECISIONS)
+    )
+    parser.add_argument(
+        "--backend",
+        dest="backends",
+        type=_words,
+        default=[],
+        help="names, separated by commas; default: all that are registered",
+    )
+    parser.add_argument(
+        "--peer", dest="peers", type=_names(PEERS), default=list(PEERS), help=f"{','.join(PEERS)}; or none"
+    )
     parser.add_argument("--seconds", type=_seconds, default=2.0, help="for each latency")
     parser.add_argument("--size", choices=SIZES, default="real", help="of the kit's models")
     parser.add_argument("--timeout", type=_seconds, default=1200.0, help="seconds for each try")

@@ -16,6 +16,7 @@ import numpy as np
 
 from builders import backends
 from builders.errors import EngineryError, UnavailableError
+from builders.plural import pluralize
 from builders.process import enter_phase
 from builders.types import BuildRequest, Engine, Session, Tensors, target_from_json
 from validation.budget import budgets
@@ -142,7 +143,7 @@ def _judged(checks: tuple[Check, ...]) -> Json:
     failed = [check for check in checks if not check.passed]
     broke = [check for check in failed if check.name == "runs"]
     outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
-    reason = describe((broke or failed)[0]) if failed else f"{len(checks)} checks passed"
+    reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
     return {"outcome": outcome, "reason": reason, "checks": [check.to_json() for check in checks]}
 
 

@@ -26,6 +26,7 @@ from pipeline.quantization.calibration.observations import Observations, Seen
 from pipeline.quantization.calibration.taps import Measured, open_tapped
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
+from pipeline.sources.finite import describe, nonfinite_constants
 from validation.samples import SampleSource
 
 CHECKPOINT_EVERY = 64
@@ -52,13 +53,16 @@ def observe(
     tensor and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run
     or lacks a named tensor.
     """
-    graph = prepared(onnx.load(model))
+    loaded = onnx.load(model)
+    constants = [f"{name!r} holds {describe(array)}" for name, array in nonfinite_constants(loaded)]
+    graph = prepared(loaded)
+    del loaded
     needed = tensors_to_measure(graph)
     wanted = needed if tensors is None else tuple(dict.fromkeys(tensors))
     whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
     empty = {name: Seen(histogram=LogHistogram.of(np.empty(0)) if name in whole else None) for name in wanted}
     fresh = Observations(digest_of_file(model), samples.digest, ((span[0], span[0]),), empty)
-    tally = _Tally(_resumed(checkpoint, fresh), frozenset(needed), samples.name)
+    tally = _Tally(_resumed(checkpoint, fresh), frozenset(needed), samples.name, constants)
     with tempfile.TemporaryDirectory() as folder:
         tapped = open_tapped(graph, wanted, whole, Path(folder), threads) if wanted else None
         del graph
@@ -87,8 +91,10 @@ def _kinds(observations: Observations) -> Mapping[str, bool]:
 class _Tally:
     """Observations on their way: scalars, and the counts of every bin."""
 
-    def __init__(self, before: Observations, needed: frozenset[str], where: str) -> None:
+    def __init__(self, before: Observations, needed: frozenset[str], where: str, constants: Sequence[str] = ()) -> None:
         self._before, self._needed, self._where = before, needed, where
+        # They may be masks, or what spoils the tensor.
+        self._told = f"; look at the model's constants first: {', '.join(constants)}" if constants else ""
         self._seen = dict(before.tensors)
         self._counts = {name: item.histogram.dense() for name, item in self._seen.items() if item.histogram}
         self.start, self.stop = before.spans[0]
@@ -100,7 +106,7 @@ class _Tally:
             if counts is not None and measured.values is not None:
                 count_into(counts, measured.values)
             if reason := _obstacle(measured, counts, measured.name in self._needed):
-                raise DataError(f"{self._samples(stop)} {reason}")
+                raise DataError(f"{self._samples(stop)} {reason}{self._told}")
             self._seen[measured.name] = self._seen[measured.name].extended(
                 measured.low, measured.high, measured.elements
             )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from builders.errors import ModelError
+from builders.onnxruntime.reasons import words_of
 from builders.types import Tensors
 from pipeline.quantization.graphs.graph import constants, element_types, reads
 
@@ -64,7 +65,7 @@ class Tapped:
         try:
             found = dict(zip(names, self.session.run(names, fed), strict=True))
         except Exception as error:  # onnxruntime's errors share no base class of their own
-            raise ModelError(f"the model does not run on its calibration samples: {error}") from error
+            raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
         for index, (name, place) in enumerate(self.places.items()):
             low, high, size = (found.pop(_output(index, reduction)).item() for reduction in EXTREMES)
             total = None if name in self.whole else found[_output(index, TOTAL)].item()
@@ -106,7 +107,7 @@ def open_session(model: Path, level: str, threads: int, entries: dict[str, str] 
     try:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no base class of their own
-        raise ModelError(f"onnxruntime cannot load the model for calibration: {error}") from error
+        raise ModelError(f"onnxruntime cannot load the model for calibration: {words_of(error)}") from error
 
 
 def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:

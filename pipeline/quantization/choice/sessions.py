@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
 from builders.errors import ModelError
+from builders.onnxruntime.reasons import words_of
 from builders.types import Tensors
 from pipeline.quantization.graphs.graph import consumers, reads
 
@@ -26,7 +27,7 @@ class Runner:
         try:
             self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no base class of their own
-            raise ModelError(f"onnxruntime cannot load the model that is being tried: {error}") from error
+            raise ModelError(f"onnxruntime cannot load the model that is being tried: {words_of(error)}") from error
         self._inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = list(outputs or [value.name for value in model.graph.output])
 
@@ -36,7 +37,7 @@ class Runner:
         try:
             return dict(zip(self.outputs, self._session.run(self.outputs, fed), strict=True))
         except Exception as error:  # as above
-            raise ModelError(f"the model does not run on its calibration samples: {error}") from error
+            raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
 
 
 def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:

@@ -16,7 +16,7 @@ from pipeline.registry.keys import MODELS, RUNS, TIMING, manifest_key
 from pipeline.registry.manifest import parse
 from pipeline.registry.names import is_name, version_order
 from pipeline.registry.retention.guard import digests_in
-from pipeline.registry.store import Store
+from pipeline.registry.store import Store, place_of
 
 _AT_ONCE = 16
 Version = tuple[str, str]
@@ -104,16 +104,16 @@ def marked(store: Store, known: Inventory, versions: Iterable[Version], *, damag
         for key, data in zip(documents, pool.map(store.read, documents), strict=True):
             if data is not None:
                 if key in manifests and not damaged:
-                    _check(key, data, manifests[key])
+                    _check(place_of(store, key), data, manifests[key])
                 named.update(digests_in(data))
     return named
 
 
-def _check(key: str, data: bytes, version: Version) -> None:
+def _check(place: str, data: bytes, version: Version) -> None:
     try:
-        parse(data, model=version[0], version=version[1])
+        parse(data, model=version[0], version=version[1], place=place)
     except IntegrityError as error:
-        raise IntegrityError(f"{error}; nothing is collected while it is there: restore {key}, or delete it") from error
+        raise IntegrityError(f"{error}; nothing is collected while it is there") from error
 
 
 def _newest(versions: list[str], count: int) -> set[str]:

@@ -1,8 +1,8 @@
 """The door to a registry in a bucket: is there one, may there be one, and can it be published to."""
 
-from builders.errors import InputError, UnavailableError
+from builders.errors import UnavailableError
 from pipeline.registry.keys import MARKER
-from pipeline.registry.marker import CONTENT, check_format
+from pipeline.registry.marker import CONTENT, check_format, refuse_other
 from pipeline.registry.s3.listing import names_below
 from pipeline.registry.s3.place import Place, parse_place
 from pipeline.registry.s3.probe import require_conditional_writes
@@ -36,7 +36,5 @@ def open_bucket(uri: str, *, create: bool) -> S3Store:
 def _make(place: Place) -> None:
     others = [name for name in names_below(place, "") if name != MARKER]
     if others:
-        raise InputError(
-            f"{place.locator('')} holds {others[0]!r} and is no registry (no {MARKER}); give a prefix of its own"
-        )
+        refuse_other([name.removesuffix("/") for name in others], place.locator(""), "give a prefix of its own")
     write(place, MARKER, CONTENT, ABSENT)

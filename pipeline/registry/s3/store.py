@@ -69,14 +69,19 @@ class S3Store:
 
     def has(self, digest: str) -> bool:
         """See `Store.has`."""
-        return head(self.place, blob_key(digest)) is not None
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
+        found = head(self.place, blob_key(digest))
+        return None if found is None else int(found["ContentLength"])
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
-        found = head(self.place, blob_key(digest))
+        found = self.stored_size(digest)
         if found is None:
             raise self._lost(digest)
-        return int(found["ContentLength"])
+        return found
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it came."""

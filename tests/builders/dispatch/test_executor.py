@@ -195,13 +195,14 @@ def test_an_address_out_of_reach_is_said_at_once(address):
     assert time.monotonic() - start < 10
 
 
-def test_a_cluster_that_is_no_ray_is_out_of_reach_too(monkeypatch):
+@pytest.mark.parametrize("raised", [ConnectionError, TimeoutError, Exception])
+def test_a_cluster_that_is_no_ray_or_does_not_start_is_out_of_reach_too(monkeypatch, raised):
     def refuse(**options):
-        raise ConnectionError("version mismatch")
+        raise raised("timed out during startup")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(UnavailableError, match="cannot reach the Ray cluster at auto: version mismatch"):
+    with pytest.raises(UnavailableError, match="cannot reach the Ray cluster at auto: timed out during startup"):
         RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
 
 

@@ -96,7 +96,7 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
 
 def test_recorded_traffic_gives_a_verdict_whose_report_the_registry_keeps(built: Project, tmp_path: Path) -> None:
     store = open_store(built.registry)
-    assert built.run("promote", "tiny@1", "stable", "--proven-only").code == 0
+    assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     assert built.build().json["version"] == "2"
     x = np.random.default_rng(5).normal(size=(60, 1, 8)).astype(np.float32)

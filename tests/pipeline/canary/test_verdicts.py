@@ -55,9 +55,9 @@ def test_a_pass_promotes_exactly_its_candidate(store, versions, tmp_path):
     assert result.exit_code == 0 and result.output.startswith("PASS: 4 criteria passed")
     assert (tmp_path / "c" / "report.html").read_text().startswith("<!doctype html>")
     report = tmp_path / "c" / "report.json"
-    assert "the canary is about digits@2" in refused(run("promote", "digits@3", "stable", "--canary", report))
+    assert "the canary is about digits@2" in refused(run("promote", "digits@3", "digits:stable", "--canary", report))
     assert channels.read(store, "digits", "stable").version == "1"
-    assert run("promote", "digits@2", "stable", "--why", "faster", "--canary", report).exit_code == 0
+    assert run("promote", "digits@2", "digits:stable", "--why", "faster", "--canary", report).exit_code == 0
     move = channels.read(store, "digits", "stable").history[-1]
     digest = json.loads(report.read_text())["digest"]
     assert (move.version, move.why) == ("2", f"faster canary PASS {digest[:12]}")
@@ -67,10 +67,12 @@ def test_nothing_but_a_pass_promotes(store, versions, tmp_path):
     one, two, _ = versions
     result = judged(tmp_path / "slow", two, one, slower=0.05)
     assert result.exit_code == 1 and result.output.startswith("FAIL: latency p50")
-    assert "verdict is FAIL" in refused(run("promote", "digits@2", "stable", "--canary", tmp_path / "slow/report.json"))
+    assert "verdict is FAIL" in refused(
+        run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "slow/report.json")
+    )
     few = judged(tmp_path / "few", two, one, count=50)
     assert few.exit_code == 1 and few.output.startswith("INSUFFICIENT")
-    said = refused(run("promote", "digits@2", "stable", "--canary", tmp_path / "few/report.json"))
+    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "few/report.json"))
     assert "verdict is INSUFFICIENT" in said
     assert "no such file" in refused(run("promote", "digits@2", "--canary", tmp_path / "gone.json"))
     assert channels.read(store, "digits", "stable").version == "1"
@@ -80,7 +82,7 @@ def test_a_pass_against_what_is_no_longer_served_does_not_count(store, versions,
     one, two, three = versions
     assert judged(tmp_path / "c", two, one).exit_code == 0
     channels.promote(store, three, "stable")
-    said = refused(run("promote", "digits@2", "stable", "--canary", tmp_path / "c/report.json"))
+    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json"))
     assert "baseline is version 1, and digits:stable serves 3" in said
 
 
@@ -93,13 +95,13 @@ def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_pat
     def forged(**changes):
         bare = {key: value for key, value in {**whole, **changes}.items() if key != "digest"}
         path.write_text(json.dumps({**bare, "digest": digest_of(bare)}))
-        return refused(run("promote", "digits@2", "stable", "--canary", path))
+        return refused(run("promote", "digits@2", "digits:stable", "--canary", path))
 
     assert "which digits@2 does not have" in forged(candidate={**whole["candidate"], "engine": "f" * 64})
     assert "not about digits@2" in forged(candidate={**whole["candidate"], "manifest": "f" * 64})
     assert "other thresholds" in forged(thresholds={**whole["thresholds"], "error_rate": 0.5})
     path.write_text(json.dumps({**whole, "reason": "believe me"}))
-    assert "edited by hand" in refused(run("promote", "digits@2", "stable", "--canary", path))
+    assert "edited by hand" in refused(run("promote", "digits@2", "digits:stable", "--canary", path))
     assert channels.read(store, "digits", "stable").version == "1"
 
 
@@ -109,7 +111,7 @@ def test_engines_that_no_canary_ran_are_named(store, tmp_path):
     two = publish_engines(store, pair, "b", channel=None).manifest
     channels.promote(store, one, "stable")
     judged(tmp_path / "c", two, one)
-    result = run("promote", "digits@2", "stable", "--canary", tmp_path / "c/report.json")
+    result = run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json")
     assert result.exit_code == 0 and "no canary ran 1 of the engines: cpu int8 onnxruntime" in result.stderr
 
 

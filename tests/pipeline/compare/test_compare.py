@@ -20,7 +20,7 @@ def asked(target: str, *names: str) -> Asked:
 
 def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
     page, versions = built.folder / "page.md", sorted((built.registry / "models").rglob("*"))
-    words_of = ("compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backends", "onnxruntime")
+    words_of = ("compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backend", "onnxruntime")
     done = built.run(*words_of, "--json", "--out", page)
     assert done.code == 0, done.err
     found = done.json
@@ -36,14 +36,14 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     assert found["recommendation"]["unit"] in engines and len(found["duels"]) == len(engines) - 1
     assert sorted((built.registry / "models").rglob("*")) == versions, "a comparison publishes nothing"
     assert page.read_text() == words.markdown(found)
-    again = built.run(*words_of, "--precisions", "fp32")
+    again = built.run(*words_of, "--precision", "fp32")
     assert again.code == 0 and "built in" not in done.err + again.err, "what was built is on record"
     assert "take cpu fp32 onnxruntime: the only engine that is proven here" in again.out
 
 
 def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
     project.change_spec(precisions=["fp32"], calibration=None)
-    done = project.run("compare", project.spec, "--target", "sm_89", "--backends", "tensorrt-rtx,tensorrt", "--json")
+    done = project.run("compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json")
     assert done.code == 1
     engines = {engine["backend"]: engine for engine in done.json["engines"]}
     assert engines["tensorrt-rtx"]["status"] == "unproven" and engines["tensorrt-rtx"]["build_s"] > 0
@@ -66,9 +66,9 @@ def test_what_cannot_be_compared_is_refused(project: Project):
         widened(spec, asked("cpu", "tensorrt-rtx"))
     with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
         widened(spec, asked("cpu", "onnxruntim"))
-    done = project.run("compare", project.spec, "--target", "cpu", "--precisions", "fp8")
+    done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp8")
     assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
-    done = project.run("compare", project.spec, "--target", "cpu", "--precisions", "fp33")
+    done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp33")
     assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err
 
 
@@ -80,7 +80,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(proje
 
 def test_a_page_gets_its_folder(built: Project):
     page = built.folder / "new" / "page.md"
-    words_of = ("--target", "sm_89", "--backends", "tensorrt", "--precisions", "fp32", "--out", page)
+    words_of = ("--target", "sm_89", "--backend", "tensorrt", "--precision", "fp32", "--out", page)
     assert built.run("compare", built.spec, *words_of).code == 1
     assert page.read_text().startswith("# tiny on sm_89")
 

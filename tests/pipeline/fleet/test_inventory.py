@@ -68,7 +68,7 @@ def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
         ("groups:\n- {product: l4}\n- {product: l5}", ":3: groups.1: target 'l5' is not known; kno"),
         ("groups:\n- {product: ampere}", ":2: groups.0: product 'ampere' is several; give the capability, too"),
         ("groups:\n- {count: 1}", ":2: groups.0: has neither product nor capability; give one"),
-        ("groups:\n- {product: l4, count: 0}", ":2: groups.0.count: 0: input should be greater"),
+        ("groups:\n- {product: l4, count: 0}", ":2: groups.0.count: 0: must be 1 or more"),
         (
             "groups:\n- {product: l4, driver: 570.1}",
             ":2: groups.0.driver: 570.1: is read as a number; put it in quotes",
@@ -76,7 +76,7 @@ def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
         ("groups:\n- {product: l4, driver: x}", ":2: groups.0.driver: 'x': must be a version such as"),
         ("groups:\n- {capability: '89'}", ":2: groups.0.capability: '89': must be a compute capability such as '8.9'"),
         ("groups:\n- {product: l4, sharing: time}", ":2: groups.0.sharing: 'time' is not known; did you mean 'time-"),
-        ("groups: []", ":1: groups: []: tuple should have at least 1 item"),
+        ("groups: []", ":1: groups: []: has 0 items; it needs 1 or more"),
         ("nodes: 3", ":1: groups: is missing; add it (docs/fleet.md has one"),
         ("[]", ": holds a list; an inventory is a mapping of keys such as groups"),
     ],

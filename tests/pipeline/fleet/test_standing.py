@@ -151,7 +151,7 @@ def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store)
     served = read_served(digits, wanted)
     found = standings([group("l4")], served, Catalog(wanted))
     assert [item.state for item in found] == ["covered", "missing", "missing", "missing"]
-    assert "manifest of ranker@1: format is missing" in found[1].reason
+    assert "manifest of ranker@1 (" in found[1].reason and "): format is missing; restore it" in found[1].reason
     assert "no model 'digit' in" in found[2].reason and "did you mean 'digits'?" in found[2].reason
     assert "no channel of digits 'stable'" in found[3].reason
 

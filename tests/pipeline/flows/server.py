@@ -63,6 +63,15 @@ class Prefect:
     def start_worker(self) -> None:
         self.worker = self._start("worker", "start", "--pool", "enginery", "--name", f"worker-{time.monotonic_ns()}")
 
+    def end_worker(self) -> None:
+        """End the worker, and the runs that it has started, whose processes may be in groups of their own."""
+        end(self.worker)
+        serving = {self.server.pid} if self.server and self.server.poll() is None else set()
+        for process in self._left():
+            with suppress(psutil.Error):
+                if not serving & {process.pid, *(parent.pid for parent in process.parents())}:
+                    process.kill()
+
     def stop(self) -> None:
         end(self.worker)
         end(self.server)

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.registry import channels, versions
 from pipeline.registry.store import open_store
-from tests.pipeline.flows.server import Prefect, end, prefect_server, until
+from tests.pipeline.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
 
 # Says where it is, and waits as long as the test holds it: a step that takes long, at will.
@@ -31,9 +31,16 @@ def samples():
 
 
 @pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
     with prefect_server(tmp_path_factory.mktemp("server") / "prefect") as made:
         yield made
+
+
+@pytest.fixture
+def prefect(server: Prefect) -> Iterator[Prefect]:
+    """The server; the worker that a test starts ends with it, however that went, and so do the flows it was running."""
+    yield server
+    server.end_worker()
 
 
 def hold(project: Project, place: Path, **parts: object) -> Path:
@@ -70,7 +77,7 @@ def put_traffic(folder: Path) -> Path:
 def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     prefect: Prefect, built: Project, tmp_path: Path
 ) -> None:
-    assert built.run("promote", "tiny@1", "stable", "--proven-only").code == 0
+    assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
     deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
     assert {item["action"] for item in json.loads(prefect.enginery(*deploy).stdout)} == {"created"}
@@ -96,7 +103,6 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     assert canary["state_type"] == "COMPLETED" and message.startswith("FAIL: ") and "answers that differ" in message
     [settled] = prefect.ended("settle-canary", 1)
     assert settled["state"]["message"].endswith("no channel was moved")
-    end(prefect.worker)
 
 
 @pytest.mark.server
@@ -132,7 +138,6 @@ def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker
     assert served(project) == (["1"], None)
     seen = json.loads(project.run("status", "tiny", "--json").out)  # a killed server takes its last log lines along
     assert {item["name"]: item["state"] for item in seen["items"]}["export"] == "cached", "what was finished was kept"
-    end(prefect.worker)
 
 
 def in_the_middle(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, psutil.Process]:

@@ -14,7 +14,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 def test_errors_are_events(project: Project) -> None:
-    done = project.build("--log-format", "json", "--precisions", "bf16")
+    done = project.build("--log-format", "json", "--precision", "bf16")
     (event,) = events(done.err)
     assert done.code == 2 and event["event"] == event["level"] == "error" and "bf16" in event["message"]
 

@@ -87,8 +87,25 @@ def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(mo
             clocks.waiting("unit", f"a node with sm_90: none yet, {(60 - second) // 60}:{(60 - second) % 60:02d} left")
         )
     assert sum(told) == 4, "first, and each 15 seconds"
-    assert clocks.waiting("unit", "room on the cluster, where 2 of 4 nodes suit it")
-    assert clocks.waits() == [(["unit"], "room on the cluster, where 2 of 4 nodes suit it")]
+    assert clocks.waiting("unit", "room on the cluster: 2 of 4 nodes can take it")
+    assert clocks.waits() == [(["unit"], "room on the cluster: 2 of 4 nodes can take it")]
+
+
+def test_those_that_wait_for_the_same_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, why = Lines(), "room on the cluster: 1 of 1 node can take it"
+    for number in range(14):
+        shown.waiting(f"unit {number}", why)
+    shown.waiting("other", "a slot")
+    for number in range(14):
+        shown.started(f"unit {number}")
+    shown.waiting("late", why)
+    waits = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines() if "waiting" in line]
+    assert waits == [f"unit 0: waiting: {why}", "other: waiting: a slot", f"late: waiting: {why}"]
+    log: list[str] = []
+    told = JsonLines(log.append)
+    for number in range(14):
+        told.waiting(f"unit {number}", why)
+    assert len(log) == 14, "a program wants to know of each"
 
 
 def test_lines_tell_of_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -> None:

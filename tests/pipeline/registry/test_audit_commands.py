@@ -66,7 +66,7 @@ def test_policy_show(store: Store) -> None:
     found = told("policy", "show", "*:stable")
     assert found["policy"]["proven"] == ["cpu", "l4"] and found["of"] == "*:stable"
     assert told("policy", "set", "digits:stable")["proven"] == []
-    assert "asks nothing more (set for digits:stable" in said("policy", "show", "digits:stable")
+    assert "requires nothing more (set for digits:stable" in said("policy", "show", "digits:stable")
     assert isinstance(run("policy", "show", "digits").exception, UnknownNameError)
 
 
@@ -86,14 +86,16 @@ def test_gc_shows_first_and_deletes_when_told(store: Store) -> None:
     assert "digits@1 is pinned" in said("pin", "digits@1") and "already" in said("pin", "digits@1")
     result = run("gc", "--keep-versions", 1)
     assert (
-        "digits@2" in result.stdout and "add --delete" in result.stderr and "2 versions stay; 0 bytes" in result.stdout
+        "digits@2" in result.stdout and "add --delete" in result.stderr and "2 versions kept; 0 bytes" in result.stdout
     )
     found = told("gc", "--keep-versions", 1, "--grace", "0s", "--delete")
     assert {item["state"] for item in found["items"]} == {"deleted"} and found["acted"] and found["deleted_bytes"] > 0
     assert found["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and found["leases"] == []
-    assert "not pinned any more" in said("unpin", "digits@1")
+    assert told("pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
+    assert "not pinned any more" in said("unpin", "digits@1") and "digits@1 is pinned" in said("pin", "digits@1")
+    assert told("unpin", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
     assert isinstance(run("unpin", "digits").exception, UnknownNameError)
-    assert "2 versions stay; 0 bytes deleted, 0 bytes" in said("gc")
+    assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("gc")
     assert run("gc", "--grace", "soon").exit_code == 2
     assert told("verify")["problems"] == []
 

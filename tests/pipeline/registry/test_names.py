@@ -4,7 +4,16 @@ from hypothesis import strategies as st
 
 from builders.errors import InputError, UnknownNameError
 from pipeline.registry.keys import channel_key, check_key, manifest_key, record_key
-from pipeline.registry.names import Reference, check_model, is_name, parse_reference, version_order
+from pipeline.registry.names import (
+    STABLE,
+    Reference,
+    channel_of,
+    check_model,
+    is_name,
+    parse_channel,
+    parse_reference,
+    version_order,
+)
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True).filter(
     lambda name: ".." not in name and not name.endswith(".")
@@ -86,3 +95,16 @@ def test_any_two_versions_can_be_ordered(one: str, other: str) -> None:
 def test_a_record_needs_a_kind_and_a_digest(kind: str, key: str) -> None:
     with pytest.raises(InputError):
         record_key(kind, key)
+
+
+def test_a_channel_is_named_with_its_model() -> None:
+    assert parse_channel("digits:canary") == ("digits", "canary")
+    assert parse_channel("digits", STABLE) == ("digits", "stable")
+    assert channel_of("digits", "digits:canary") == "canary"
+    for text, default in (("digits", None), ("digits@1", STABLE)):
+        with pytest.raises(UnknownNameError, match="names no channel; give digits:CHANNEL"):
+            parse_channel(text, default)
+    with pytest.raises(UnknownNameError, match="'canary' does not name the channel's model; give digits:canary"):
+        channel_of("digits", "canary")
+    with pytest.raises(UnknownNameError, match="another model; give digits:canary"):
+        channel_of("digits", "fraud:canary")

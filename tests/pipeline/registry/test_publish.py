@@ -102,7 +102,7 @@ def test_a_version_needs_its_blobs(store: Store) -> None:
     store.discard(str(entry.digest))
     with pytest.raises(IntegrityError, match="engine cpu fp32 onnxruntime"):
         publish_engines(store, [entry])
-    with pytest.raises(IntegrityError, match="the entry says 3"):
+    with pytest.raises(IntegrityError, match="the manifest says 3"):
         publish_engines(store, [replace(engine(store), size_bytes=3)])
     assert versions.versions(store, "digits") == []
 

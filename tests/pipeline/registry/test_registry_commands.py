@@ -82,11 +82,13 @@ def test_verify(store: Store) -> None:
 def test_promote_and_rollback(store: Store) -> None:
     assert "digits:stable -> 1" in run("promote", "digits@1", "--why", "tested").stdout
     assert isinstance(run("promote", "digits@2").exception, InputError)
-    moved = told("promote", "digits@2", "stable", "--proven-only")
+    moved = told("promote", "digits@2", "digits:stable", "--proven-only")
     assert moved["version"] == "2" and [move["by"] for move in moved["history"]] == ["ada", "ada"]
     assert told("rollback", "digits:stable", "--why", "slow")["history"][-1]["why"] == "slow"
     assert isinstance(run("rollback", "digits").exception, UnknownNameError)
     assert isinstance(run("rollback", "digits@1").exception, UnknownNameError)
+    assert "give digits:stable" in str(run("promote", "digits@2", "stable").exception)
+    assert "give digits:stable" in str(run("promote", "digits@2", "fraud:stable").exception)
 
 
 def test_no_registry(tmp_path: Path) -> None:

@@ -152,3 +152,11 @@ def test_it_is_the_same_every_time():
     evidence = pair_evidence(np.random.default_rng(5), 1000)
     assert judge(evidence) == judge(evidence)
     assert judge(evidence, seed=1) != judge(evidence)
+
+
+def test_what_fails_by_its_answers_says_so_though_it_is_slow_too():
+    """On a busy machine latency fails for other reasons than the candidate's, answers do not."""
+    [evidence] = [pair_evidence(rng, 1500, slower=3.0, differing=0.5) for rng in seeds(1)]
+    found = judge(evidence, replicates=QUICK)
+    assert {item.kind for item in found.criteria if item.verdict == "FAIL"} >= {"latency", "share"}
+    assert found.verdict == "FAIL" and found.reason.startswith("answers that differ")

@@ -79,17 +79,17 @@ def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict
         "cpu",
         "--size",
         "small",
-        "--models",
+        "--model",
         "mlp",
-        "--peers",
+        "--peer",
         "eager",
         "--seconds",
         "0.01",
         "--no-peaks",
-        "--precisions",
+        "--precision",
         "fp32",
     )
-    done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backends", "onnxruntime", "--out", "r.json")
+    done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backend", "onnxruntime", "--out", "r.json")
     found = Results.load(tmp_path / "r.json")
     assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr
     outcomes = {(item["backend"], item["precision"]): item["outcome"] for item in found.tries}
@@ -109,7 +109,7 @@ def test_no_gpu_and_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str],
     assert main(["page", str(tmp_path / "bad")]) != 0
     assert "no results of the GPU kit" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["--models", "resnet"])
+        main(["--model", "resnet"])
     assert "'resnet' is none of mlp, conv, block" in capsys.readouterr().err
 
 
@@ -120,11 +120,11 @@ def test_times_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str], wo
     assert f"{words[1]!r} is no number of seconds above 0" in capsys.readouterr().err
 
 
-QUICK = ["--device", "cpu", "--models", "mlp", "--size", "small", "--peers", "none", "--no-peaks", "--seconds", "0.01"]
+QUICK = ["--device", "cpu", "--model", "mlp", "--size", "small", "--peer", "none", "--no-peaks", "--seconds", "0.01"]
 
 
 def test_a_backend_that_is_not_known_is_refused_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK, "--backends", "onnxruntime,onnxruntim"]) == 2
+    assert main([*QUICK, "--backend", "onnxruntime,onnxruntim"]) == 2
     assert capsys.readouterr().err == "error: backend 'onnxruntim' is not known; did you mean 'onnxruntime'?\n"
 
 
@@ -142,7 +142,7 @@ def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(
         return run_job(job, workdir)
 
     monkeypatch.setattr("validation.gpu.kit.run_job", run_one)
-    assert main([*QUICK, "--backends", "onnxruntime", "--out", str(out)]) == 130
+    assert main([*QUICK, "--backend", "onnxruntime", "--out", str(out)]) == 130
     assert "interrupted; what was measured so far is kept" in capsys.readouterr().err
     assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
 
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(
 ) -> None:
     monkeypatch.setattr("validation.gpu.kit.run_job", lambda *_: pytest.fail("something was tried"))
     (tmp_path / "file").touch()
-    assert main([*QUICK, "--backends", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2
+    assert main([*QUICK, "--backend", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 

@@ -48,6 +48,7 @@ class MemoryStore:
     actor: Actor | None = None
     calls: dict[str, int] = field(default_factory=dict)
     uri: str = "memory://"
+    near: bool = True
 
     def seen_by(self, actor: Actor) -> "MemoryStore":
         return MemoryStore(self.objects, actor, self.calls)
@@ -66,6 +67,11 @@ class MemoryStore:
 
     def has(self, digest: str) -> bool:
         return self._do("has", lambda: blob_key(digest) in self.objects)
+
+    def stored_size(self, digest: str) -> int | None:
+        return self._do(
+            "has", lambda: len(self.objects[blob_key(digest)]) if blob_key(digest) in self.objects else None
+        )
 
     def size(self, digest: str) -> int:
         return len(self.read_blob(digest))

@@ -1,0 +1,42 @@
+"""The demo's cluster where Ray does not start."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import ray.cluster_utils
+
+PLACE = Path(__file__).parents[2] / "examples" / "demo_cluster.py"
+
+
+@pytest.fixture
+def demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo_cluster", PLACE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("Timed out while waiting for nodes"), Exception("timed out"), OSError()]
+)
+def test_a_node_that_does_not_start_in_time_is_named_and_ray_is_ended(demo, monkeypatch, error):
+    ended = []
+
+    class Cluster:
+        def __init__(self, **options) -> None:
+            pass
+
+        def add_node(self, labels=None, **options) -> None:
+            if labels == {"enginery/sm": "sm_80"}:
+                raise error
+
+        def shutdown(self) -> None:
+            ended.append(self)
+
+    monkeypatch.setattr(ray.cluster_utils, "Cluster", Cluster)
+    wanted = r"error: the Ray node 'sm_80' did not start: .*\n.*run the demo again"
+    with pytest.raises(SystemExit, match=wanted), demo._ray_cluster():
+        pass
+    assert len(ended) == 1

@@ -1,0 +1,64 @@
+"""What `make` shows of pip and of the demo: one line while it works, the log in a file, its end when it fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PRINTS = "import sys; print('Collecting torch'); print('warning', file=sys.stderr); sys.exit({code})"
+
+
+def logged(log: Path, code: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "logged.py"), str(log), sys.executable, "-c", PRINTS.format(code=code)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_all_that_a_command_prints_is_in_the_log_whose_path_is_shown(tmp_path: Path) -> None:
+    done = logged(tmp_path / "new" / "pip.log", 0)
+    assert done.returncode == 0 and done.stderr == ""
+    assert str(tmp_path / "new" / "pip.log") in done.stdout and "Collecting" not in done.stdout.split("log:")[1]
+    lines = (tmp_path / "new" / "pip.log").read_text().splitlines()
+    assert sorted(lines[1:]) == ["Collecting torch", "warning"] and lines[0].startswith("$ ")
+
+
+def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    done = logged(tmp_path / "pip.log", 3)
+    assert done.returncode == 3
+    assert "Collecting torch\n" in done.stderr and f"the whole log: {tmp_path / 'pip.log'}" in done.stderr
+
+
+def test_the_last_line_is_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import demo
+    import logged as module
+
+    shown: list[str] = []
+
+    class Kept:
+        text = ""
+
+        def __init__(self, text: str) -> None:
+            pass
+
+        def __enter__(self) -> "Kept":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __setattr__(self, name: str, value: str) -> None:
+            shown.append(value)
+            object.__setattr__(self, name, value)
+
+    monkeypatch.setattr(module, "Status", Kept)
+    lines = [
+        "15:35:52.257 | INFO    | Flow run 'compile digits.yaml' - sm_89 fp16 tensorrt-rtx: built in 1.0 s",
+        "15:35:52.264 | INFO    | Task run 'build sm_89 fp16 tensorrt-rtx' - Finished in state Completed()",
+    ]
+    code = f"import sys; print('the table'); print({chr(10).join(lines)!r}, file=sys.stderr)"
+    command = [sys.executable, "-c", code]
+    found = module.run_logged(command, tmp_path / "demo.log", shorten=demo.step_of, capture=True)
+    assert found == (0, "the table\n")
+    assert shown == ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 2

@@ -1,0 +1,50 @@
+"""An engine whose blob is damaged is built again, and a pull says why it took another one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.projects import Project, rebuilt
+
+
+def blob(built: Project, unit: str) -> Path:
+    """The file of a unit's engine."""
+    engines = built.run("show", "tiny", "--json").json["engines"]
+    digest = next(e["digest"] for e in engines if f"{e['target']} {e['precision']}" == unit)
+    return built.registry / "blobs" / "sha256" / digest[:2] / digest
+
+
+def damage(file: Path, how: str) -> None:
+    data = file.read_bytes()
+    file.unlink()
+    if how == "cut":
+        file.write_bytes(data[:-1])
+    if how == "link":
+        outside = file.parents[4] / "outside"
+        outside.write_bytes(data)
+        file.symlink_to(outside)
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "link"])
+def test_a_cached_build_builds_a_damaged_engine_again(built: Project, how: str) -> None:
+    file = blob(built, "cpu int8")
+    damage(file, how)
+    planned = {
+        f"{u['target']} {u['precision']}": u["action"] for u in built.run("plan", built.spec, "--json").json["units"]
+    }
+    assert planned["cpu int8"] == "build" and planned["cpu fp32"] == "cached"
+    done = built.build()
+    assert done.code == 0 and rebuilt(done.json) >= {"cpu int8"}
+    assert file.is_file() and not file.is_symlink()
+    assert built.run("verify", "tiny").code == 0
+    assert built.run("promote", "tiny", "tiny:stable", "--proven-only").code == 0
+
+
+def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) -> None:
+    damage(blob(built, "cpu int8"), "missing")
+    done = built.run("pull", "tiny", "--target", "cpu", "--dest", tmp_path / "engines", "--json")
+    assert done.code == 0 and done.json["precision"] == "fp32"
+    assert "LOST: cpu int8 onnxruntime: published, and no file of this registry" in done.err
+    assert [item["unit"] for item in done.json["lost"]] == ["cpu int8 onnxruntime"]
+    refused = built.run("promote", "tiny", "tiny:stable", "--proven-only")
+    assert refused.code == 1 and "tiny@1 is damaged; restore it, or build again" in refused.err

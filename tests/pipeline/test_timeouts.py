@@ -1,0 +1,93 @@
+"""Every step's process has a limit on its time, and the error names the step, the limit and the key to raise."""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import onnx
+import pytest
+
+from builders.errors import EngineryError, StepError
+from builders.jobs import UNWATCHED, Job, Watch
+from pipeline import steps
+from pipeline.registry.store import open_store
+from pipeline.spec.file import load_spec
+from pipeline.steps.attributions import Suspect
+from pipeline.values import Flavour
+from pipeline.verdict import Judged, make_report
+from pipeline.workshop import Workshop
+from tests.pipeline.projects import Project
+from tests.pipeline.test_steps import EXPORTED, an_engine
+
+LIMITS = {
+    "export_s": 11,
+    "calibration_s": 12,
+    "quantization_s": 13,
+    "proof_s": 14,
+    "latency_s": 15,
+    "attribution_s": 16,
+}
+RANGES = {"observations": "d" * 64, "inputs": "f" * 64, "seen": "e" * 64, "samples": 3}
+LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
+INT8 = Flavour("int8")
+JUDGED = Judged(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
+
+ENDLESS = """
+<ir_version: 10, opset_import: ["" : 20]>
+tiny (float[batch, 8] x) => (float[batch, 8] logits)
+<bool go = {1}, float[1] zero = {0.0}> {
+    logits = Loop("", go, x) <body = body (int64 i, bool before, float[batch, 8] a) => (bool again, float[batch, 8] b) {
+        again = Identity(before)
+        b = Add(a, zero)
+    }>
+}
+"""
+
+
+class Noting:
+    """An executor that notes the job and does nothing."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+        self.job = job
+        raise StepError("noted", "cancelled")
+
+    def cancel(self) -> None: ...
+
+
+STEPS = {
+    "export": lambda spec, shop: steps.export(spec, shop),
+    "calibration": lambda spec, shop: steps.observe((0, 1), spec, EXPORTED, shop),
+    "merge": lambda spec, shop: steps.merge([RANGES, RANGES], spec, shop),
+    "choose": lambda spec, shop: steps.choose("int8", spec, EXPORTED, RANGES, shop),
+    "quantization": lambda spec, shop: steps.quantize(INT8, spec, EXPORTED, RANGES, {}, shop),
+    "build": lambda spec, shop: steps.build(an_engine().unit, spec, shop),
+    "proof": lambda spec, shop: steps.validate(an_engine(), spec, EXPORTED, shop),
+    "latency": lambda spec, shop: steps.measure(JUDGED, spec, EXPORTED, shop),
+    "attribution": lambda spec, shop: steps.attribute(
+        Suspect("engine", an_engine(), ("cpu fp32",)), spec, "a" * 64, "b" * 64, shop
+    ),
+}
+KEYS = {"merge": "timeouts.calibration_s", "choose": "timeouts.quantization_s", "build": "build.timeout_s"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_time_of_every_step_is_the_specs(project: Project, tmp_path: Path, step: str) -> None:
+    project.change_spec(timeouts=LIMITS, build={"timeout_s": 17}, validation=LATENCY)
+    executor = Noting()
+    shop = Workshop(open_store(tmp_path / "registry", create=True), executor, executor)
+    with pytest.raises(EngineryError, match="noted"):
+        STEPS[step](load_spec(project.spec), shop)
+    key = KEYS.get(step, f"timeouts.{step}_s")
+    assert executor.job is not None
+    assert executor.job.limits.timeout_s == {**LIMITS, "timeout_s": 17}[key.partition(".")[2]]
+    assert executor.job.limits.raise_timeout == f"raise {key} in the spec"
+
+
+def test_an_endless_loop_ends_at_the_limit_of_the_export(project: Project) -> None:
+    onnx.save(onnx.parser.parse_model(ENDLESS), project.folder / "tiny.onnx")
+    project.change_spec(timeouts={"export_s": 3}, precisions=["fp32"], targets=["cpu"], calibration=None, golden=None)
+    done = project.build()
+    assert done.code == 1
+    assert "export: still running after its limit of 3 s; raise timeouts.export_s in the spec" in done.err
