@@ -68,7 +68,10 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
         ({"structured": {"logits": {"finit": True}}}, "did you mean 'finite'"),
         ({"structured": {"logits": {}}}, "asks for nothing"),
         ({"structured": {"logits": {"range": [1, 0]}}}, "the least value comes first"),
-        ({"structured": {"logit": {"finite": True}}}, "structured.logit names 'logit', which is not one of the outputs"),
+        (
+            {"structured": {"logit": {"finite": True}}},
+            "structured.logit names 'logit', which is not one of the outputs",
+        ),
         (
             {"structured": {"logits": {"boxes": {"classes": "c"}}}},
             "structured.logits.boxes.classes names 'c', which is not one",
