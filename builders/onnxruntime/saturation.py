@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
@@ -26,6 +25,8 @@ def exact_source(path: Path, options: Any) -> str | bytes:
 
     options: of the session; they get what that takes. Of a file that cannot be read, the path: ONNX Runtime says why.
     """
+    import onnxruntime as ort
+
     try:
         model = onnx.load(path, load_external_data=False)
         if not may_saturate(model, path.parent):
