@@ -26,6 +26,7 @@ CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 CPU_KIND = "enginery-cpu"
 
 Scalar = str | int | float | bool
+WeightLevels = Literal[64, 127]
 Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
 Tensors = Mapping[str, "np.ndarray[Any, Any]"]
@@ -112,11 +113,14 @@ class QuantizationScheme:
     quantize_bias: of int8: whether biases become int32 with their own dequantization (TensorRT refuses that). Only
     'uint8' graphs are written so: ValueError beside 'int8'.
     float_precision: what the operators that stay in floating point compute in.
+    weight_levels: the largest magnitude of int8 weights. With 64 ("reduced range") the sum of two products with uint8
+    stays within 16 bits.
     """
 
     activation: Literal["int8", "uint8"]
     quantize_bias: bool
     float_precision: Literal["fp32", "fp16"]
+    weight_levels: WeightLevels = 127
 
     def __post_init__(self) -> None:
         if self.quantize_bias and self.activation == "int8":

@@ -1,10 +1,18 @@
 """The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from builders.types import BuildFailure, BuildRequest, Precision, QuantizationScheme, TensorSpec, tensor_from_json
+from builders.types import (
+    BuildFailure,
+    BuildRequest,
+    Precision,
+    QuantizationScheme,
+    TensorSpec,
+    WeightLevels,
+    tensor_from_json,
+)
 
 Json = dict[str, Any]
 # Kinds of int8 activations, as in `QuantizationScheme`.
@@ -88,14 +96,39 @@ class Flavour:
         """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Flavours of one name are one graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
-        of_int8 = _of_int8(self.scheme) if self.precision == "int8" else ""
-        return f"{self.precision} ({of_int8}{self.scheme.float_precision} elsewhere)"
+        words = [*_of_activations(self.scheme)] if self.precision == "int8" else []
+        words += _of_weights(self.scheme.weight_levels) if self.precision in ("int8", "int8-dynamic") else []
+        return f"{self.precision} ({', '.join([*words, f'{self.scheme.float_precision} elsewhere'])})"
+
+    @property
+    def searched(self) -> "Searched | None":
+        """The kind of search that this flavour is one of; None for a precision that nothing is searched for."""
+        if self.precision != "int8" or self.scheme is None:
+            return None
+        return Searched(self.scheme.activation, self.scheme.weight_levels)
 
 
-def _of_int8(scheme: QuantizationScheme) -> str:
+class Searched(NamedTuple):
+    """A kind of int8 that a search is made for; the fields are those of `QuantizationScheme`."""
+
+    activation: Activation
+    weight_levels: WeightLevels = 127
+
+    @property
+    def name(self) -> str:
+        """'int8 (uint8 activations)'."""
+        return f"int8 ({', '.join([f'{self.activation} activations', *_of_weights(self.weight_levels)])})"
+
+
+def _of_activations(scheme: QuantizationScheme) -> Iterator[str]:
     """What a scheme says of int8 graphs alone; of biases only where they are not what goes with the activations."""
-    biases = "biases in float, " if scheme.activation == "uint8" and not scheme.quantize_bias else ""
-    return f"{scheme.activation} activations, {biases}"
+    yield f"{scheme.activation} activations"
+    if scheme.activation == "uint8" and not scheme.quantize_bias:
+        yield "biases in float"
+
+
+def _of_weights(levels: WeightLevels) -> list[str]:
+    return ["7-bit weights"] if levels == 64 else []
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ convolutions that makes loading take 10 ms instead of 7 ms, and running 34 ms of
 `graph_optimization="all"` saves the layout too: then the kind of CPU is part of the toolchain, hence of the build key,
 and an engine opened on another kind is refused instead of giving wrong numbers.
 
-int8: every session here computes exactly, on CPUs without VNNI too (`exact`). That has a price there, which
-docs/backends-onnxruntime.md gives; a serving node that opens an int8 engine by itself must ask for the same.
+int8: every session here computes exactly, on CPUs without VNNI too (`saturation`). That has a price there, which
+`reduced_range` avoids at the price of precision (docs/cpu-kinds.md); a serving node that opens an engine by itself must
+ask for the same where the engine's notes say so.
 
 fp16: operators without an fp16 kernel compute in fp32, and values between them are not rounded to fp16, whatever the
 optimization level (Sqrt(Mul(x, x)) of 300 gives 300; in fp16 it is infinite). An fp16 graph run here therefore shows
@@ -25,14 +26,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.compatibility import numbers
-from builders.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
+from builders.cpu_kinds import SATURATES, this_kind, why_no_proof
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.profiles import RunProfile
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors, TensorSpec
+from builders.types import (
+    BuildRequest,
+    Determinism,
+    Engine,
+    QuantizationScheme,
+    Session,
+    Target,
+    Tensors,
+    TensorSpec,
+    WeightLevels,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,16 +73,18 @@ class OnnxRuntime:
 
     graph_optimization: 'extended' (portable file), 'all' (the host CPU's layout saved too) or 'none'.
     intra_op_threads: threads of one operator when the engine is run; 0 is one per core.
+    reduced_range: int8 weights within -64..64, which no CPU's kernels saturate with (ONNX Runtime's `reduce_range`).
     """
 
     name: ClassVar[str] = "onnxruntime"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install onnxruntime"
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
+    reduced_range: bool = False
 
     def __post_init__(self) -> None:
         if self.graph_optimization not in _LEVELS:
@@ -96,7 +109,8 @@ class OnnxRuntime:
 
     def scheme(self) -> QuantizationScheme:
         """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases."""
-        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
+        levels: WeightLevels = 64 if self.reduced_range else 127
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
@@ -119,10 +133,11 @@ class OnnxRuntime:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.onnxruntime.file import settle
         from builders.onnxruntime.fusion import fuse_bias
+        from builders.onnxruntime.saturation import file_may_saturate
         from builders.onnxruntime.split import split_convolutions
 
         path = workdir / "engine.onnx"
-        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, exact=False)
+        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
         options.optimized_model_filepath = str(path)
         open_model(model, options, exact=False)
         notes = settle(path, model.parent)
@@ -130,6 +145,7 @@ class OnnxRuntime:
             fuse_bias(path)
             split_convolutions(path)
         self.session(path)
+        notes += (SATURATES,) if file_may_saturate(path) else ()
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
 
     def runs(self, target: Target) -> str | None:
@@ -219,8 +235,8 @@ class OrtSession:
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
 
-def session_options(level: str, threads: int, exact: bool = True) -> Any:
-    """Options of a session. exact: False for one that only saves a graph, which must be the same on every CPU."""
+def session_options(level: str, threads: int) -> Any:
+    """Options of a session. level: ONNX Runtime's own name.  threads: of one operator; 0 is one per core."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -229,37 +245,26 @@ def session_options(level: str, threads: int, exact: bool = True) -> Any:
     options.log_severity_level = 4  # what it logs as an error it also raises
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(_SLOWER_FUSIONS))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # builds share this machine
-    if exact and this_kind().saturates:
-        options.add_session_config_entry(*EXACT_SESSION)
     return options
 
 
 def open_model(model: Path, options: Any, exact: bool = True, name: str | None = None) -> Any:
-    """ONNX Runtime's session on the CPU. exact: as in `session_options`. Raises ModelError with its reason.
+    """ONNX Runtime's session on the CPU. Raises ModelError with its reason.
 
+    exact: False where the session only saves a graph, which must be the same on every CPU.
     name: what the error calls the model; default: its file's name.
     """
     import onnxruntime as ort
 
-    as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source = _without_saturation(model) if exact and as_written and this_kind().saturates else str(model)
+    source: str | bytes = str(model)
+    if exact and this_kind().saturates:
+        from builders.onnxruntime.saturation import exact_source
+
+        source = exact_source(model, options)
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except failures() as error:
         raise ModelError(f"{name or model.name}: {why_unreadable(error, model)}") from error
-
-
-def _without_saturation(model: Path) -> str | bytes:
-    """What to open instead of a model on disk: its path, or the bytes of one whose integer kernels do not saturate."""
-    from google.protobuf.message import Error  # type: ignore[import-untyped]
-
-    from builders.onnxruntime.exact import exact
-
-    try:
-        found = exact(model)
-        return str(model) if found is None else found.SerializeToString()
-    except (Error, ValueError):  # not readable, or over 2 GiB: ONNX Runtime says what is wrong with it
-        return str(model)
 
 
 def _spec(model: Path, value: Any) -> TensorSpec:

@@ -24,20 +24,20 @@ _PLACES: dict[str, tuple[int, int, int]] = {
 _SHIFT = 128
 
 
-def exact(model: Path) -> ModelProto | None:
-    """The model with uint8 in the place of each int8 weight that meets uint8 activations; None where there is none.
+def make_exact(model: ModelProto, folder: Path) -> bool:
+    """Put uint8 in the place of each int8 weight that meets uint8 activations, in place; whether there was one.
 
-    The same numbers: weight and zero point both grow by 128. Reads external data; of graphs within nodes, nothing.
+    The same numbers: weight and zero point both grow by 128. folder: of the model's external data, which is then read.
+    Of graphs within nodes, nothing.
     """
-    rewrite = _Rewrite(onnx.load(model, load_external_data=False))
-    if not any(rewrite.saturates(node) for node in rewrite.graph.node):
-        return None
-    rewrite = _Rewrite(onnx.load(model))
-    rewrite.apply()
-    return rewrite.model
+    if not Rewrite(model).saturating():
+        return False
+    onnx.load_external_data_for_model(model, str(folder))
+    Rewrite(model).apply()
+    return True
 
 
-class _Rewrite:
+class Rewrite:
     """Replaces weights in a model in place. A tensor that several nodes read is shifted once."""
 
     def __init__(self, model: ModelProto) -> None:
@@ -49,6 +49,11 @@ class _Rewrite:
             self._kinds |= self._results(node)
         self._shifted: dict[str, str] = {}
 
+    def saturating(self) -> list[bool]:
+        """Of each node that multiplies uint8 by int8, whether the int8 factor is a constant of the graph."""
+        nodes = (node for node in self.graph.node if self.saturates(node))
+        return [node.input[_PLACES[node.op_type][1]] in self._constants for node in nodes]
+
     def saturates(self, node: NodeProto) -> bool:
         """Whether a node multiplies uint8 by int8."""
         places = _PLACES.get(node.op_type)
@@ -58,10 +63,15 @@ class _Rewrite:
         kind = self._kinds.get(zero) if zero else self._kinds.get(node.input[0], TensorProto.UINT8)
         return node.op_type == "DynamicQuantizeMatMul" or kind == TensorProto.UINT8
 
+    def quantizes_to_int8(self) -> bool:
+        """Whether a node rounds to int8 while the model runs."""
+        quantizers = (node for node in self.graph.node if node.op_type == "QuantizeLinear")
+        return any(TensorProto.INT8 in self._results(node).values() for node in quantizers)
+
     def _results(self, node: NodeProto) -> dict[str, int]:
-        """The element type of a node's first result, where its own fields tell."""
+        """The element types of a node's results, where its own fields tell."""
         if node.op_type == "DynamicQuantizeLinear":
-            return {node.output[0]: TensorProto.UINT8}
+            return dict.fromkeys((node.output[0], node.output[2]), TensorProto.UINT8)
         if node.op_type == "QuantizeLinear":
             return {node.output[0]: self._kinds.get(_input(node, 2), TensorProto.UINT8)}
         found = next((item.i for item in node.attribute if node.op_type == "Cast" and item.name == "to"), None)

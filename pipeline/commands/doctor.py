@@ -75,7 +75,8 @@ def _kind_words(kind: CpuKind) -> str:
         return f"{kind.name}; the target `cpu` means this kind, and a proof made here holds for it"
     return (
         f"{kind.name}, without VNNI: int8 engines are opened with {' = '.join(EXACT_SESSION)}, or onnxruntime's sums "
-        "saturate; they run slower than with VNNI, and a proof made here holds for this kind"
+        "saturate, and run slower for it; those built with backends.onnxruntime.reduced_range need no such thing. "
+        "A proof made here holds for this kind"
     )
 
 

@@ -19,6 +19,7 @@ from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
+    from pipeline.values import Searched
 
 
 @click.command()
@@ -62,13 +63,22 @@ def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
     """The choice on record, or made now."""
     from pipeline import steps
     from pipeline.compile import InProcess, calibrate
-    from pipeline.values import Activation
 
-    kind: Activation = "int8" if activation == "int8" else "uint8"
+    kind = _kind(activation, spec)
     exported = steps.export(spec, shop)
     value = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
     found: dict[str, Any] = json.loads(shop.store.read_blob(value["choice"]))
     return found | {"activation": activation, "summary": value["summary"]}
+
+
+def _kind(activation: str, spec: "ModelSpec") -> "Searched":
+    """The kind of int8 that the spec's backends write with these activations; else one with whole weights."""
+    from pipeline.plan import Selection, candidates
+    from pipeline.values import Searched
+
+    found = [item.flavour.searched for item in candidates(spec, Selection())]
+    whole = Searched("int8" if activation == "int8" else "uint8")
+    return next((kind for kind in found if kind and kind.activation == activation), whole)
 
 
 def _write(folder: Path, choice: dict[str, Any]) -> None:

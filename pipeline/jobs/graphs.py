@@ -67,7 +67,7 @@ def quantize(
     }
     told = None
     if measured and observations and flavour["precision"] in CALIBRATED:
-        told = _record(written, notes, _evidence(place, model, measured, observations, choice))
+        told = _record(written, notes, _evidence(place, model, measured, observations, choice, scheme))
     return {
         "model": place.put_file(workdir / "graph.onnx"),
         "inputs": [vars(tensor) for tensor in inputs],
@@ -89,17 +89,23 @@ def _record(written: "ModelProto", notes: "QuantizationNotes | CastNotes", evide
 
 
 def _evidence(
-    place: Store, model: "ModelProto", ranges: "Ranges", observations: str, choice: Json | None
+    place: Store,
+    model: "ModelProto",
+    ranges: "Ranges",
+    observations: str,
+    choice: Json | None,
+    scheme: QuantizationScheme | None,
 ) -> "Evidence":
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.record.record import Evidence
 
     seen = Observations.from_bytes(place.read_blob(observations))
+    levels = scheme.weight_levels if scheme else 127
     if choice is None:
-        return Evidence(model, ranges, seen)
+        return Evidence(model, ranges, seen, weight_levels=levels)
     found = json.loads(place.read_blob(choice["choice"]))
     smoothed = Observations.from_bytes(place.read_blob(choice["smoothed"])).tensors
-    return Evidence(model, ranges, seen, smoothed, found)
+    return Evidence(model, ranges, seen, smoothed, found, levels)
 
 
 def check_graph(

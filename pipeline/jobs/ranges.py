@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import DataError, IntegrityError
-from builders.types import QuantizationScheme
+from builders.types import QuantizationScheme, WeightLevels
 from pipeline.jobs.blobs import dims_from, fetch, tensors_from, text_of
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Activation, Json
@@ -100,6 +100,7 @@ def choose(
     store: str,
     onnx: str,
     activation: Activation,
+    weight_levels: WeightLevels,
     observations: str,
     calibration: Json,
     search: Json,
@@ -111,8 +112,8 @@ def choose(
     """Search what to quantize and how: digests of model, ranges, choice and of what the smoothed activations hold, and
     the nodes left in float with reasons.
 
-    search: the spec's smoothing, floor and overrides.  race: of `steps.race.engine_to_race`.  answer: the output that
-    is judged by labels.  samples: as in `observe_part`.
+    activation, weight_levels: as in `QuantizationScheme`.  search: the spec's smoothing, floor and overrides.
+    race: of `steps.race.engine_to_race`.  answer: the output that is judged by labels.  samples: as in `observe_part`.
     """
     import onnx as onnx_package
 
@@ -127,7 +128,7 @@ def choose(
 
     place = open_store(store)
     model = onnx_package.load(fetch(place, onnx, workdir / "model.onnx"))
-    scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
+    scheme = QuantizationScheme(activation, activation == "uint8", "fp32", weight_levels)
     measured = chosen_ranges(
         place, {"precision": "int8", "scheme": {"activation": activation}}, observations, calibration
     )

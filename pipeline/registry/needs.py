@@ -10,7 +10,7 @@ Rules and where they are from:
 """
 
 from builders.compatibility import numbers, runtime_of, version_serves
-from builders.cpu_kinds import EXACT_SESSION, INTEGER_PRECISIONS, kind_named
+from builders.cpu_kinds import EXACT_SESSION, SATURATES, kind_named
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
@@ -102,7 +102,7 @@ def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
 def _saturating(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
     """What a server must ask ONNX Runtime for, which this project's own sessions do."""
     kind = kind_named(machine.cpu) if machine.cpu else None
-    if entry.precision not in INTEGER_PRECISIONS or kind is None or not kind.saturates:
+    if SATURATES not in entry.notes or kind is None or not kind.saturates:
         return ()
     name, value = EXACT_SESSION
     return (f"{kind.name} has no VNNI: open it with {name} = {value}, or its sums saturate",)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from builders.cpu_kinds import EXACT_SESSION, INTEGER_PRECISIONS
+from builders.cpu_kinds import EXACT_SESSION, SATURATES
 from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError
 from builders.types import Target
@@ -209,7 +209,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
     }
     weights = _weights_name(manifest, engine)
     told: dict[str, Any] = {"weights": weights} if weights else {}
-    if engine.backend == "onnxruntime" and engine.precision in INTEGER_PRECISIONS:
+    if SATURATES in engine.notes:
         told["session_options_without_vnni"] = dict([EXACT_SESSION])
     return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
 

@@ -8,7 +8,7 @@ from builders.jobs import Job
 from builders.types import CALIBRATED, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, metric_of, step_limits
-from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe
+from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe, Searched
 from pipeline.workshop import Workshop, code_of, versions
 
 
@@ -17,7 +17,7 @@ def quantize(
     spec: ModelSpec,
     exported: Exported,
     ranges: Json | None,
-    choices: Mapping[str, Json],
+    choices: Mapping[Searched, Json],
     shop: Workshop,
 ) -> Graph:
     """Write the model in one flavour and measure what that cost (the quantization joint). Arguments as for `write`."""
@@ -30,12 +30,12 @@ def write(
     spec: ModelSpec,
     exported: Exported,
     ranges: Json | None,
-    choices: Mapping[str, Json],
+    choices: Mapping[Searched, Json],
     shop: Workshop,
 ) -> Graph:
     """Write the model in one flavour.
 
-    choices: what `choose` gave, by kind of activation.
+    choices: what `choose` gave, by kind of int8.
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
     """
     model = exported.model
@@ -56,7 +56,7 @@ def write(
         "seen": ranges and ranges["seen"],
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "overrides": [item.model_dump() for item in spec.quantization.overrides],
-        "choice": _choice(flavour, choices),
+        "choice": choices.get(flavour.searched) if flavour.searched else None,
         "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
@@ -71,10 +71,6 @@ def write(
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
     graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
     return replace(graph, record=value["record"], recipe=_recipe(value, model.digest))
-
-
-def _choice(flavour: Flavour, choices: Mapping[str, Json]) -> Json | None:
-    return choices.get(flavour.scheme.activation) if flavour.precision == "int8" and flavour.scheme else None
 
 
 def _graph_blobs(value: Json) -> list[str]:

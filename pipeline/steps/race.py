@@ -6,10 +6,10 @@ from builders import backends
 from builders.cpu_kinds import this_kind, why_no_proof
 from builders.types import Backend, BuildRequest, Target
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Activation, Exported, Json
+from pipeline.values import Exported, Json, Searched
 
 
-def engine_to_race(activation: Activation, spec: ModelSpec, exported: Exported) -> Json | None:
+def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> Json | None:
     """What to build and where, for one kind of int8; None when the spec does not ask for measuring.
 
     With 'cannot', the reason, when no engine of that kind runs here. `machine` says what the times hold for: on another
@@ -21,14 +21,15 @@ def engine_to_race(activation: Activation, spec: ModelSpec, exported: Exported) 
     pairs = [(tool, target) for tool in tools for target in spec.target_list() if tool.serves(target)]
     reasons = []
     for tool, target in pairs:
-        if tool.scheme().activation != activation:
+        scheme = tool.scheme()
+        if Searched(scheme.activation, scheme.weight_levels) != kind:
             continue
         request = _request(tool, target, spec, exported)
         reason = tool.refuses(request) or tool.runs(target) or why_no_proof(request)
         if reason is None:
             return {"request": request.to_json(), "machine": {"cpu": this_kind().name, "cores": os.cpu_count()}}
         reasons.append(reason)
-    return {"cannot": reasons[0] if reasons else f"no target of this spec takes int8 with {activation} activations"}
+    return {"cannot": reasons[0] if reasons else f"no target of this spec takes {kind.name}"}
 
 
 def _request(tool: Backend, target: Target, spec: ModelSpec, exported: Exported) -> BuildRequest:

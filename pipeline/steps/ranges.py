@@ -11,7 +11,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
 from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, shapes_of, step_limits
 from pipeline.steps.race import engine_to_race
-from pipeline.values import Activation, Exported, Flavour, Json
+from pipeline.values import Exported, Flavour, Json, Searched
 from pipeline.workshop import Workshop, code_of, versions
 
 Part = tuple[int, int]
@@ -86,8 +86,8 @@ def _blobs(value: Json) -> list[str]:
     return [value["observations"], value["inputs"]]
 
 
-def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:
-    """Search what to quantize and how, for int8 with one kind of activation: model, ranges and frontier, as blobs."""
+def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:
+    """Search what to quantize and how, for one kind of int8: model, ranges and frontier, as blobs."""
     wanted = spec.quantization
     if exported.model.carries_qdq:
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
@@ -95,34 +95,34 @@ def choose(activation: Activation, spec: ModelSpec, exported: Exported, ranges: 
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
     key: Json = {
         "onnx": exported.model.digest,
-        "activation": activation,
+        **kind._asdict(),
         "seen": ranges["seen"],
         "data": _samples(spec),
         "answer": _answer(spec, exported),
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "search": wanted.model_dump(include={"smoothing", "floor", "overrides"}, mode="json"),
-        "race": engine_to_race(activation, spec, exported),
+        "race": engine_to_race(kind, spec, exported),
         "shapes": shapes_of(spec),
         "versions": versions(*MEASURING),
         "code": code_of(*OBSERVATION_CODE),
     }
 
     def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "activation", "calibration", "search", "race", "answer")}
+        names = ("onnx", "activation", "weight_levels", "calibration", "search", "race", "answer")
+        arguments = {name: key[name] for name in names}
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments |= {"store": shop.store.uri, "observations": ranges["observations"], "samples": samples}
         return Job("choose", "pipeline.jobs.ranges:choose", arguments, step_limits(spec, "quantization"))
 
     blobs = ("model", "ranges", "choice", "smoothed")
-    return shop.once("choose", f"choose int8 ({activation} activations)", key, job, lambda v: [v[b] for b in blobs])
+    return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v[b] for b in blobs])
 
 
-def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Activation, ...]:
+def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
     """The kinds of int8 that the spec wants searched for these flavours, each once."""
     if not spec.quantization.searches or exported.model.carries_qdq:
         return ()
-    found = [flavour.scheme.activation for flavour in flavours if flavour.scheme and flavour.precision == "int8"]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(flavour.searched for flavour in flavours if flavour.searched))
 
 
 def _samples(spec: ModelSpec) -> Json:

@@ -19,7 +19,7 @@ def cpu(monkeypatch):
 
     def become(flags, machine="x86_64"):
         monkeypatch.setattr(platform, "machine", lambda: machine)
-        monkeypatch.setattr(cpu_levels, "_flags", lambda: frozenset(flags))
+        monkeypatch.setattr(cpu_levels, "machine_flags", lambda: frozenset(flags))
 
     return become
 

@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from builders.errors import EngineryError
+from builders.types import QuantizationScheme
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
+from pipeline.steps import searched
+from pipeline.values import Flavour, Searched
 from tests.pipeline.projects import Project
 
 SEARCH = {"smoothing": "auto", "floor": {"sqnr_db": 20}}
@@ -102,7 +107,37 @@ def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project)
     # No target of this spec takes the other kind of int8, so there is nothing to measure, and it says so.
     other = small.run("sensitivity", small.spec, "--activation", "int8", "--json").json
     assert all(row["int8_ms"] is None for row in other["groups"])
-    assert "latency was not measured: no target of this spec takes int8 with int8 activations" in other["summary"]
+    assert "latency was not measured: no target of this spec takes int8 (int8 activations)" in other["summary"]
+
+
+def test_weights_of_a_reduced_range_are_searched_and_built_by_themselves(small: Project, tmp_path: Path) -> None:
+    """With the other search's weights, the engine would lose what compensation gained, and the record would not say."""
+    whole = small.run("build", small.spec, "--json")
+    assert "choose int8 (uint8 activations): done" in whole.err, whole.err
+    small.change_spec(backends={"onnxruntime": {"reduced_range": True}})
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8")
+    assert "choose int8 (uint8 activations, 7-bit weights): done" in shown.err
+    built = small.run("build", small.spec, "--json")
+    assert "choose int8 (uint8 activations, 7-bit weights): cached" in built.err
+    assert "write int8 (uint8 activations, 7-bit weights, fp32 elsewhere): done" in built.err
+    asks = {}
+    for version, last in (("1", 127), ("2", 64)):
+        pulled = small.run("pull", f"tiny@{version}", "--target", "cpu", "--dest", tmp_path / version, "--json").json
+        weights = [item for item in onnx.load(pulled["path"]).graph.initializer if item.data_type == 3 and item.dims]
+        assert max(np.abs(numpy_helper.to_array(item).astype(int)).max() for item in weights) == last
+        asks[version] = json.loads(Path(pulled["description"]).read_text()).get("session_options_without_vnni")
+    assert asks == {"1": {"session.x64quantprecision": "1"}, "2": None}
+
+
+def test_each_kind_of_int8_is_searched_once() -> None:
+    spec = SimpleNamespace(quantization=SimpleNamespace(searches=True))
+    exported = SimpleNamespace(model=SimpleNamespace(carries_qdq=False))
+    schemes = [QuantizationScheme("uint8", bias, "fp32", levels) for bias in (True, False) for levels in (127, 64)]
+    schemes.append(QuantizationScheme("int8", False, "fp16"))
+    flavours = [Flavour(precision, scheme) for precision in ("int8", "int8-dynamic") for scheme in schemes]
+    kinds = searched([Flavour("fp32"), *flavours], spec, exported)  # type: ignore[arg-type]
+    assert kinds == (Searched("uint8"), Searched("uint8", 64), Searched("int8"))
+    assert len({kind.name for kind in kinds}) == 3
 
 
 @pytest.mark.parametrize("floor", [{}, {"sqnr_db": -1}, {"cosine": 1.5}])

@@ -12,7 +12,7 @@ from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps.attributions import Suspect
-from pipeline.values import Flavour
+from pipeline.values import Flavour, Searched
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
@@ -60,7 +60,7 @@ STEPS = {
     "export": lambda spec, shop: steps.export(spec, shop),
     "calibration": lambda spec, shop: steps.observe((0, 1), spec, EXPORTED, shop),
     "merge": lambda spec, shop: steps.merge([RANGES, RANGES], spec, shop),
-    "choose": lambda spec, shop: steps.choose("int8", spec, EXPORTED, RANGES, shop),
+    "choose": lambda spec, shop: steps.choose(Searched("int8"), spec, EXPORTED, RANGES, shop),
     "quantization": lambda spec, shop: steps.quantize(INT8, spec, EXPORTED, RANGES, {}, shop),
     "build": lambda spec, shop: steps.build(an_engine().unit, spec, shop),
     "proof": lambda spec, shop: steps.validate(an_engine(), spec, EXPORTED, shop),

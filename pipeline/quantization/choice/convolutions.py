@@ -16,7 +16,7 @@ from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.choice.moments import Layer, Moments, batches, layers, moments_of
 from pipeline.quantization.choice.patches import as_matrices, as_weight
-from pipeline.quantization.choice.rounding import compensated
+from pipeline.quantization.choice.rounding import LEVELS, compensated
 from pipeline.quantization.choice.runs import Run
 from pipeline.quantization.choice.smooth import Plan
 from pipeline.quantization.graphs.graph import constants
@@ -28,15 +28,19 @@ def fit_convolutions(
     ranges: Ranges,
     activation: Literal["int8", "uint8"],
     runs: Sequence[Run],
+    levels: int = LEVELS,
 ) -> dict[str, Plan]:
-    """Plans by activation for the groups of convolutions of a prepared model; their activations keep their ranges."""
+    """Plans by activation for the groups of convolutions of a prepared model; their activations keep their ranges.
+
+    levels: the last one of the weights.
+    """
     given, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     weights, biases = dict[str, Floats](), dict[str, Floats]()
     convolving = [group for group in groups if all(site.op_type == "Conv" for site in group.sites)]
     for batch in batches(layers(model, (site for group in convolving for site in group.sites), ranges)):
         found = moments_of(model, batch, runs, activation)
         for layer in batch:
-            weight, bias = _fitted(layer, nodes[layer.site.node], given, found.pop(layer.site.node))
+            weight, bias = _fitted(layer, nodes[layer.site.node], given, found.pop(layer.site.node), levels)
             weights[layer.site.node] = weight
             if bias is not None:
                 biases[layer.site.node] = bias
@@ -55,15 +59,15 @@ def fit_convolutions(
 
 
 def _fitted(
-    layer: Layer, node: NodeProto, given: dict[str, TensorProto], moments: Moments
+    layer: Layer, node: NodeProto, given: dict[str, TensorProto], moments: Moments, levels: int
 ) -> tuple[Floats, Floats | None]:
     """Weight and bias of one convolution; no bias where it is not a constant."""
     stored = numpy_helper.to_array(given[layer.site.weight])
     matrix = as_matrices(stored, layer.window.groups)
     name = node.input[2] if len(node.input) > 2 else ""
     if name and name not in given:
-        return as_weight(compensated(matrix, moments.about_zero), stored.shape), None
-    rounded = compensated(matrix, moments.covariance)
+        return as_weight(compensated(matrix, moments.about_zero, levels), stored.shape), None
+    rounded = compensated(matrix, moments.covariance, levels)
     bias = numpy_helper.to_array(given[name]) if name else np.zeros(stored.shape[0], np.float32)
     return as_weight(rounded, stored.shape), np.asarray(bias - shift(matrix, rounded, moments), np.float32)
 

@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.quantization.calibration.histogram import LogHistogram
 from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.choice.groups import Floats, Group
-from pipeline.quantization.choice.rounding import compensated, nearest
+from pipeline.quantization.choice.rounding import LEVELS, compensated, nearest
 from pipeline.quantization.choice.smooth import Plan, factors_of
 from pipeline.quantization.choice.statistics import Half, Statistics
 from pipeline.quantization.record.levels import decibels
@@ -45,18 +45,20 @@ def fit(
     matrices: Mapping[str, Floats],
     activation: Literal["int8", "uint8"],
     strengths: Sequence[float | None] = STRENGTHS,
+    levels: int = LEVELS,
 ) -> Plan:
     """The best settings for a group that mixes, with its weights rounded for them.
 
-    strengths: of smoothing to try; None is no smoothing.
+    strengths: of smoothing to try; None is no smoothing.  levels: the last one of the weights.
     """
     weights = {node: matrices[node] for node in group.nodes}
-    best = min(_judged(statistics, list(weights.values()), activation, strengths), key=lambda pair: pair[0])[1]
+    best = min(_judged(statistics, list(weights.values()), activation, strengths, levels), key=lambda pair: pair[0])[1]
     moments = statistics.moments
     scaled = {node: weight * best.factors[:, None] for node, weight in weights.items()}
     smoothed = None if moments is None else moments / np.outer(best.factors, best.factors)
     rounded = {
-        node: nearest(weight) if smoothed is None else compensated(weight, smoothed) for node, weight in scaled.items()
+        node: nearest(weight, levels) if smoothed is None else compensated(weight, smoothed, levels)
+        for node, weight in scaled.items()
     }
     lost = {node: _sqnr_db(scaled[node], rounded[node]) for node in weights}
     if best.strength is None:
@@ -77,13 +79,19 @@ def _sqnr_db(exact: Floats, rounded: Floats) -> float:
 
 
 def _judged(
-    statistics: Statistics, weights: Sequence[Floats], activation: str, strengths: Sequence[float | None]
+    statistics: Statistics,
+    weights: Sequence[Floats],
+    activation: str,
+    strengths: Sequence[float | None],
+    levels: int,
 ) -> Iterator[tuple[float, _Setting]]:
     tried = [(seen, _thinned(judge.rows)) for seen, judge in statistics.folds]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in tried) or 1.0 for weight in weights]
     for strength in strengths:
         factors = _factors(statistics, weights, strength)
-        of_weights = [_weight_error(weight * factors[:, None], statistics.moments, factors) for weight in weights]
+        of_weights = [
+            _weight_error(weight * factors[:, None], statistics.moments, factors, levels) for weight in weights
+        ]
         for clip in CLIPS:
             of_rows = np.zeros(len(weights))
             for seen, rows in tried:
@@ -122,9 +130,9 @@ def _setting(
     return _Setting(strength, clip, factors, low, high)
 
 
-def _weight_error(scaled: Floats, moments: Floats | None, factors: Floats) -> float:
+def _weight_error(scaled: Floats, moments: Floats | None, factors: Floats, levels: int) -> float:
     """Mean squared error at the node's output that rounding its weight to the nearest makes."""
-    lost = nearest(scaled) - scaled
+    lost = nearest(scaled, levels) - scaled
     if moments is None:
         return 0.0
     unscaled = lost / factors[:, None]

@@ -114,12 +114,13 @@ class _Trial:
         statistics, work = gather(graph, groups, fitted)
         weights = matrices(graph, groups)
         strengths = STRENGTHS if smoothing == "auto" else (None,)
+        kind, levels = scheme.activation, scheme.weight_levels
         plans = {
-            group.activation: fit(group, statistics.pop(group.activation), weights, scheme.activation, strengths)
+            group.activation: fit(group, statistics.pop(group.activation), weights, kind, strengths, levels)
             for group in groups
             if group.mixes
         }
-        plans |= fit_convolutions(graph, groups, ranges, scheme.activation, fitted)
+        plans |= fit_convolutions(graph, groups, ranges, kind, fitted, levels)
         alone, cost = sweep(graph, groups, plans, ranges, scheme, judged)
         plain = Runner(graph)
         expected = [plain.run(inputs) for inputs in judged]

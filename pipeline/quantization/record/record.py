@@ -35,6 +35,7 @@ class Evidence:
 
     model: the float model that was written; weights are compared with its own.  ranges: that the graph was given.
     seen: what calibration saw.  smoothed, choice: of a search, if there was one (`Chosen`, and the choice's JSON).
+    weight_levels: the largest magnitude of int8 weights (`QuantizationScheme`).
     """
 
     model: ModelProto
@@ -42,6 +43,7 @@ class Evidence:
     seen: Observations
     smoothed: Mapping[str, Seen] = field(default_factory=dict)
     choice: Json | None = None
+    weight_levels: int = 127
 
     @property
     def weight_db(self) -> Mapping[str, float | None]:
@@ -52,10 +54,11 @@ class Evidence:
 def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) -> Json:
     """The record of a graph. SQNR is in decibels, of quantizing one tensor alone; null without loss, or not measured.
 
-    Per tensor: 'name', 'role' (activation, weight), 'format', 'readers' (nodes), 'range' (what the format holds),
-    'seen' (extremes), 'clipped' (share of the values that saturate), 'scale' (of a weight the largest channel's),
-    'sqnr_db', 'measured' (how: 'histogram' and 'rows' as in `levels`, over all samples or over some rows of a smoothed
-    activation; 'weight' against the float weight, value by value; or null), and 'histogram' of the worst activations.
+    Per tensor: 'name', 'role' (activation, weight), 'format', 'readers' (nodes), 'range' (what the format holds; of an
+    int8 weight, what its scheme uses), 'seen' (extremes), 'clipped' (share of the values that saturate), 'scale' (of a
+    weight the largest channel's), 'sqnr_db', 'measured' (how: 'histogram' and 'rows' as in `levels`, over all samples
+    or over some rows of a smoothed activation; 'weight' against the float weight, value by value; or null), and
+    'histogram' of the worst activations.
     """
     graph = prepared(evidence.model)
     found = pairs(written)
@@ -104,18 +107,20 @@ def _weights(graph: ModelProto, found: Sequence[Pair], evidence: Evidence) -> It
         readers = [by_node[name] for name in pair.readers if name in by_node and len(by_node[name].input) > 1]
         float_weight = given.get(readers[0].input[1]) if readers else None
         if float_weight is not None and float_weight.data_type == TensorProto.FLOAT:
-            yield _weight(pair, float_weight, evidence.weight_db)
+            yield _weight(pair, float_weight, evidence)
 
 
-def _weight(pair: Pair, float_weight: TensorProto, known: Mapping[str, float | None]) -> Json:
+def _weight(pair: Pair, float_weight: TensorProto, evidence: Evidence) -> Json:
     """A search rounds the weights of the float model itself, and knows what that cost."""
     values = numpy_helper.to_array(float_weight).astype(np.float64)
     scales = np.atleast_1d(pair.scales)
     largest = float(scales.max())
-    levels = Levels.of(pair.element_type, largest)
-    item = _described(float_weight.name, "weight", pair, levels.span, largest)
+    low, high = Levels.of(pair.element_type, largest).span
+    if pair.format == "int8":
+        low, high = -evidence.weight_levels * largest, evidence.weight_levels * largest
+    item = _described(float_weight.name, "weight", pair, (low, high), largest)
     item |= {"seen": [float(values.min()), float(values.max())], "clipped": 0.0, "measured": "weight"}
-    searched = [known[name] for name in pair.readers if name in known]
+    searched = [evidence.weight_db[name] for name in pair.readers if name in evidence.weight_db]
     return item | {"sqnr_db": searched[0] if searched else _finite(_rounding_db(pair, values, scales))}
 
 

@@ -24,17 +24,21 @@ OP_TYPES = ("Gemm", "MatMul")
 
 
 def quantize_dynamic(
-    model: ModelProto, overrides: Mapping[str, OverridePrecision] | None = None, ranges: Ranges | None = None
+    model: ModelProto,
+    overrides: Mapping[str, OverridePrecision] | None = None,
+    ranges: Ranges | None = None,
+    levels: int = 127,
 ) -> tuple[ModelProto, QuantizationNotes]:
     """The model with its weighted MatMuls and Gemms in integers, scaled at run time.
 
     ranges: where they are at hand, activations that reach as far as a mask leave their node in float.
+    levels: the largest magnitude of the int8 weights.
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
     graph = prepared(model)
     sites, kept = find_sites(graph)
-    rewrite, done, left = _Rewrite(graph), [], list(kept)
+    rewrite, done, left = _Rewrite(graph, levels), [], list(kept)
     for site in sites:
         if reason := _obstacle(site, rewrite, overrides or {}, ranges):
             left.append(Kept(site.node, site.op_type, reason))
@@ -63,9 +67,9 @@ def _obstacle(
 class _Rewrite:
     """Replaces sites by integer arithmetic; each activation is quantized once for all that read it."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, levels: int) -> None:
         self.graph = model.graph
-        self.insertion = Insertion(model, GRIDS["int8"])
+        self.insertion = Insertion(model, GRIDS["int8"], levels)
         self._quantized: dict[str, list[str]] = {}
 
     def replace(self, site: Site) -> None:
@@ -96,7 +100,8 @@ class _Rewrite:
         """Names of the int8 weight [depth, channels], its zero point, and its scales times Gemm's alpha."""
         insertion, node = self.insertion, self.insertion.by_name[site.node]
         scales = weight_scales(insertion, site.node, site.axis)
-        values = GRIDS["int8"].rounded(numpy_helper.to_array(insertion.given[site.weight]), scales, site.axis)
+        float_values = numpy_helper.to_array(insertion.given[site.weight])
+        values = insertion.weight_grid.rounded(float_values, scales, site.axis)
         alpha = next((item.f for item in node.attribute if item.name == "alpha"), 1.0)
         return (
             insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8"),

@@ -1,5 +1,6 @@
 """Puts Q/DQ nodes into a graph. Each reader is rewired by itself, so that whoever is not chosen keeps exact values."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from pipeline.quantization.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
 class Insertion:
     """Adds Q/DQ to a tidy graph in place, without an order: `graph.finish` sorts the nodes.
 
-    grid: what activations are rounded to.  Every pair is made once, however many nodes read it.
+    grid: what activations are rounded to.  levels: the largest magnitude of int8 weights.  Every pair is made once,
+    however many nodes read it.
     """
 
-    def __init__(self, model: ModelProto, grid: Grid) -> None:
+    def __init__(self, model: ModelProto, grid: Grid, levels: int = 127) -> None:
         self.graph: GraphProto = model.graph
         self.grid = grid
+        self.weight_grid = grid if grid.name == "fp8" else replace(GRIDS["int8"], highest=levels)
         self.given = constants(model.graph)
         self.by_name = {node.name: node for node in model.graph.node}
         self.scales: dict[str, float] = {}
@@ -51,7 +54,7 @@ class Insertion:
 
     def weight(self, node: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:
         """Quantize a node's constant weight per channel. pair: keep the float weight, with Q and DQ behind it."""
-        reader, grid = self.by_name[node], GRIDS["int8"] if self.grid.name == "uint8" else self.grid
+        reader, grid = self.by_name[node], self.weight_grid
         name, key = reader.input[1], (reader.input[1], str(axis), str(pair), scales.tobytes().hex())
         if key not in self._stored:
             scale = self.constant(scales, f"{name}_scale")
@@ -104,8 +107,8 @@ class Insertion:
 
 def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:
     """Scales of a node's weight, per output channel; a channel of zeros gets the smallest of the others'."""
-    grid = GRIDS["int8"] if insertion.grid.name == "uint8" else insertion.grid
-    scales = grid.scales(numpy_helper.to_array(insertion.given[insertion.by_name[node].input[1]]), axis)
+    values = numpy_helper.to_array(insertion.given[insertion.by_name[node].input[1]])
+    scales = insertion.weight_grid.scales(values, axis)
     smallest = scales[scales > 0].min(initial=np.float32(1.0))
     return np.where(scales > 0, scales, smallest).astype(np.float32)
 

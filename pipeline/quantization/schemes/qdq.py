@@ -7,8 +7,9 @@ fp8 (TensorRT, sm_89 and later): the same places; the weights are stored as e4m3
 uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases (float ones for a backend
 that wants them), and Q/DQ behind each convolution (and its Relu) and what joins convolutions, without which its
 integer kernels are not chosen.
-Weights use all 8 bits: on x86 without VNNI onnxruntime adds pairs of uint8 x int8 products in 16 bits, which can
-saturate (its own documentation), so an int8 CPU engine holds for hosts like the one it was validated on.
+Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
+uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
+weights is opened in another way, and slower; docs/cpu-kinds.md has the price of both.
 """
 
 import math
@@ -95,7 +96,9 @@ def _quantize(
         kept_joints = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
         quantize_before_blocks(graph)
     else:
-        kept_joints = _insert_for_gpu(graph, sites, ranges, grid, overrides)
+        kept_joints = _insert_for_gpu(
+            graph, sites, ranges, Insertion(graph, GRIDS[grid], scheme.weight_levels), overrides
+        )
     notes = replace(notes, kept=(*notes.kept, *kept_joints))
     if scheme.float_precision == "fp32":
         return finish(graph), notes
@@ -159,10 +162,13 @@ def _beside(node: NodeProto, tensor: str, ranges: Ranges, overrides: Mapping[str
 
 
 def _insert_for_gpu(
-    model: ModelProto, sites: Iterable[Site], ranges: Ranges, grid: str, overrides: Mapping[str, OverridePrecision]
+    model: ModelProto,
+    sites: Iterable[Site],
+    ranges: Ranges,
+    insertion: Insertion,
+    overrides: Mapping[str, OverridePrecision],
 ) -> list[Kept]:
     sites, kept = tuple(sites), []
-    insertion = Insertion(model, GRIDS[grid])
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
     for residual in residuals(model, [site.node for site in sites if site.op_type == "Conv"]):
@@ -171,8 +177,9 @@ def _insert_for_gpu(
             kept.append(Kept(residual.node, node.op_type, reason))
         else:
             insertion.read(residual.node, residual.operand, *ranges.tensors[residual.tensor])
+    in_int8 = insertion.grid.name == "int8"
     for site in sites:
-        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=grid == "int8")
+        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=in_int8)
     return kept
 
 
@@ -196,7 +203,7 @@ def _insert_for_cpu(
 ) -> list[Kept]:
     sites = tuple(sites)
     writes, kept = _writes(model, sites, ranges, overrides)
-    insertion = Insertion(model, GRIDS["uint8"])
+    insertion = Insertion(model, GRIDS["uint8"], scheme.weight_levels)
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
     for item in writes:
         if item.fused:

@@ -43,7 +43,7 @@ def write(
     if precision == "int4":
         return quantize_int4(model, scheme, chosen, ranges=ranges)
     if precision == "int8-dynamic":
-        return quantize_dynamic(model, chosen, ranges)
+        return quantize_dynamic(model, chosen, ranges, scheme.weight_levels)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     if precision == "fp8":

@@ -137,7 +137,7 @@ def run(model: ModelProto, inputs: dict[str, np.ndarray], optimized: bool = True
 
 def session(model: ModelProto, optimized: bool = True, save: Path | None = None) -> ort.InferenceSession:
     level, exact = "ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL", save is None
-    options = session_options(level, 1, exact)
+    options = session_options(level, 1)
     options.optimized_model_filepath = str(save) if save else ""
     with TemporaryDirectory() as folder:
         onnx.save(model, Path(folder) / "model.onnx")

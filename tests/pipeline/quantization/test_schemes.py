@@ -215,12 +215,12 @@ def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     """A manifest keeps graphs by name: a second graph under one name would be lost."""
     ranges = ranges_of(graph := prepared(conv_net()), images(), tensors_to_measure(graph))
     found: dict[str, set[bytes]] = {}
-    for (activation, bias), rest in itertools.product(BIASES, ("fp32", "fp16")):
-        scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest)
+    for (activation, bias), rest, levels in itertools.product(BIASES, ("fp32", "fp16"), (127, 64)):
+        scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest, weight_levels=levels)
         graph = write(conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
         found.setdefault(Flavour(precision, scheme).name, set()).add(graph)
     assert all(len(graphs) == 1 for graphs in found.values()), found.keys()
-    assert precision != "int8" or len(set.union(*found.values())) == 6
+    assert precision != "int8" or len(set.union(*found.values())) == 12
 
 
 def test_a_scheme_says_whether_biases_are_quantized() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders.cpu_kinds import SATURATES
 from builders.errors import UnknownNameError
 from builders.targets import GENERATIONS, parse_targets
 from builders.types import PRECISIONS, Target
@@ -172,12 +173,19 @@ def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> Jud
     )  # type: ignore[arg-type]  # fmt: skip
 
 
+def test_a_server_is_told_how_to_open_an_engine_whose_weights_saturate_there() -> None:
+    engine = replace(on_cpus("int8", v4_vnni="proven"), notes=("the floor", SATURATES))
+    said = "x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1, or its sums saturate"
+    assert said in answer([engine], V3, Policy()).candidates[0].remarks
+    assert said not in answer([replace(engine, notes=())], V3, Policy()).candidates[0].remarks
+    assert not answer([engine], VNNI, Policy()).candidates[0].remarks
+
+
 def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
     engine = on_cpus("int8", v4_vnni="proven")
     assert answer([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
     found = answer([engine], V3, Policy()).candidates[0]
     assert found.entry.status == "unproven" and found.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
-    assert found.remarks[-1].startswith("x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1")
     refused = dict(answer([engine], V3, Policy(proven_only=True)).rejected)
     assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
     assert answer([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"

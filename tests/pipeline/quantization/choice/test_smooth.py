@@ -52,15 +52,15 @@ def test_a_residual_connection_keeps_the_exact_tensor():
     assert ranges.tensors[of_type(changed, "Mul")[0].output[0]] == (-3.0, 3.0)
 
 
-@given(st.integers(0, 1000), st.integers(2, 40), st.integers(1, 9))
-def test_rounded_weights_lie_on_the_levels_that_the_steps_of_the_result_give(seed, rows, columns):
+@given(st.integers(0, 1000), st.integers(2, 40), st.integers(1, 9), st.sampled_from([127, 64]))
+def test_rounded_weights_lie_on_the_levels_that_the_steps_of_the_result_give(seed, rows, columns, last):
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(rows, columns)).astype(np.float32)
     x = rng.normal(size=(200, rows)).astype(np.float32)
-    for rounded in (nearest(matrix), compensated(matrix, x.T @ x / 200)):
-        levels = rounded / steps_of(rounded)
-        assert np.abs(levels - np.rint(levels)).max() < 1e-3
-        assert np.allclose(steps_of(rounded), steps_of(matrix), rtol=1e-4)
+    for rounded in (nearest(matrix, last), compensated(matrix, x.T @ x / 200, last)):
+        levels = rounded / steps_of(rounded, last)
+        assert np.abs(levels - np.rint(levels)).max() < 1e-3 and np.abs(levels).max() < last + 0.5
+        assert np.allclose(steps_of(rounded, last), steps_of(matrix, last), rtol=1e-4)
 
 
 def test_compensation_beats_rounding_to_the_nearest_on_correlated_activations():

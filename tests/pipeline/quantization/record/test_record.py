@@ -1,6 +1,7 @@
 """The record says what the graph holds: which tensors, how well, how much of the work, and what was left alone."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -54,7 +55,7 @@ def recorded(model, arrays, scheme=TENSORRT_FP32, precision="int8", method=None,
     seen = observed(model, arrays)
     chosen = ranges(seen, method or MinMax(), scheme.activation)
     written, notes = write(model, precision, scheme, chosen, overrides)
-    return record(written, notes, Evidence(model, chosen, seen)), written
+    return record(written, notes, Evidence(model, chosen, seen, weight_levels=scheme.weight_levels)), written
 
 
 def by_name(found: dict) -> dict:
@@ -75,6 +76,14 @@ def test_every_quantized_tensor_is_there_with_its_readers(scheme):
     assert all(item["sqnr_db"] is None or 20 < item["sqnr_db"] < 80 for item in tensors.values())
     assert found["macs_share"] == 1.0 and found["left"] == [] and found["choice"] is None
     json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("levels", [127, 64])
+def test_a_weight_has_the_range_that_its_scheme_uses(levels):
+    found = by_name(recorded(conv_net(), images(), replace(SCHEMES["cpu"], weight_levels=levels))[0])
+    for item in (found["w1"], found["w2"]):
+        assert item["range"] == [-levels * item["scale"], levels * item["scale"]]
+        assert item["range"][1] >= max(map(abs, item["seen"])) * (1 - 1e-6)
 
 
 def test_an_activation_has_the_sqnr_and_clipping_of_its_own_values():

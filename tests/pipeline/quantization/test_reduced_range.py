@@ -1,0 +1,129 @@
+"""int8 weights within -64..64: in graphs, in what a search rounds, in records; and their engines on any CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from builders.cpu_kinds import SATURATES, this_kind
+from builders.onnxruntime import OnnxRuntime
+from builders.types import Engine, QuantizationScheme
+from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.choice.search import choose
+from pipeline.quantization.graphs.placement import tensors_to_measure
+from pipeline.quantization.graphs.sites import prepared
+from pipeline.quantization.schemes.write import write
+from pipeline.values import Flavour
+from tests.builders import graphs
+from tests.pipeline.quantization.small_nets import (
+    CPU,
+    TENSORRT_FP32,
+    build,
+    conv_net,
+    images,
+    ranges_of,
+    run,
+    sqnr_db,
+)
+
+REDUCED = replace(CPU, weight_levels=64)
+
+
+def deep_net(seed: int = 0, depth: int = 64, spread: float = 1.0) -> ModelProto:
+    """A MatMul and a Gemm over `depth` positive values: with 8-bit weights, their pairs of products leave 16 bits."""
+    rng = np.random.default_rng(seed)
+    weights = {"w1": np.abs(rng.normal(size=(depth, depth))), "w2": np.abs(rng.normal(size=(depth, 8))) * spread}
+    text = "h = MatMul(x, w1) r = Relu(h) y = Gemm(r, w2, b)"
+    return build(f"float[batch,{depth}] x", "float[batch,8] y", text, weights | {"b": rng.normal(size=8)})
+
+
+def loud(depth: int = 64) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).uniform(0.8, 1, (32, depth)).astype(np.float32)}
+
+
+def measured(model: ModelProto, data: dict[str, np.ndarray]) -> Ranges:
+    return ranges_of(prepared(model), data, tensors_to_measure(prepared(model)))
+
+
+def largest(model: ModelProto) -> int:
+    """The largest magnitude of an int8 constant."""
+    stored = [numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == TensorProto.INT8]
+    return max(int(np.abs(values.astype(int)).max()) for values in stored)
+
+
+@given(st.integers(0, 1000), st.integers(2, 16), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from([64, 127]))
+def test_no_weight_goes_beyond_its_levels_and_one_reaches_them(seed, depth, spread, levels):
+    model, scheme = deep_net(seed, depth, spread), replace(CPU, weight_levels=levels)
+    ranges = measured(model, loud(depth))
+    for precision in ("int8", "int8-dynamic"):
+        assert largest(write(model, precision, scheme, ranges)[0]) == levels
+
+
+@pytest.mark.parametrize("scheme", [REDUCED, replace(REDUCED, quantize_bias=False)])
+def test_convolutions_keep_to_the_levels_too(scheme: QuantizationScheme):
+    graph, _ = write(conv_net(), "int8", scheme, measured(conv_net(), images()))
+    assert largest(graph) == 64
+
+
+def test_pairs_of_tensorrt_take_scales_over_64():
+    ranges = measured(conv_net(), images())
+    scales = [
+        {
+            item.name: numpy_helper.to_array(item)
+            for item in write(conv_net(), "int8", scheme, ranges)[0].graph.initializer
+        }
+        for scheme in (TENSORRT_FP32, replace(TENSORRT_FP32, weight_levels=64))
+    ]
+    assert np.allclose(scales[1]["w1_scale"] * 64, scales[0]["w1_scale"] * 127)
+
+
+def test_a_search_rounds_to_the_levels_that_are_written():
+    """Were its steps those of 127 levels, writing would round again."""
+    model, data = deep_net(), loud()
+    found = choose(model, measured(model, data), REDUCED, [(32, data)])
+    weights = {item.name: numpy_helper.to_array(item) for item in found.model.graph.initializer}
+    read = [weights[node.input[1]] for node in found.model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    for values in read:
+        levels = values / (np.abs(values).max(axis=0) / 64)
+        assert np.abs(levels - np.rint(levels)).max() < 1e-3
+    assert len(read) == 2 and largest(write(found.model, "int8", REDUCED, found.ranges)[0]) == 64
+
+
+def test_names_tell_the_graphs_apart():
+    assert Flavour("int8", REDUCED).name == "int8 (uint8 activations, 7-bit weights, fp32 elsewhere)"
+    assert Flavour("int8-dynamic", REDUCED).name == "int8-dynamic (7-bit weights, fp32 elsewhere)"
+    assert Flavour("int4", REDUCED).name == Flavour("int4", CPU).name
+
+
+def compiled(reduced: bool, precision: str, folder: Path) -> tuple[ModelProto, Engine]:
+    """The graph of `deep_net`, and its engine."""
+    backend, model = OnnxRuntime(reduced_range=reduced), deep_net()
+    graph, _ = write(model, precision, backend.scheme(), measured(model, loud()))
+    onnx.save(graph, folder / "graph.onnx")
+    return graph, backend.build(graphs.request("cpu", backend="onnxruntime"), folder / "graph.onnx", folder)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-dynamic"])
+def test_a_reduced_int8_engine_is_exact_on_any_cpu_without_the_option(tmp_path: Path, precision: str):
+    """Opened as a server without this project does; `test_cpu_kinds` runs this with the kernels of other CPUs, too."""
+    graph, engine = compiled(True, precision, tmp_path)
+    session = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
+    assert SATURATES not in engine.notes
+    assert sqnr_db(run(graph, loud(), optimized=False), session.run(None, loud())[0]) > 60
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-dynamic"])
+def test_a_whole_int8_engine_is_exact_where_this_project_opens_it(tmp_path: Path, precision: str):
+    graph, engine = compiled(False, precision, tmp_path)
+    expected = run(graph, loud(), optimized=False)
+    with OnnxRuntime().session(engine.path) as session:
+        assert sqnr_db(expected, session.run(loud())["y"]) > 60
+    plain = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
+    saturated = sqnr_db(expected, plain.run(None, loud())[0]) < 40
+    assert SATURATES in engine.notes and saturated == this_kind().saturates
