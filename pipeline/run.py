@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from builders import backends
-from builders.errors import UnavailableError, UnknownNameError
+from builders.errors import InputError, UnavailableError, UnknownNameError
 from builders.jobs import Executor
 from builders.local import LocalExecutor
 from builders.targets import parse_targets
@@ -205,7 +205,7 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
 
 def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
     known, wanted = spec.target_list(), set[Target]()
-    for name in _words(text):
+    for name in _words("targets", text):
         found = set(parse_targets(name)) & set(known)
         if not found:
             raise UnknownNameError(
@@ -221,7 +221,7 @@ def _precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
 
 
 def _subset(what: str, text: str | None, known: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
-    words = _words(text)
+    words = _words(what, text)
     for word in words:
         if word not in known:
             raise UnknownNameError(not_in_spec(what, word, known, possible))
@@ -235,5 +235,9 @@ def not_in_spec(what: str, word: str, known: Sequence[str], possible: Sequence[s
     return f"{what} {word}: there is none; take of the spec's: {', '.join(known)}"
 
 
-def _words(text: str | None) -> list[str]:
-    return [word for word in (text or "").replace(",", " ").split() if word]
+def _words(what: str, text: str | None) -> list[str]:
+    """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
+    words = (text or "").replace(",", " ").split()
+    if text is not None and not words:
+        raise InputError(f"{what} {text!r}: has no name; give one, or leave it out for all of the spec")
+    return words

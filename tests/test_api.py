@@ -88,6 +88,14 @@ def test_a_loaded_spec_is_refused_in_a_line(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 120
 
 
+@pytest.mark.parametrize("options", [{"targets": ""}, {"precisions": " ,"}, {"backends": ""}])
+def test_an_empty_name_does_not_mean_everything(tmp_path: Path, options: Any) -> None:
+    write_project(tmp_path / "project")
+    project = Project(tmp_path / "project")
+    with pytest.raises(InputError, match="has no name; give one, or leave it out for all of the spec"):
+        enginery.build(project.spec, registry=project.registry, **options)
+
+
 def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> None:
     number: Any = 7
     with pytest.raises(InputError, match="spec 7: give the path of its file"):

@@ -275,6 +275,11 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
         echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
     for digest in moved:
         echo(f"moved away: {digest}; build again to restore it")
+    if not result.sound:
+        say(
+            "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
+            "version, models/NAME/versions/VERSION, and run `enginery gc`"
+        )
     verdict = "sound" if result.sound else "DAMAGED"
     mib = result.size_bytes / (1 << 20)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {mib:.1f} MiB read")
