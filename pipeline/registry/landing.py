@@ -44,9 +44,8 @@ def reachable(doing: str) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check that it is there and healthy, then run again")
         if error.errno == errno.EISDIR:
-            remedy = (
-                f"a folder has the place of the file {error.filename2 or error.filename}: remove it, then run again"
-            )
+            place = error.filename2 or error.filename
+            remedy = f"{place} is a folder where a file belongs: choose another place, or move that folder away"
         reason = error.strerror or str(error)
         trouble.failed()
         raise UnavailableError(f"{doing}: {reason}; {remedy}") from error

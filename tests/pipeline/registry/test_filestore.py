@@ -215,7 +215,7 @@ def test_a_folder_in_the_place_of_a_blob_is_named(tmp_path: Path) -> None:
     blob = store.path(store.put_bytes(b"x"))
     blob.unlink()
     blob.mkdir()
-    with pytest.raises(UnavailableError, match=f"a folder has the place of the file {blob}: remove it"):
+    with pytest.raises(UnavailableError, match=f"{blob} is a folder where a file belongs: choose"):
         store.put_bytes(b"x")
 
 
