@@ -101,11 +101,16 @@ def _other_onnxruntime(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
 
 def _saturating(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
     """What a server must ask ONNX Runtime for, which this project's own sessions do."""
-    kind = kind_named(machine.cpu) if machine.cpu else None
-    if SATURATES not in entry.notes or kind is None or not kind.saturates:
+    if not needs_exact_session(entry, machine):
         return ()
     name, value = EXACT_SESSION
-    return (f"{kind.name} has no VNNI: open it with {name} = {value}, or its sums saturate",)
+    return (f"{machine.cpu} has no VNNI: open it with {name} = {value}, or its sums saturate",)
+
+
+def needs_exact_session(entry: EngineEntry, machine: Machine) -> bool:
+    """Whether the machine's CPU would saturate an engine's integer sums, unless it is opened to be exact."""
+    kind = kind_named(machine.cpu) if machine.cpu else None
+    return SATURATES in entry.notes and kind is not None and kind.saturates
 
 
 def _runtime(entry: EngineEntry) -> str | None:

@@ -22,7 +22,7 @@ from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry.attestations import JudgedEntry
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
-from pipeline.registry.needs import remarks, unmet
+from pipeline.registry.needs import needs_exact_session, remarks, unmet
 from pipeline.registry.speeds import Speed
 
 PORTABLE = "gpu"
@@ -31,6 +31,7 @@ FALLBACK = "onnx"
 
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
 GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
+# Without VNNI that holds for int8 of reduced range; where sums must be kept from saturating, int8 comes behind fp32.
 CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 
@@ -139,8 +140,9 @@ def answer(
     fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
     speeds = timed(fitting) if len(fitting) > 1 else {}
     candidates = tuple(
-        Candidate(entry, _fit(entry, machine)[1], remarks(entry, machine), speeds.get(entry.digest or ""))
+        Candidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine), *_busy(speed)), speed)
         for entry in _by_speed(fitting, machine, speeds)
+        for speed in (speeds.get(entry.digest or ""),)
     )
     return Answer(
         what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
@@ -199,14 +201,20 @@ def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[s
     for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
         alike = list(group)
         found = [speeds.get(entry.digest or "") for entry in alike]
-        if len({speed and speed.buckets for speed in found}) == 1 and all(found):
+        if len({speed and speed.buckets for speed in found}) == 1 and all(speed and not speed.busy for speed in found):
             alike.sort(key=lambda entry: speeds[str(entry.digest)].seconds)
         yield from alike
+
+
+def _busy(speed: Speed | None) -> tuple[str, ...]:
+    return ("timed on a busy machine, and so not ranked by speed",) if speed and speed.busy else ()
 
 
 def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
+    if needs_exact_session(entry, machine):  # which costs much of what int8 gains, and all of it on small models
+        order = preference.index("fp32") + 1
     foreign = entry.cpu != machine.cpu
     return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 
@@ -245,7 +253,8 @@ def _comparison(candidates: Sequence[Candidate]) -> str | None:
 
 def _ratio(candidate: Candidate, best: Candidate) -> float | None:
     one, other = candidate.speed, best.speed
-    return one.seconds / other.seconds if one and other and one.buckets == other.buckets else None
+    comparable = one and other and one.buckets == other.buckets and not (one.busy or other.busy)
+    return one.seconds / other.seconds if one and other and comparable else None
 
 
 def _nothing_fits(found: Answer) -> str:

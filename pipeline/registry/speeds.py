@@ -13,10 +13,14 @@ from pipeline.registry.store import Store
 
 @dataclass(frozen=True)
 class Speed:
-    """The median time of a run in seconds, added up over `buckets`, which are named as in the report."""
+    """The median time of a run in seconds, added up over `buckets`, which are named as in the report.
+
+    busy: whether the machine was busy with other work meanwhile: then it ranks nothing.
+    """
 
     seconds: float
     buckets: tuple[str, ...]
+    busy: bool = False
 
 
 def measured_speeds(
@@ -45,12 +49,10 @@ def _is_alike(told: Mapping[str, Any], machine: Machine) -> bool:
 
 
 def _speed(report: Mapping[str, Any]) -> Speed | None:
-    """None too for what was timed on a busy machine."""
-    if any((item.get("surroundings") or {}).get("busy") for item in report["buckets"]):
-        return None
     times = {str(item.get("name")): _median(item) for item in report["buckets"]}
     known = [value for value in times.values() if value]
-    return Speed(sum(known), tuple(sorted(times))) if known and len(known) == len(times) else None
+    busy = any((item.get("surroundings") or {}).get("busy") for item in report["buckets"])
+    return Speed(sum(known), tuple(sorted(times)), busy) if known and len(known) == len(times) else None
 
 
 def _median(bucket: Mapping[str, Any]) -> float | None:

@@ -217,3 +217,24 @@ def test_among_equals_the_fastest_as_timed_on_this_kind_of_machine() -> None:
         found = answer(engines, VNNI, Policy(), timed=incomparable)
         assert [item.entry.precision for item in found.candidates] == ["int8", "fp32", "fp16"]
         assert "timed" not in found.resolution().why
+
+
+def test_what_was_timed_on_a_busy_machine_is_not_ranked_by_speed_and_says_so() -> None:
+    engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "int8")]
+    speeds = {str(engines[0].digest): Speed(1.0, ("batch=1",)), str(engines[1].digest): Speed(9.0, ("batch=1",), True)}
+    found = answer(engines, VNNI, Policy(), timed=lambda _: speeds)
+    assert [item.entry.precision for item in found.candidates] == ["int8", "fp32"]
+    assert [bool(item.remarks) for item in found.candidates] == [True, False]
+    assert found.candidates[0].remarks == ("timed on a busy machine, and so not ranked by speed",)
+    assert "times as long" not in found.resolution().why
+
+
+def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed() -> None:
+    whole = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), notes=(SATURATES,))
+    reduced = on_cpus("int8", v4_vnni="proven", v3="proven")
+    fp32 = on_cpus("fp32", v4_vnni="proven", v3="proven")
+    assert answer([whole, fp32], VNNI, Policy()).candidates[0].entry == whole
+    assert [item.entry.precision for item in answer([whole, fp32], V3, Policy()).candidates] == ["fp32", "int8"]
+    assert [item.entry.precision for item in answer([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
+    speeds = {str(whole.digest): Speed(1.0, ("batch=1",)), str(fp32.digest): Speed(2.0, ("batch=1",))}
+    assert answer([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"
