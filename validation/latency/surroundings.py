@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Above these the machine counts as busy: of all cores' time, used by others; stolen by a hypervisor; and switches away
-# from the measuring process per second of wall-clock time. Threads of two engines in one process switch each other away
-# (270 times a second, two onnxruntime sessions on two idle cores), so where others use hardly anything that is no sign.
-BUSY_OTHERS, BUSY_STEAL, BUSY_SWITCHES = 0.10, 0.01, 50.0
-_HARDLY = 0.02
+# Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Fewer than
+# three ticks of the kernel's clock, of 10 ms each, are rounding: within the tenth of a second that a bucket takes, one
+# tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away, once
+# or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
+BUSY_OTHERS, BUSY_STEAL = 0.10, 0.01
+_ROUNDING_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,16 @@ class Surroundings:
     def reasons(self) -> list[str]:
         """Why the machine counts as busy; nothing for a quiet one."""
         found = []
-        if self.others is not None and self.others > BUSY_OTHERS:
-            found.append(f"other processes used {100 * self.others:.0f} % of the {self.cores} cores")
-        if self.steal is not None and self.steal > BUSY_STEAL:
-            found.append(f"the hypervisor took {100 * self.steal:.1f} % of the time")
-        if self.switches > BUSY_SWITCHES and (self.others is None or self.others > _HARDLY):
-            found.append(f"{self.switches:.0f} involuntary context switches a second")
+        if self._is_over(self.others, BUSY_OTHERS):
+            found.append(f"other processes used {100 * (self.others or 0):.0f} % of the {self.cores} cores")
+        if self._is_over(self.steal, BUSY_STEAL):
+            found.append(f"the hypervisor took {100 * (self.steal or 0):.1f} % of the time")
         if self.throttled:
             found.append(f"its CPU quota was used up in {self.throttled} periods")
         return found
+
+    def _is_over(self, share: float | None, limit: float) -> bool:
+        return share is not None and share > limit and share * self.seconds * self.cores >= _ROUNDING_S
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object, with `busy`: the reasons."""

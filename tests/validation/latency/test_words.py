@@ -92,9 +92,13 @@ def test_surroundings_say_why_a_machine_counts_as_busy():
     assert now.cores >= 1 and now.seconds > 0
     assert Surroundings(1.0, 0.1, 0.05, 0.0, 10.0, 0, 2).reasons == []
     assert Surroundings(1.0, None, None, None, 0.0, None, 2).reasons == []
-    assert Surroundings(1.0, 0.1, 0.01, 0.0, 270.0, 0, 2).reasons == []  # its own threads switch each other away
-    assert Surroundings(1.0, 0.1, 0.05, 0.0, 270.0, 0, 2).reasons == ["270 involuntary context switches a second"]
-    assert len(Surroundings(1.0, 9.0, 0.4, 0.05, 100.0, 2, 2).reasons) == 4
+    assert Surroundings(1.0, 0.1, 0.05, 0.0, 54_000.0, 0, 2).reasons == []  # its own threads switch each other away
+    assert Surroundings(0.1, 0.1, 0.10001, 0.05, 0.0, 0, 2).reasons == []  # one and two ticks of the clock
+    assert Surroundings(0.1, 0.1, 0.15, 0.15, 0.0, 0, 2).reasons == [
+        "other processes used 15 % of the 2 cores",
+        "the hypervisor took 15.0 % of the time",
+    ]
+    assert len(Surroundings(1.0, 9.0, 0.4, 0.05, 100.0, 2, 2).reasons) == 3
 
 
 def test_the_slowest_nodes_come_first_with_what_bounds_them():
