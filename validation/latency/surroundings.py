@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Fewer than
-# three ticks of the kernel's clock, of 10 ms each, are rounding: within the tenth of a second that a bucket takes, one
-# tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away, once
-# or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
+# Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
+# than three ticks of the kernel's clock, of 10 ms each, is rounding: in the tenth of a second that a bucket takes, one
+# tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away,
+# once or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
 BUSY_OTHERS, BUSY_STEAL = 0.10, 0.01
 _ROUNDING_S = 0.03
 
