@@ -41,7 +41,8 @@ def test_build_then_pull(tmp_path: Path) -> None:
     outcome = enginery.build(project.spec, registry=project.registry, targets=["cpu"])
     assert outcome.version == "1"
     assert not outcome.failed
-    pulled = enginery.pull("tiny", registry=project.registry, dest=tmp_path / "engines", target="cpu")
+    where = {"registry": project.registry, "dest": tmp_path / "engines"}
+    pulled = enginery.pull("tiny", target="cpu", precision="int8", **where)
     assert pulled.path.is_file()
     assert pulled.engine.precision == "int8"
     assert pulled.warning is None
