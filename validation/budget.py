@@ -18,12 +18,15 @@ JOINTS: tuple[Joint, ...] = ("export", "quantization", "engine", "task")
 class Budget:
     """Limits; None is not checked, though its value is still reported.
 
-    max_abs, max_rel: at most (max_rel is relative to the output's peak).  sqnr_db, cosine, argmax_agreement: at least.
+    max_abs, max_rel: at most (max_rel is relative to the output's peak).  sqnr_db, centered_sqnr_db (against the
+    output's variation over the samples), slice_sqnr_db (of the worst slice), cosine, argmax_agreement: at least.
     """
 
     max_abs: float | None = None
     max_rel: float | None = None
     sqnr_db: float | None = None
+    centered_sqnr_db: float | None = None
+    slice_sqnr_db: float | None = None
     cosine: float | None = None
     argmax_agreement: float | None = None
 

@@ -25,7 +25,7 @@ import math
 import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ import numpy as np
 from validation.npz import Array
 from validation.pairs import pairs_of
 from validation.rows import Rows, measure_rows
+from validation.slices import Slices
 from validation.ulp import Ulps, measure_ulps
 
 # Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
@@ -53,6 +54,7 @@ class Drift:
     """Sums and maxima over compared elements; `merge` of two parts is the drift of the whole.
 
     count: elements compared.  peak: max |e|.  abs_sum, error_sq, expected_sq, actual_sq, dot: sums.
+    centered_sq: sum of (e - m)^2, m the mean of that feature over the samples.  slices: where samples are known.
     nonfinite: elements that are NaN or an infinity where none is expected.
     worst_index: where max_abs, or the first non-finite element, is.
     mismatches: unequal elements of an integer output; None for floating point.  rows, ulps: where they were asked for.
@@ -66,11 +68,13 @@ class Drift:
     expected_sq: float = 0.0
     actual_sq: float = 0.0
     dot: float = 0.0
+    centered_sq: float = 0.0
     nonfinite: int = 0
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
     rows: Rows | None = None
     ulps: Ulps | None = None
+    slices: Slices | None = field(default=None, compare=False)
 
     @property
     def mean_abs(self) -> float:
@@ -93,6 +97,18 @@ class Drift:
         if self.error_sq == 0:
             return math.inf
         return 10 * math.log10(self.expected_sq / self.error_sq) if self.expected_sq else -math.inf
+
+    @property
+    def centered_sqnr_db(self) -> float:
+        """The same against the variation over the samples: -10 log10(1 - R2); -inf where nothing varies."""
+        if self.error_sq == 0:
+            return math.inf
+        return 10 * math.log10(self.centered_sq / self.error_sq) if self.centered_sq else -math.inf
+
+    @property
+    def slice_sqnr_db(self) -> float:
+        """SQNR of the worst slice; +inf without slices."""
+        return self.slices.worst_db if self.slices else math.inf
 
     @property
     def psnr_db(self) -> float:

@@ -43,6 +43,8 @@ class LimitValues(Part):
     max_abs: float | None = Field(None, ge=0)
     max_rel: float | None = Field(None, ge=0)
     sqnr_db: float | None = None
+    centered_sqnr_db: float | None = None
+    slice_sqnr_db: float | None = None
     cosine: float | None = Field(None, ge=-1, le=1)
     argmax_agreement: float | None = Field(None, ge=0, le=1)
 
