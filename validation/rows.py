@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from validation.npz import Array
+from validation.pairs import blocks_of
 
 # Elements of the rows that are looked at together.
 CHUNK = 1 << 16
@@ -94,33 +95,22 @@ class Rows:
 def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bool = True) -> Rows:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
-    divergences: without them only decisions are compared, which costs a fraction; kl and js are then NaN.
+    divergences: without them only decisions are compared, which costs a fraction; top_k, kl and js are then NaN.
     """
     if expected.ndim == 0 or expected.size == 0:
         return Rows(k=k)
     length, shape = expected.shape[-1], expected.shape[:-1]
     total, start = Rows(k=min(k, length)), 0
-    for block in _blocks(shape, max(1, CHUNK // length)):
+    for block in blocks_of(shape, max(1, CHUNK // length)):
         e, a = (array[block].reshape(-1, length) for array in (expected, actual))
         total = total.merge(_measure(e, a, start, shape, total.k, divergences))
         start += len(e)
     return total
 
 
-def _blocks(shape: tuple[int, ...], rows: int) -> list[tuple[int | slice, ...]]:
-    """Indices that cut an array of rows into pieces of about so many, without a copy of the whole."""
-    if not shape:
-        return [()]
-    inner = math.prod(shape[1:])
-    if inner <= rows:
-        step = max(1, rows // max(inner, 1))
-        return [(slice(start, start + step),) for start in range(0, shape[0], step)]
-    return [(index, *rest) for index in range(shape[0]) for rest in _blocks(shape[1:], rows)]
-
-
 def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int, divergences: bool) -> Rows:
     if not divergences:
-        return Rows(len(expected), _agreeing(expected, actual), _shared(expected, actual, k), k=k)
+        return Rows(len(expected), _agreeing(expected, actual), math.nan, k=k)
     e, a = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
     kl, js = _divergences(e[finite], a[finite])

@@ -1,17 +1,35 @@
-"""How far the slices of an output moved: sums per index of every axis but the batch's."""
+"""How far each slice of an output moved, and how much the output varies over the samples: mergeable sums.
+
+A slice is one index of one axis: a channel, a class, a column of a table. The batch has no slices: its entries are
+samples. A feature is one place in a sample; m below is its mean over the samples. Sums are taken after the first
+sample is subtracted, and parts are joined by what their means are apart (Chan, Golub and LeVeque, "Algorithms for
+Computing the Sample Variance", 1983), so that an offset costs no digits.
+
+Where two parts have other sizes on an axis (sequences of other lengths), features cannot be told apart there: the means
+are taken over that axis too. Of one sample alone nothing is known about variation over samples; `within` then says how
+much it varies within itself.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
 
 from validation.npz import Array
+from validation.pairs import Block, blocks_of
+
+# Elements that are looked at together.
+CHUNK = 1 << 15
+# Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
+FOLD = 512
 
 
 @dataclass(frozen=True, eq=False)
 class AxisSums:
     """Sums over the slices of one axis, an entry for each of its indices, float64.
 
-    expected_sq: of e^2.  centered_sq: of (e - m)^2, m the mean of the feature.  error_sq: of (a - e)^2.
-    count: elements.
+    expected_sq: of e^2.  centered_sq: of (e - m)^2.  error_sq: of (a - e)^2.  count: elements.
     """
 
     expected_sq: Array
@@ -19,14 +37,201 @@ class AxisSums:
     error_sq: Array
     count: Array
 
+    def merge(self, other: "AxisSums") -> "AxisSums":
+        """Both; indices that only one has are kept."""
+        size = max(len(self.count), len(other.count))
+        names = [item.name for item in fields(self)]
+        return AxisSums(*(_padded(getattr(self, name), size) + _padded(getattr(other, name), size) for name in names))
+
+    def scaled(self, factor: float) -> "AxisSums":
+        """With other units of energy."""
+        return AxisSums(self.expected_sq * factor, self.centered_sq * factor, self.error_sq * factor, self.count)
+
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The sums of each axis of the output but the batch's, by the axis' number in the output."""
+    """axes: sums by the axis' number in the output.  centered_sq: over the whole output.  samples: how many.
 
-    axes: dict[int, AxisSums]
+    mean: m of each feature, of the output's rank, with 1 for each axis that was averaged over (the batch, and axes
+    whose sizes differed); None after `without_means`.  weight: elements behind each entry of `mean`.
+    """
 
-    @property
-    def worst_db(self) -> float:
-        """SQNR of the worst slice in decibels; +inf without any error."""
-        return math.inf
+    axes: Mapping[int, AxisSums]
+    centered_sq: float
+    samples: int
+    mean: Array | None
+    weight: float
+
+    def merge(self, other: "Slices") -> "Slices | None":
+        """Both parts together; None where their ranks differ."""
+        if self.mean is None or other.mean is None or self.mean.ndim != other.mean.ndim:
+            return None
+        pairs = zip(self.mean.shape, other.mean.shape, strict=True)
+        differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
+        left, right = self.pooled(differing), other.pooled(differing)
+        return left._joined(right)
+
+    def _joined(self, other: "Slices") -> "Slices":
+        one, two = self.mean, other.mean
+        if one is None or two is None:
+            raise ValueError("slices without means do not merge")
+        weight = self.weight + other.weight
+        mean, extra = np.empty(one.shape), Marginals(one.shape, 1)
+        for block in blocks_of(one.shape, CHUNK):
+            apart = two[block] - one[block]
+            mean[block] = one[block] + apart * (other.weight / weight if weight else 0.0)
+            extra.add(block, np.square(apart)[None] * (self.weight * other.weight / weight if weight else 0.0))
+        axes = {}
+        for axis in self.axes.keys() & other.axes.keys():
+            both = self.axes[axis].merge(other.axes[axis])
+            axes[axis] = replace(both, centered_sq=both.centered_sq + extra.over(axis, len(both.count))[0])
+        total = self.centered_sq + other.centered_sq + float(extra.total[0])
+        return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight)
+
+    def pooled(self, over: Sequence[int]) -> "Slices":
+        """With means that are taken over some axes too."""
+        if not over or self.mean is None:
+            return self
+        mean = self.mean.mean(axis=tuple(over), keepdims=True)
+        extra = Marginals(self.mean.shape, 1)
+        extra.add((slice(None),), np.square(self.mean - mean)[None] * self.weight)
+        axes = {
+            axis: replace(sums, centered_sq=sums.centered_sq + extra.over(axis, len(sums.count))[0])
+            for axis, sums in self.axes.items()
+        }
+        weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
+        return Slices(axes, self.centered_sq + float(extra.total[0]), self.samples, mean, weight)
+
+    def within(self) -> "Slices":
+        """With one mean for each index of the last axis, or one for all where that has a single feature each."""
+        if self.mean is None:
+            return self
+        rest = tuple(range(self.mean.ndim - 1))
+        alone = math.prod(self.mean.shape[axis] for axis in rest) <= 1
+        return self.pooled(tuple(range(self.mean.ndim)) if alone else rest)
+
+    def without_means(self) -> "Slices":
+        """To keep: a few numbers for each index, however many features there are."""
+        return replace(self, mean=None)
+
+    def scaled(self, factor: float) -> "Slices":
+        """With other units: elements times `factor`, a power of two."""
+        axes = {axis: sums.scaled(factor * factor) for axis, sums in self.axes.items()}
+        mean = None if self.mean is None else self.mean * factor
+        return replace(self, axes=axes, centered_sq=self.centered_sq * factor * factor, mean=mean)
+
+
+class FeatureSums:
+    """Running sums over the rows of a block, for each of its features: of d, d^2 and (a - e)^2 with d = e - shift.
+
+    shift: the first sample, flat.  rows: samples in all.
+    """
+
+    def __init__(self, shift: Array, rows: int) -> None:
+        self._width, self._rows = shift.size, rows
+        fold = max(1, min(FOLD // max(shift.size, 1), rows))
+        self._shift = np.tile(shift, fold) if fold > 1 else shift
+        self._sums = np.zeros((3, len(self._shift)))
+
+    def add(self, wide: Array, error: Array) -> None:
+        """Take whole rows, flat and in float64; `wide` is overwritten."""
+        whole = len(wide) // len(self._shift) * len(self._shift)
+        for part in (slice(0, whole), slice(whole, len(wide))):
+            if part.start < part.stop:
+                self._add(wide[part], error[part])
+
+    def _add(self, wide: Array, error: Array) -> None:
+        length = min(len(wide), len(self._shift))
+        d, off, total = wide.reshape(-1, length), error.reshape(-1, length), self._sums[:, :length]
+        total[2] += np.einsum("ij,ij->j", off, off)
+        if self._rows > 1:
+            np.subtract(d, self._shift[:length], out=d)
+            total[0] += np.add.reduce(d, axis=0)
+            total[1] += np.einsum("ij,ij->j", d, d)
+
+    def merge(self, other: "FeatureSums") -> None:
+        """Take what was added to another with the same shift."""
+        self._sums = self._folded() + other._folded()
+        self._shift = self._shift[: self._width]
+
+    def _folded(self) -> Array:
+        found = self._sums
+        if found.shape[1] > self._width:
+            found = found.reshape(3, -1, self._width).sum(axis=1)
+        return np.asarray(found)
+
+    def finish(self) -> tuple[Array, Array]:
+        """Per feature the mean, and the sums of e^2, of (e - m)^2 and of (a - e)^2 as an array of (3, features)."""
+        shift, sums = self._shift[: self._width], self._folded()
+        if self._rows == 1:
+            np.square(shift, out=sums[0])
+            return shift, sums
+        total, square = sums[:2]
+        mean = total / self._rows
+        centered_sq = square - total * mean
+        np.maximum(centered_sq, 0.0, out=centered_sq)
+        mean += shift
+        # sum e^2 = sum (e - m)^2 + n m^2
+        np.multiply(mean, mean, out=total)
+        total *= self._rows
+        total += centered_sq
+        square[...] = centered_sq
+        return mean, sums
+
+
+class SliceSums:
+    """The slices of an output that comes in blocks. samples: its entries along axis 0, else the whole is one sample."""
+
+    def __init__(self, shape: Sequence[int], samples: int) -> None:
+        self.batched = bool(shape) and samples == shape[0]
+        self.shape = tuple(shape[1:] if self.batched else shape)
+        self.samples = samples if self.batched else 1
+        self._mean = np.zeros(self.shape)
+        self._energies = Marginals(self.shape, 3)
+
+    def add(self, block: Block, sums: FeatureSums) -> None:
+        """Take a block of features with all its rows."""
+        mean, energies = sums.finish()
+        shape = np.shape(self._mean[block])
+        self._mean[block] = mean.reshape(shape)
+        self._energies.add(block, energies.reshape(3, *shape))
+
+    def slices(self) -> Slices:
+        """What was added."""
+        axes = {}
+        for axis, size in enumerate(self.shape):
+            others = self.samples * self._mean.size // max(size, 1)
+            axes[axis + self.batched] = AxisSums(*self._energies.over(axis, size), np.full(size, float(others)))
+        mean = self._mean[None] if self.batched else self._mean
+        return Slices(axes, float(self._energies.total[1]), self.samples, mean, float(self.samples))
+
+
+class Marginals:
+    """Sums over the slices of every axis of some arrays of this shape that come in blocks."""
+
+    def __init__(self, shape: Sequence[int], arrays: int) -> None:
+        self._shape = tuple(shape)
+        self._sums = [np.zeros((arrays, size)) for size in shape]
+        self.total = np.zeros(arrays)
+
+    def add(self, block: Block, values: Array) -> None:
+        """values: of (arrays, ...), what belongs to a block, as indexing with it gives."""
+        arrays, fixed = len(self.total), len(block) - 1
+        for axis in range(len(self._shape) - 1, max(fixed, 0), -1):
+            self._sums[axis] += values.reshape(arrays, -1, self._shape[axis]).sum(axis=1)
+            values = values.sum(axis=-1)
+        total = values.reshape(arrays, -1).sum(axis=1)
+        self.total += total
+        if block:
+            self._sums[fixed][:, block[fixed]] += values
+        for axis in range(fixed):
+            self._sums[axis][:, block[axis]] += total
+
+    def over(self, axis: int, size: int) -> Array:
+        """The sums of an axis; where it has one index for what were `size`, an equal share each."""
+        sums = self._sums[axis]
+        return sums if sums.shape[1] == size else np.repeat(sums.sum(axis=1, keepdims=True) / max(size, 1), size, 1)
+
+
+def _padded(values: Array, size: int) -> Array:
+    return np.pad(values, (0, size - len(values)))
