@@ -84,7 +84,7 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
     notes: dict[tuple[str, str], str] = {}
     for key, floor in _floors(noise) if rounded in ROUNDING_DB else ():
         measured[key], notes[key] = _above_floor(default, rounded, floor)
-    for key, drift in (honest.drifts if honest else {}).items():
+    for key, drift in _variations(honest.drifts if honest else {}):
         if rounded == "fp32":
             measured[key] = _with_slices(measured.get(key, default), drift)
         else:
@@ -121,6 +121,14 @@ def _with_slices(budget: Budget, drift: Drift) -> Budget:
         return replace(budget, slice_sqnr_db=budget.sqnr_db)
     centered = _least(min(drift.centered_sqnr_db, MOST_DB - MARGIN_DB["fp32"]) - HONEST_DB)
     return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=centered)
+
+
+def _variations(drifts: Mapping[tuple[str, str], Drift]) -> Iterator[tuple[tuple[str, str], Drift]]:
+    """The drifts; where a case holds one sample, and nothing varies, the variation over the golden set counts."""
+    for (output, kind), drift in drifts.items():
+        golden = drifts.get((output, "golden"), drift)
+        ratio = golden.centered_sq / golden.error_sq if golden.error_sq else 0.0
+        yield (output, kind), drift if drift.centered_sq else replace(drift, centered_sq=ratio * drift.error_sq)
 
 
 def _least(sqnr_db: float) -> float:

@@ -1,9 +1,13 @@
 """What `honest_rounding` finds."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from validation.drift import Drift
+from validation.slices import AxisSums, Slices
 
 
 @dataclass(frozen=True)
@@ -15,3 +19,29 @@ class Honest:
 
     drifts: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
     reason: str = ""
+
+
+def greatest(drifts: Sequence[Drift]) -> Drift:
+    """A drift that has the worst of some in each metric, of slices the most energy per element."""
+    worst = min(drifts, key=lambda drift: drift.sqnr_db)
+    centered = min((item.centered_sqnr_db for item in drifts if item.centered_sq), default=math.inf)
+    return replace(
+        worst,
+        max_abs=worst.peak * max(item.max_rel for item in drifts),
+        centered_sq=worst.error_sq * 10 ** (centered / 10) if math.isfinite(centered) else 0.0,
+        slices=_greatest_slices([item.slices for item in drifts if item.slices]),
+    )
+
+
+def _greatest_slices(found: Sequence[Slices]) -> Slices | None:
+    if not found:
+        return None
+    axes = {}
+    for axis in sorted({axis for slices in found for axis in slices.axes}):
+        sums = [slices.axes[axis] for slices in found if axis in slices.axes]
+        energies = np.zeros((len(sums), max(len(item.count) for item in sums)))
+        for row, item in zip(energies, sums, strict=True):
+            np.divide(item.error_sq, item.count, out=row[: len(item.count)], where=item.count > 0)
+        ones = np.ones(energies.shape[1])
+        axes[axis] = AxisSums(ones, ones, energies.max(axis=0), ones)
+    return Slices(axes, 0.0, 0, None, 0.0)

@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from builders.types import Precision
 
 SKIP, FLIPS = "rounding/skip", "rounding/flips"
-# Relative, of each result in fp32: a rounding unit times 32, for other kernels and orders of summation (the margin of
-# fp32 in `validation.budget`, for the same reason).
-UNIT = 32 * 2.0**-24
+# Relative, of each result in fp32: so many rounding units, for other kernels and orders of summation. 32 is the margin
+# of fp32 in `validation.budget`, for the same reason; integer kernels add exactly.
+UNIT = 2.0**-24
+MANY_UNITS, FEW_UNITS = 32, 8
 # Of a step: what requantization in fp32 may decide otherwise, for values of up to 255 steps.
-STEP = 255 * UNIT / 2
+STEP = 255 * FEW_UNITS * UNIT / 2
 # Masks hold the lowest number of fp32; a little more of it would be an infinity.
 _LARGE = 1e30
 _OPSET = 11
 _FLOAT, _HALVES = 1, {"fp16": 10, "bf16": 16}
 # Casts of constants keep within the type, as masks do in the graphs that are cast.
 _GREATEST = {10: 65504.0, 16: 3.3895314e38}
+_QUANTIZE = ("QuantizeLinear", "DynamicQuantizeLinear")
 _FP8, _INT4 = (17, 18, 19, 20), (21, 22)
 
 
@@ -49,6 +51,7 @@ def with_rounding(
     if next((item.version for item in copy.opset_import if item.domain in ("", "ai.onnx")), 0) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}")
     rounding = _Rounding(types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
+    rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in _nodes_of(copy.graph)) else MANY_UNITS
     for name, kind in ((SKIP, TensorProto.BOOL), (FLIPS, TensorProto.FLOAT)):
         copy.graph.input.append(helper.make_tensor_value_info(name, kind, []))
     rounding.rewrite(copy.graph)
@@ -67,7 +70,7 @@ class _Rounding:
 
     def __init__(self, types: Mapping[str, int], half: int, activation_blocks: bool) -> None:
         self._types, self._half, self._activation_blocks = types, half, activation_blocks
-        self._nodes = Nodes()
+        self._nodes, self.units = Nodes(), MANY_UNITS
 
     def rewrite(self, graph: "GraphProto") -> None:
         """Put the nodes in, in place. Raises ValueError as `with_rounding` does."""
@@ -85,7 +88,7 @@ class _Rounding:
         narrow = makers.get(node.input[0]) if node.op_type == "Cast" else None
         if narrow is not None and _casts_to(node, _FLOAT) and _casts_to(narrow, *_HALVES.values()):
             self._skippable(node, narrow.input[0])
-        elif node.op_type == "DynamicQuantizeLinear":
+        elif node.op_type == _QUANTIZE[1]:
             self._dynamic(node)
         else:
             self._read(node, makers)
@@ -97,7 +100,7 @@ class _Rounding:
 
     def _read(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         """Perturb what a node reads."""
-        if node.op_type == "QuantizeLinear" and self._nodes.constant(node.input[0]) is None:
+        if node.op_type == _QUANTIZE[0] and self._nodes.constant(node.input[0]) is None:
             node.input[0] = self._moved(node.input[0], self._step(node))
         if node.op_type in ("Conv", "Gemm"):
             self._bias(node, makers)
@@ -111,7 +114,7 @@ class _Rounding:
     def _rounded(self, node: "NodeProto", index: int) -> None:
         add, name = self._nodes.add, node.output[index]
         node.output[index] = exact = f"{name}/unrounded"
-        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._nodes.drawn(exact, UNIT)))
+        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._nodes.drawn(exact, self.units * UNIT)))
         if self._half:
             self._narrowed(moved)
         self._nodes.rename(name)

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from builders.errors import EngineryError
-from builders.types import Precision, Session, Tensors
+from builders.types import Precision, Session
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case, GoldenSet, case_kinds
-from validation.rounding.figures import Honest
+from validation.rounding.figures import Honest, greatest
 from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
+from validation.tally import samples_of
 
 # Golden cases and edges, of a small model: its rounding is a matter of few elements, and it takes no time.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 20, 1 << 14
@@ -33,7 +34,7 @@ Opener = Callable[[Path], AbstractContextManager[Session]]
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Way:
     """One way to round: the two inputs of the perturbed graph, and the share of its error's energy that counts."""
 
     skip: bool
@@ -73,52 +74,37 @@ def honest_rounding(
 def _measured(
     chosen: tuple[list[Case], list[Case]], golden: GoldenSet, pair: tuple[Session, Session], ways: tuple[bool, bool]
 ) -> Iterator[tuple[tuple[str, str], Drift]]:
-    found: dict[tuple[str, str], list[Drift]] = {}
     parts = case_kinds(golden).count("golden")
     groups = [("golden", chosen[0], parts), *(("edge", [case], 1) for case in chosen[1])]
+    found: dict[tuple[str, str], list[Drift]] = {}
     for kind, cases, among in groups:
-        for output, drift in _worst(cases, *pair, list(_runs(*ways, among))).items():
-            found.setdefault((output, kind), []).append(drift)
-    for key, drifts in found.items():
-        yield key, min(drifts, key=lambda drift: drift.sqnr_db)
+        for way in _runs(*ways, among):
+            for output, drift in _run(cases, *pair, way).items():
+                found.setdefault((output, kind), []).append(drift)
+    yield from ((key, greatest(drifts)) for key, drifts in found.items())
 
 
-def _runs(halves: bool, grids: bool, parts: int) -> Iterator[_Run]:
+def _runs(halves: bool, grids: bool, parts: int) -> Iterator[_Way]:
     """parts: among how many such cases the few elements that fall elsewhere are to be found."""
     few = FEW / parts
-    yield _Run(False, few)
+    yield _Way(False, few)
     if halves:
-        yield _Run(True, few)
+        yield _Way(True, few)
     if grids:
-        yield _Run(halves, MANY, few / MANY)
+        yield _Way(halves, MANY, few / MANY)
 
 
-def _worst(cases: Sequence[Case], reference: Session, rounding: Session, runs: Sequence[_Run]) -> dict[str, Drift]:
-    """Of each output, the drift of the run that moves it most; slices of the last, in which most elements move."""
-    found: dict[str, list[Drift]] = {}
-    totals: list[dict[str, Drift]] = [{} for _ in runs]
+def _run(cases: Sequence[Case], reference: Session, rounding: Session, way: _Way) -> dict[str, Drift]:
+    """Of each output in floating point, the drift over some cases; slices keep the energy of all that moved."""
+    total: dict[str, Drift] = {}
     for case in cases:
         expected = run(reference, case.inputs)
-        for way, total in zip(runs, totals, strict=True):
-            actual = run(rounding, {**case.inputs, SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)})
-            for name, drift in _drifts(expected, actual):
-                total[name] = total.get(name, Drift()).merge(drift)
-    for way, total in zip(runs, totals, strict=True):
-        for name, drift in total.items():
-            if drift.count:
-                found.setdefault(name, []).append(replace(drift, error_sq=drift.error_sq * way.share))
-    return {
-        name: replace(
-            max(items, key=lambda item: item.error_sq), slices=items[-1].slices, max_abs=max(i.max_abs for i in items)
-        )
-        for name, items in found.items()
-    }
-
-
-def _drifts(expected: Tensors, actual: Tensors) -> Iterator[tuple[str, Drift]]:
-    for name, array in expected.items():
-        if not is_exact(array) and array.shape == actual[name].shape:
-            yield name, measure(array, actual[name])
+        actual = run(rounding, {**case.inputs, SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)})
+        for name, array in expected.items():
+            if not is_exact(array) and array.shape == actual[name].shape:
+                drift = measure(array, actual[name], samples=samples_of(case.inputs.values(), array))
+                total[name] = total[name].merge(drift) if name in total else drift
+    return {name: replace(drift, error_sq=drift.error_sq * way.share) for name, drift in total.items() if drift.count}
 
 
 def _chosen(golden: GoldenSet, graph: Path) -> tuple[list[Case], list[Case]]:
