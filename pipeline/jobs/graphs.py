@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.types import CALIBRATED, Precision, QuantizationScheme
+from builders.types import CALIBRATED, QUANTIZED, Precision, QuantizationScheme
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.jobs.limits import graph_limits
 from pipeline.jobs.ranges import chosen_ranges
@@ -126,6 +126,7 @@ def check_graph(
     """
     from builders.onnxruntime import OrtSession
     from validation.compare import drift_checks
+    from validation.decisions import decision_checks
     from validation.overlap import overlap_check
     from validation.tally import Spreads
 
@@ -141,4 +142,5 @@ def check_graph(
     ):
         budget, _ = graph_limits(original, expected, precision, frozen, limits, metric, workdir)
         checks = drift_checks("quantization", expected, actual, frozen, budget, spreads)
-        return proof_of([*overlap, *checks], actual, frozen, metric, "graph", spreads.at("quantization"))
+        decided = decision_checks(checks, frozen, metric, limits) if precision in QUANTIZED else []
+        return proof_of([*overlap, *checks, *decided], actual, frozen, metric, "graph", spreads.at("quantization"))
