@@ -1,24 +1,23 @@
-"""Runs two sessions over a golden set, case by case, and turns their drift into checks.
+"""Runs two sessions over a golden set, case by case, and turns their drift into checks."""
 
-Golden cases are merged per output. Edge cases are not: an error at one size must not vanish in the average, so each
-metric reports the edge where it is worst, and the others that break the limit are named beside it.
-"""
-
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from builders.errors import DataError, EngineryError, InputError
 from builders.types import Session, Tensors
-from validation.budget import Budget, Budgets, at_most, within
-from validation.drift import DECISIONS, Drift, is_exact, measure
+from validation.budget import Budget, Budgets
+from validation.comparison import Comparison, Honest, check_of
+from validation.drift import DECISIONS, is_exact, measure
 from validation.golden import Case, GoldenSet
+from validation.measured import Measured
 from validation.npz import Array
 from validation.report import Check
-from validation.tally import Spreads, samples_of
+from validation.tally import Spreads
+
+_REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 
 
 def drift_checks(
@@ -28,12 +27,15 @@ def drift_checks(
     golden: GoldenSet,
     budget: Budget | Budgets,
     spreads: Spreads | None = None,
+    honest: Honest | None = None,
 ) -> tuple[Check, ...]:
     """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks.
 
-    spreads: takes how the errors spread, for a report to show.
+    spreads: takes how the errors spread, for a report to show.  honest: by output and kind of case, the drift that an
+    honest kernel of this precision adds to this graph.
     """
-    return _checks(joint, lambda case: run(reference, case.inputs), candidate, golden, budget, spreads)
+    run_reference = lambda case: run(reference, case.inputs)  # noqa: E731 - as short as it is
+    return _checks(joint, run_reference, candidate, golden, budget, spreads, honest, reference)
 
 
 def expected_checks(
@@ -63,39 +65,33 @@ def task_check(session: Session, golden: GoldenSet, metric: Mapping[str, Any]) -
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Run a session on golden inputs, narrowed where it takes fp16: golden data is what the original model takes."""
+    """Run a session on golden inputs, narrowed where it takes fp16: golden data is what the original model takes.
+
+    Raises EngineryError, whatever the session raises, and for an answer that is no arrays by name.
+    """
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     narrowed = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
-    return session.run({**inputs, **narrowed})
+    try:
+        answer: Any = session.run({**inputs, **narrowed})
+    except EngineryError:
+        raise
+    except Exception as error:  # whatever a runtime raises
+        raise EngineryError(f"the session raised {type(error).__name__}: {error}") from error
+    if not isinstance(answer, Mapping) or not all(
+        isinstance(item, np.ndarray | np.generic) for item in answer.values()
+    ):
+        kinds = {type(item).__name__ for item in answer.values()} if isinstance(answer, Mapping) else ""
+        what = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
+        raise EngineryError(f"the session answered {what}; it should give an array for each output, by name")
+    return {str(name): np.asanyarray(item) for name, item in answer.items()}
 
 
 def case_checks(
     joint: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
     """The checks of one output of one case. Raises ValueError when shapes or kinds differ."""
-    values = _values(measure(expected, actual, also=DECISIONS), budget)
-    return tuple(
-        Check(joint, name, output, case, value, limit, _passes(name, value, limit)) for name, limit, value in values
-    )
-
-
-@dataclass
-class _Drifts:
-    """What was found per output: golden cases in one, edges by case name; and failures that ended a comparison."""
-
-    spreads: Spreads | None
-    golden: dict[str, Drift] = field(default_factory=dict)
-    edges: dict[str, dict[str, Drift]] = field(default_factory=dict)
-    failures: list[Check] = field(default_factory=list)
-
-    def add(self, case: Case, output: str, drift: Drift, pair: tuple[Array, Array]) -> None:
-        if self.spreads is not None:
-            samples = samples_of(case.inputs.values(), pair[0])
-            self.spreads.add(output, case.name, case.kind == "golden", pair, samples)
-        if case.kind == "golden":
-            self.golden[output] = self.golden.get(output, Drift()).merge(drift)
-        else:
-            self.edges.setdefault(output, {})[case.name] = drift
+    found = Measured(measure(expected, actual, also=DECISIONS), budget)
+    return tuple(check_of(joint, output, case, value) for value in found.values())
 
 
 def _checks(
@@ -105,74 +101,39 @@ def _checks(
     golden: GoldenSet,
     budget: Budget | Budgets,
     spreads: Spreads | None,
+    honest: Honest | None = None,
+    reference: Session | None = None,
 ) -> tuple[Check, ...]:
-    drifts = _Drifts(spreads)
+    """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
     limits = budget if isinstance(budget, Budgets) else Budgets(budget)
-    for case in golden.cases:
+    declared = {spec.name: spec.dtype for spec in candidate.outputs}
+    found = Comparison(joint, limits, spreads, honest or {}, declared)
+    for index, case in enumerate(golden.cases):
         expected = expected_of(case)
+        again = run(reference, case.inputs) if index == 0 and reference else None
         try:
             actual = run(candidate, case.inputs)
+            twice = run(candidate, case.inputs) if index == 0 and not reference else None
         except EngineryError as error:
-            drifts.failures.append(Check(joint, "runs", "", case.name, None, None, False, str(error)))
+            found.fail("runs", "", case.name, str(error))
             continue
-        for output, value in expected.items():
-            _compare(joint, case, output, value, actual.get(output), drifts)
-    merged = [check for output, drift in drifts.golden.items() for check in _golden(joint, output, drift, limits)]
-    edges = [check for output, cases in drifts.edges.items() for check in _edges(joint, output, cases, limits)]
-    return (*drifts.failures, *merged, *edges)
+        found.add(case, expected, actual)
+        for first, second in ((expected, again), (actual, twice)):
+            if second is not None:
+                found.failures += _repeated(joint, case, first, second, limits)
+    return found.checks()
 
 
-def _compare(joint: str, case: Case, output: str, expected: Array, actual: Array | None, drifts: _Drifts) -> None:
-    if actual is None:
-        drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, "this output is missing"))
-        return
-    try:
-        drifts.add(case, output, measure(expected, actual, also=DECISIONS), (expected, actual))
-    except ValueError as error:
-        drifts.failures.append(Check(joint, "outputs", output, case.name, None, None, False, str(error)))
-
-
-def _golden(joint: str, output: str, drift: Drift, limits: Budgets) -> Iterator[Check]:
-    for name, limit, value in _values(drift, limits.of(output, "golden")):
-        note = _where(drift) if name in ("nonfinite", "max_abs") else ""
-        note = limits.notes.get((output, "golden"), "") if name == "sqnr_db" else note
-        yield Check(joint, name, output, "golden", value, limit, _passes(name, value, limit), note)
-
-
-def _edges(joint: str, output: str, cases: Mapping[str, Drift], limits: Budgets) -> Iterator[Check]:
-    columns = {case: _values(drift, limits.of(output, "edge")) for case, drift in cases.items()}
-    for values in zip(*columns.values(), strict=True):
-        name, limit, _ = values[0]
-        found = {case: value for case, (_, _, value) in zip(columns, values, strict=True)}
-        worst = min(found, key=lambda case: _goodness(name, found[case]))
-        broken = [case for case, value in found.items() if not _passes(name, value, limit)]
-        others = ", ".join(case for case in broken if case != worst)
-        note = f"also {others}" if others else f"worst of {len(found)} edges"
-        yield Check(joint, name, output, worst, found[worst], limit, not broken, note)
-
-
-def _values(drift: Drift, budget: Budget) -> list[tuple[str, float | None, float]]:
-    """(metric, limit, value) in order. Non-finite elements always have the limit 0."""
-    finite: tuple[str, float | None, float] = ("nonfinite", 0.0, float(drift.nonfinite))
-    if drift.mismatches is not None:
-        limit = 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
-        return [finite, ("agreement", limit, drift.argmax_agreement)]
-    return [finite, *((name, limit, getattr(drift, name)) for name, limit in budget.items())]
-
-
-def _passes(name: str, value: float, limit: float | None) -> bool:
-    return limit is None or within(name, value, limit)
-
-
-def _goodness(name: str, value: float) -> float:
-    """Greater is better; NaN is worst."""
-    if math.isnan(value):
-        return -math.inf
-    return -value if at_most(name) else value
-
-
-def _where(drift: Drift) -> str:
-    return "" if drift.worst_index is None else f"at index {list(drift.worst_index)}"
+def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: Budgets) -> Iterator[Check]:
+    """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
+    for output, value in first.items():
+        try:
+            checks = case_checks(joint, case.name, output, value, again[output], limits.of(output, case.kind))
+        except (KeyError, ValueError) as error:
+            yield Check(joint, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
+            continue
+        broken = [check for check in checks if not check.passed and check.name != "nonfinite"]
+        yield from (replace(check, name="repeats", note=f"{check.name}: {_REPEATS}") for check in broken[:1])
 
 
 def _accuracy(runs: Iterable[Tensors], output: str, labels: Array | None) -> float:

@@ -52,7 +52,7 @@ class Drift:
 
     count: elements compared.  peak: max |e|.  abs_sum, error_sq, expected_sq, actual_sq, dot: sums.
     centered_sq: sum of (e - m)^2, m the mean of that feature over the samples.  slices: where samples are known.
-    nonfinite: elements that are NaN or an infinity where none is expected.
+    nonfinite: elements that are NaN or an infinity where none is expected.  infinite: equal infinities, left out.
     worst_index: where max_abs, or the first non-finite element, is.
     mismatches: unequal elements of an integer output; None for floating point.  rows, ulps: where they were asked for.
     exponent: sums are in units of 2^exponent, those of squares and products in its square.
@@ -68,6 +68,7 @@ class Drift:
     dot: float = 0.0
     centered_sq: float = 0.0
     nonfinite: int = 0
+    infinite: int = 0
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
     rows: Rows | None = None
@@ -159,6 +160,7 @@ class Drift:
             actual_sq=self.actual_sq + other.actual_sq,
             dot=self.dot + other.dot,
             nonfinite=self.nonfinite + other.nonfinite,
+            infinite=self.infinite + other.infinite,
             worst_index=worst.worst_index,
             mismatches=_sum(self.mismatches, other.mismatches),
             rows=self.rows.merge(other.rows) if self.rows and other.rows else self.rows or other.rows,

@@ -29,7 +29,8 @@ MOST_THREADS = 4
 _SQUARABLE = 450
 
 Part = dict[str, Any]
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def exponent_of(*arrays: Array) -> int:
@@ -143,7 +144,7 @@ class Tally:
     def __init__(self, exponent: int, features: FeatureSums | None = None) -> None:
         self._exponent, self._features = exponent, features
         self._buffers = np.empty((2, 0))
-        self.taken = self.count = self.nonfinite = 0
+        self.taken = self.count = self.nonfinite = self.infinite = 0
         self.max_abs, self.peak, self.worst = -1.0, 0.0, None  # type: float, float, int | None
         self.mismatches: int | None = None
         self.sums = [0.0] * 5
@@ -197,17 +198,19 @@ class Tally:
         wrong = np.flatnonzero(~finite & (e != a))
         if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
             self.sums = [math.inf] * 5  # finite, but their squares are not
-        self.count -= len(e) - int(finite.sum())
+        masked = len(e) - int(finite.sum())
+        self.count -= masked
         if len(wrong) and not self.nonfinite:
             self.worst = self.taken + int(wrong[0])
         self.nonfinite += len(wrong)
+        self.infinite += masked - len(wrong)
 
     def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
         """What was taken. place: the index of an element in the output, from how many were taken before it."""
         names = ("abs_sum", "error_sq", "expected_sq", "actual_sq", "dot")
         with np.errstate(over="ignore"):
             max_abs = float(np.ldexp(max(self.max_abs, 0.0), self._exponent))
-        counts = {name: getattr(self, name) for name in ("count", "nonfinite", "peak", "mismatches")}
+        counts = {name: getattr(self, name) for name in ("count", "nonfinite", "infinite", "peak", "mismatches")}
         at = None if self.worst is None else place(self.worst)
         sums = dict(zip(names, self.sums, strict=True))
         return {**counts, **sums, "max_abs": max_abs, "exponent": self._exponent, "worst_index": at}

@@ -62,6 +62,11 @@ class Slices:
     mean: Array | None
     weight: float
 
+    @property
+    def freedom(self) -> float:
+        """Elements less those that their means take up: 0 for one sample."""
+        return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
+
     def merge(self, other: "Slices") -> "Slices | None":
         """Both parts together; None where their ranks differ."""
         if self.mean is None or other.mean is None or self.mean.ndim != other.mean.ndim:
@@ -93,14 +98,18 @@ class Slices:
         if not over or self.mean is None:
             return self
         mean = self.mean.mean(axis=tuple(over), keepdims=True)
-        extra = Marginals(self.mean.shape, 1)
-        extra.add((slice(None),), np.square(self.mean - mean)[None] * self.weight)
+        weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
+        return replace(self._varied(np.square(self.mean - mean) * self.weight), mean=mean, weight=weight)
+
+    def _varied(self, energy: Array) -> "Slices":
+        """With more variation: energy for each feature."""
+        extra = Marginals(energy.shape, 1)
+        extra.add((slice(None),) if energy.ndim else (), energy[None])
         axes = {
             axis: replace(sums, centered_sq=sums.centered_sq + extra.over(axis, len(sums.count))[0])
             for axis, sums in self.axes.items()
         }
-        weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
-        return Slices(axes, self.centered_sq + float(extra.total[0]), self.samples, mean, weight)
+        return replace(self, axes=axes, centered_sq=self.centered_sq + float(extra.total[0]))
 
     def within(self) -> "Slices":
         """With one mean for each index of the last axis, or one for all where that has a single feature each."""
@@ -109,6 +118,17 @@ class Slices:
         rest = tuple(range(self.mean.ndim - 1))
         alone = math.prod(self.mean.shape[axis] for axis in rest) <= 1
         return self.pooled(tuple(range(self.mean.ndim)) if alone else rest)
+
+    def about(self, usual: "Slices") -> "Slices":
+        """Centred on the means of another part: on those of the golden set, for a case of few samples."""
+        if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
+            return self.within()
+        pairs = zip(self.mean.shape, usual.mean.shape, strict=True)
+        differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
+        here, there = self.pooled(differing), usual.pooled(differing)
+        if here.mean is None or there.mean is None:
+            return here
+        return here._varied(np.square(here.mean - there.mean) * here.weight)
 
     def without_means(self) -> "Slices":
         """To keep: a few numbers for each index, however many features there are."""
@@ -201,7 +221,9 @@ class SliceSums:
         axes = {}
         for axis, size in enumerate(self.shape):
             others = self.samples * self._mean.size // max(size, 1)
-            axes[axis + self.batched] = AxisSums(*self._energies.over(axis, size), np.full(size, float(others)))
+            expected_sq, centered_sq, error_sq = self._energies.over(axis, size)
+            count = np.full(size, float(others))
+            axes[axis + self.batched] = AxisSums(expected_sq, centered_sq, error_sq, count)
         mean = self._mean[None] if self.batched else self._mean
         return Slices(axes, float(self._energies.total[1]), self.samples, mean, float(self.samples))
 

@@ -1,6 +1,7 @@
 """Slices and variation: the sums against plain numpy in exact or wide arithmetic, however the cases are cut."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_the_sums_are_those_of_the_definitions(shape, seed, offset):
 def test_merging_cases_gives_the_whole(shape, seed, cuts):
     expected, actual = noisy((6, *shape), seed, 5.0)
     at = [0, *sorted(cuts), 6]
-    parts = [slice(one, two) for one, two in zip(at, at[1:], strict=False) if one < two]
+    parts = [slice(one, two) for one, two in pairwise(at) if one < two]
     merged = measure(expected[parts[0]], actual[parts[0]], samples=parts[0].stop - parts[0].start)
     for part in parts[1:]:
         merged = merged.merge(measure(expected[part], actual[part], samples=part.stop - part.start))

@@ -1,0 +1,142 @@
+"""Turns the drift of an output into values beside their limits.
+
+A ratio to an output's energy says nothing where that is an offset: logits of 288 and a signal of 0.4 keep 57 dB when
+the answer is 288 for ever. So there is a limit on the ratio to its variation over the golden samples too. It does not
+count where the expected output itself does not vary (masks, anchors), that is by no more than its rounding: `STILL` of
+its type's unit in amplitude; at the engine joint, where the graph rounds to the engine's precision, what an honest
+kernel adds or, where that is not known, `_BELOW_DB` less than the limit of SQNR.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from validation.budget import Budget
+from validation.drift import Drift
+from validation.npz import Array
+from validation.slice_limits import FEWEST, worst_slice
+from validation.slices import Slices
+
+STILL = 8.0
+_BELOW_DB = 20.0
+
+
+@dataclass(frozen=True)
+class Value:
+    """One metric. value: None where there is nothing to measure.  limit: None where it is only measured."""
+
+    name: str
+    limit: float | None
+    value: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The drift of an output over some cases. still: share of the energy below which a variation is none.
+
+    usual: of an edge, the drift of the golden cases.  honest: the drift that an honest kernel adds.
+    """
+
+    drift: Drift
+    budget: Budget
+    still: float = 0.0
+    usual: Drift | None = None
+    honest: Drift | None = None
+
+    @property
+    def varies(self) -> bool:
+        """Whether the expected output varies over the samples by more than its rounding."""
+        drift = self.drift
+        energy = drift.centered_sq + self._usual_sq
+        rounding = 2 * _mean(self.honest.error_sq, self.honest) * drift.count if self.honest else 0.0
+        return energy > max(self.still * drift.expected_sq, rounding)
+
+    @property
+    def _usual_sq(self) -> float:
+        """The variation that as many elements of the golden cases have."""
+        return _mean(self.usual.centered_sq, self.usual) * self.drift.count if self.usual else 0.0
+
+    def values(self) -> Iterator[Value]:
+        """Every metric in order. Non-finite elements always have the limit 0."""
+        drift, budget = self.drift, self.budget
+        left_out = f"{drift.infinite} equal infinities are left out" if drift.infinite else ""
+        yield Value("nonfinite", 0.0, float(drift.nonfinite), _where(drift) if drift.nonfinite else left_out)
+        if drift.mismatches is not None:
+            limit = 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
+            yield Value("agreement", limit, drift.argmax_agreement)
+            return
+        for name, least in budget.items():
+            if name == "centered_sqnr_db":
+                yield from self._centered(least)
+            elif name == "slice_sqnr_db":
+                yield from self._slice(least)
+            else:
+                yield Value(name, least, getattr(drift, name), _where(drift) if name == "max_abs" else "")
+
+    def _centered(self, limit: float | None) -> Iterator[Value]:
+        drift = self.drift
+        if drift.slices is None or not drift.count:
+            return
+        if not self.varies:
+            yield Value("centered_sqnr_db", None, None, "the expected output does not vary over the samples")
+            return
+        signal = max(drift.centered_sq, self._usual_sq)
+        value = math.inf if not drift.error_sq else 10 * math.log10(signal / drift.error_sq)
+        few = drift.slices.freedom < FEWEST and self.usual is None
+        note = "of one sample: within the output" if drift.slices.samples == 1 and self.usual is None else ""
+        yield Value("centered_sqnr_db", None if few else limit, value, "too few samples to judge" if few else note)
+
+    def _slice(self, limit: float | None) -> Iterator[Value]:
+        parts = [part.slices if part else None for part in (self.drift, self.usual, self.honest)]
+        worst = worst_slice(parts[0], limit, *parts[1:]) if parts[0] and parts[0].axes else None
+        if worst is not None:
+            yield Value("slice_sqnr_db", limit, worst.sqnr_db, str(worst))
+
+
+def still_share(joint: str, expected: np.dtype[Any], budget: Budget, honest: bool) -> float:
+    """The share of an output's energy below which its variation counts as rounding. honest: whether that is known."""
+    unit = float(np.finfo(expected).eps) if expected.kind == "f" else 0.0
+    share = (STILL * max(unit, float(np.finfo(np.float32).eps))) ** 2
+    if joint != "engine" or honest or budget.sqnr_db is None:
+        return share
+    return max(share, 10 ** (-(budget.sqnr_db + _BELOW_DB) / 10))
+
+
+def of_golden(drift: Drift) -> Drift:
+    """To judge the golden cases by: of one sample, with its variation within itself."""
+    if drift.slices is None or drift.slices.samples != 1:
+        return drift
+    return with_slices(drift, drift.slices.within())
+
+
+def of_edge(drift: Drift, usual: Drift | None) -> Drift:
+    """To judge an edge by: its variation about the means of the golden set."""
+    if drift.slices is None:
+        return drift
+    found = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()
+    return with_slices(drift, found.without_means())
+
+
+def with_slices(drift: Drift, slices: Slices) -> Drift:
+    """A drift with its slices replaced."""
+    return replace(drift, slices=slices, centered_sq=slices.centered_sq)
+
+
+def _mean(energy: float, drift: Drift) -> float:
+    return energy / drift.count if drift.count else 0.0
+
+
+def _where(drift: Drift) -> str:
+    return "" if drift.worst_index is None else f"at index {list(drift.worst_index)}"
+
+
+def as_declared(expected: Array, actual: Array, declared: str | None) -> bool:
+    """Whether an answer has the type of what is expected, or another float that its session declares."""
+    if actual.dtype == expected.dtype:
+        return True
+    floats = actual.dtype.kind == expected.dtype.kind == "f"
+    return floats and bool(actual.dtype.name == declared)
