@@ -38,6 +38,15 @@ class Budget:
             _check_limit(name, value)
         return replace(self, **{name: None if value is None else float(value) for name, value in limits.items()})
 
+    def with_sqnr(self, sqnr_db: float | None) -> "Budget":
+        """With another SQNR, and slices and variation as far below it as before, if not more."""
+        limits = {"sqnr_db": sqnr_db}
+        for name in ("centered_sqnr_db", "slice_sqnr_db"):
+            before = getattr(self, name)
+            below = sqnr_db is not None and before is not None and self.sqnr_db is not None
+            limits[name] = min(before, before + sqnr_db - self.sqnr_db) if below else None
+        return self.override(limits)
+
     def items(self) -> list[tuple[str, float | None]]:
         """(metric, limit) pairs in order."""
         return list(asdict(self).items())
@@ -65,10 +74,15 @@ class Budgets:
         return max(budgets, key=lambda budget: -math.inf if budget.sqnr_db is None else budget.sqnr_db)
 
     def override(self, limits: Mapping[str, float | None]) -> "Budgets":
-        """Some limits replaced everywhere, by what a spec says. Raises InputError as `Budget.override` does."""
-        measured = {key: budget.override(limits) for key, budget in self.measured.items()}
-        notes = {} if "sqnr_db" in limits else self.notes
-        return Budgets(self.default.override(limits), measured, notes)
+        """What a spec says, everywhere, in the place of what is documented or measured.
+
+        Whoever gives `sqnr_db` speaks of all the energy of an error: nothing that was measured then holds, and its
+        share in slices and in the variation follows. Raises InputError as `Budget.override` does.
+        """
+        if "sqnr_db" not in limits:
+            measured = {key: budget.override(limits) for key, budget in self.measured.items()}
+            return Budgets(self.default.override(limits), measured, self.notes)
+        return Budgets(self.default.with_sqnr(limits["sqnr_db"]).override(limits))
 
 
 def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Honest | None = None) -> Budgets:
@@ -84,7 +98,7 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
     notes: dict[tuple[str, str], str] = {}
     for key, floor in _floors(noise) if rounded in ROUNDING_DB else ():
         measured[key], notes[key] = _above_floor(default, rounded, floor)
-    for key, drift in _variations(honest.drifts if honest else {}):
+    for key, drift in (honest.drifts if honest else {}).items():
         if rounded == "fp32":
             measured[key] = _with_slices(measured.get(key, default), drift)
         else:
@@ -121,14 +135,6 @@ def _with_slices(budget: Budget, drift: Drift) -> Budget:
         return replace(budget, slice_sqnr_db=budget.sqnr_db)
     centered = _least(min(drift.centered_sqnr_db, MOST_DB - MARGIN_DB["fp32"]) - HONEST_DB)
     return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=centered)
-
-
-def _variations(drifts: Mapping[tuple[str, str], Drift]) -> Iterator[tuple[tuple[str, str], Drift]]:
-    """The drifts; where a case holds one sample, and nothing varies, the variation over the golden set counts."""
-    for (output, kind), drift in drifts.items():
-        golden = drifts.get((output, "golden"), drift)
-        ratio = golden.centered_sq / golden.error_sq if golden.error_sq else 0.0
-        yield (output, kind), drift if drift.centered_sq else replace(drift, centered_sq=ratio * drift.error_sq)
 
 
 def _least(sqnr_db: float) -> float:

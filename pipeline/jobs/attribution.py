@@ -98,8 +98,8 @@ def attribute_engine(
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, opened.request.model, workdir / "graph.onnx"), precision)
     with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
-        budget, _ = engine_limits(graph, expected, opened.request, frozen, limits, workdir)
-        checks = drift_checks("engine", expected, actual, frozen, budget)
+        budget, honest = engine_limits(graph, expected, opened.request, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, budget, honest=honest.drifts)
         before = _checks(proof_of(checks, actual, frozen, metric, "engine"))
     tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
     pair = _graph(graph, workdir / "expected"), tapped

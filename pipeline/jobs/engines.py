@@ -107,8 +107,8 @@ def check_engine(
         OrtSession(graph, optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        budget, _ = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        checks = drift_checks("engine", expected, actual, frozen, budget, spreads)
+        budget, honest = engine_limits(graph, expected, wanted, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, budget, spreads, honest.drifts)
         if contract:
             checks += _contract_checks(contract, expected, actual, frozen, budget)
         return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))

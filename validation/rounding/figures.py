@@ -1,6 +1,5 @@
 """What `honest_rounding` finds."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,14 +20,19 @@ class Honest:
     reason: str = ""
 
 
-def greatest(drifts: Sequence[Drift]) -> Drift:
-    """A drift that has the worst of some in each metric, of slices the most energy per element."""
+def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
+    """A drift that has the worst of some in each metric, of slices the most energy per element.
+
+    usual: of the golden set, by whose variation over the samples all are measured: an edge may hold one sample.
+    """
     worst = min(drifts, key=lambda drift: drift.sqnr_db)
-    centered = min((item.centered_sqnr_db for item in drifts if item.centered_sq), default=math.inf)
+    drifts = [item.scaled(worst.exponent) for item in drifts]
+    most = max(item.error_sq / item.count for item in drifts) * worst.count
+    variation = usual.scaled(worst.exponent).centered_sq / usual.count * worst.count
     return replace(
         worst,
         max_abs=worst.peak * max(item.max_rel for item in drifts),
-        centered_sq=worst.error_sq * 10 ** (centered / 10) if math.isfinite(centered) else 0.0,
+        centered_sq=variation * worst.error_sq / most if most else 0.0,
         slices=_greatest_slices([item.slices for item in drifts if item.slices]),
     )
 

@@ -81,7 +81,8 @@ def _measured(
         for way in _runs(*ways, among):
             for output, drift in _run(cases, *pair, way).items():
                 found.setdefault((output, kind), []).append(drift)
-    yield from ((key, greatest(drifts)) for key, drifts in found.items())
+    for (output, kind), drifts in found.items():
+        yield (output, kind), greatest(drifts, found.get((output, "golden"), drifts)[0])
 
 
 def _runs(halves: bool, grids: bool, parts: int) -> Iterator[_Way]:
