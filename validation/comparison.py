@@ -107,8 +107,7 @@ class Comparison:
         budget, honest = self.limits.of(name, kind), self.honest.get((name, kind))
         common = max(part.exponent for part in (drift, usual, honest) if part)
         beside = [part and part.scaled(common) for part in (usual, honest)]
-        still = still_share(self.joint, output.dtype, budget, honest is not None)
-        return Measured(drift.scaled(common), budget, still, *beside)
+        return Measured(drift.scaled(common), budget, still_share(output.dtype), *beside)
 
     def _golden(self, name: str, output: Compared) -> Iterator[Check]:
         if output.golden is None:

@@ -2,9 +2,8 @@
 
 A ratio to an output's energy says nothing where that is an offset: logits of 288 and a signal of 0.4 keep 57 dB when
 the answer is 288 for ever. So there is a limit on the ratio to its variation over the golden samples too. It does not
-count where the expected output itself does not vary (masks, anchors), that is by no more than its rounding: `STILL` of
-its type's unit in amplitude; at the engine joint, where the graph rounds to the engine's precision, what an honest
-kernel adds or, where that is not known, `_BELOW_DB` less than the limit of SQNR.
+count where the expected output itself does not vary (masks, anchors): by no more than `STILL` of its type's unit in
+amplitude, or by no more than what an honest kernel's rounding explains half of.
 """
 
 import math
@@ -21,7 +20,6 @@ from validation.slice_limits import FEWEST, worst_slice
 from validation.slices import Slices
 
 STILL = 8.0
-_BELOW_DB = 20.0
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,14 @@ class Measured:
     def varies(self) -> bool:
         """Whether the expected output varies over the samples by more than its rounding."""
         drift = self.drift
-        energy = drift.centered_sq + self._usual_sq
         rounding = 2 * _mean(self.honest.error_sq, self.honest) * drift.count if self.honest else 0.0
-        return energy > max(self.still * drift.expected_sq, rounding)
+        return self._variation > max(self.still * drift.expected_sq, rounding)
 
     @property
-    def _usual_sq(self) -> float:
-        """The variation that as many elements of the golden cases have."""
-        return _mean(self.usual.centered_sq, self.usual) * self.drift.count if self.usual else 0.0
+    def _variation(self) -> float:
+        """Energy of the variation, and no less than as many elements of the golden cases have."""
+        usual = _mean(self.usual.centered_sq, self.usual) * self.drift.count if self.usual else 0.0
+        return max(self.drift.centered_sq, usual)
 
     def values(self) -> Iterator[Value]:
         """Every metric in order. Non-finite elements always have the limit 0."""
@@ -84,26 +82,24 @@ class Measured:
         if not self.varies:
             yield Value("centered_sqnr_db", None, None, "the expected output does not vary over the samples")
             return
-        signal = max(drift.centered_sq, self._usual_sq)
-        value = math.inf if not drift.error_sq else 10 * math.log10(signal / drift.error_sq)
+        value = math.inf if not drift.error_sq else 10 * math.log10(self._variation / drift.error_sq)
         few = drift.slices.freedom < FEWEST and self.usual is None
         note = "of one sample: within the output" if drift.slices.samples == 1 and self.usual is None else ""
         yield Value("centered_sqnr_db", None if few else limit, value, "too few samples to judge" if few else note)
 
     def _slice(self, limit: float | None) -> Iterator[Value]:
-        parts = [part.slices if part else None for part in (self.drift, self.usual, self.honest)]
-        worst = worst_slice(parts[0], limit, *parts[1:]) if parts[0] and parts[0].axes else None
+        if self.drift.slices is None:
+            return
+        usual, honest = (part.slices if part else None for part in (self.usual, self.honest))
+        worst = worst_slice(self.drift.slices, limit, usual, honest, self.still)
         if worst is not None:
             yield Value("slice_sqnr_db", limit, worst.sqnr_db, str(worst))
 
 
-def still_share(joint: str, expected: np.dtype[Any], budget: Budget, honest: bool) -> float:
-    """The share of an output's energy below which its variation counts as rounding. honest: whether that is known."""
+def still_share(expected: np.dtype[Any]) -> float:
+    """The share of an output's energy below which its variation counts as the rounding of its own type."""
     unit = float(np.finfo(expected).eps) if expected.kind == "f" else 0.0
-    share = (STILL * max(unit, float(np.finfo(np.float32).eps))) ** 2
-    if joint != "engine" or honest or budget.sqnr_db is None:
-        return share
-    return max(share, 10 ** (-(budget.sqnr_db + _BELOW_DB) / 10))
+    return (STILL * max(unit, float(np.finfo(np.float32).eps))) ** 2
 
 
 def of_golden(drift: Drift) -> Drift:

@@ -1,0 +1,191 @@
+"""What a session may answer: arrays of the declared types, by the names of the outputs, and the same twice."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save
+
+from builders.errors import EngineryError
+from builders.onnxruntime import OrtSession
+from builders.types import TensorSpec
+from validation.budget import Budget
+from validation.compare import drift_checks, expected_checks, run, task_check
+from validation.golden import Case, GoldenSet, freeze
+from validation.report import judge
+
+SPECS = [TensorSpec("x", "float32", ("batch", 3))]
+LIMITS = Budget(sqnr_db=80)
+
+
+class Fake:
+    inputs = SPECS
+
+    def __init__(self, function, dtype="float32"):
+        self.function, self.outputs = function, (TensorSpec("y", dtype, ("batch", 3)),)
+
+    def run(self, inputs):
+        return self.function(inputs)
+
+
+def original(inputs):
+    return {"y": inputs["x"] * 2}
+
+
+def golden(function=original, count=6) -> GoldenSet:
+    x = np.random.default_rng(3).standard_normal((count, 3)).astype(np.float32)
+    return freeze([{"x": x[:4]}, {"x": x[4:]}], SPECS, [], function, np.zeros(count))
+
+
+def broken(checks):
+    return [(check.name, check.note) for check in checks if not check.passed]
+
+
+def raises(inputs):
+    raise ValueError("a bad stride")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (raises, "the session raised ValueError: a bad stride"),
+        (lambda i: None, "answered a NoneType"),
+        (lambda i: [i["x"]], "answered a list"),
+        (lambda i: {"y": [1.0, 2.0]}, "answered a dict of list"),
+        (lambda i: {"y": None}, "answered a dict of NoneType"),
+        (lambda i: i["x"].no_such, "AttributeError"),
+    ],
+    ids=["raises", "none", "list", "lists", "nones", "attribute"],
+)
+def test_whatever_a_session_does_is_a_failed_check(answer, said):
+    for checks in (
+        drift_checks("engine", Fake(original), Fake(answer), golden(), LIMITS),
+        expected_checks("engine", Fake(answer), golden(), LIMITS),
+        (task_check(Fake(answer), golden(), {"name": "accuracy", "output": "y"}),),
+    ):
+        assert checks and not any(check.passed for check in checks)
+        assert said in checks[0].note
+    with pytest.raises(EngineryError, match=said.split(":")[0]):
+        run(Fake(answer), {"x": np.ones((1, 3), np.float32)})
+
+
+def test_a_reference_that_answers_nothing_raises():
+    with pytest.raises(EngineryError, match="answered a NoneType"):
+        drift_checks("engine", Fake(lambda i: None), Fake(original), golden(), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "declared", "passes"),
+    [
+        ("float32", "float32", True),
+        ("complex64", "float32", False),
+        ("complex64", "complex64", False),
+        ("float16", "float32", False),
+        ("float16", "float16", True),
+        ("float64", "float32", False),
+        ("int64", "int64", False),
+    ],
+)
+def test_the_type_of_an_answer_is_the_expected_or_another_float_that_is_declared(dtype, declared, passes):
+    def ones(inputs):
+        return {"y": np.ones((len(inputs["x"]), 3), np.float32)}
+
+    answer = Fake(lambda i: {"y": ones(i)["y"].astype(dtype)}, declared)
+    checks = expected_checks("engine", answer, golden(ones), LIMITS)
+    assert (not broken(checks)) is passes
+    if not passes:
+        assert broken(checks)[0] == ("outputs", f"expected float32, got {dtype}")
+
+
+def test_integers_have_their_own_width():
+    def classes(dtype):
+        return lambda i: {"y": np.argmax(i["x"], axis=1).astype(dtype)}
+
+    checks = expected_checks("engine", Fake(classes(np.int32)), golden(classes(np.int64)), LIMITS)
+    assert broken(checks)[0] == ("outputs", "expected int64, got int32")
+
+
+def test_an_output_that_the_model_has_not_fails():
+    more = Fake(lambda i: {**original(i), "debug": i["x"]})
+    checks = expected_checks("engine", more, golden(), LIMITS)
+    assert broken(checks) == [("outputs", "the model has no such output")] * 2
+
+
+def test_empty_outputs_alone_prove_nothing():
+    def none_found(inputs):
+        return {"boxes": np.zeros((0, 6), np.float32)}
+
+    def some(inputs):
+        return {**none_found(inputs), **original(inputs)}
+
+    checks = expected_checks("engine", Fake(none_found), golden(none_found), LIMITS)
+    assert broken(checks) == [
+        ("measured", "nothing was measured: every output is empty; give golden data with answers")
+    ]
+    assert judge(checks)[0] == "failed"
+    checks = expected_checks("engine", Fake(some), golden(some), LIMITS)
+    assert not broken(checks)
+    assert {check.note for check in checks if check.output == "boxes"} == {"nothing was measured: it is empty"}
+    missing = Fake(lambda i: {"boxes": np.zeros((0, 6), np.float32), "y": original(i)["y"][:0]})
+    assert "expected shape (4, 3), got (0, 3)" in broken(expected_checks("engine", missing, golden(some), LIMITS))[0][1]
+
+
+def test_infinities_alone_prove_nothing():
+    def biased(inputs):
+        return {"y": inputs["x"] + np.float32(np.inf), "z": inputs["x"]}
+
+    checks = expected_checks("engine", Fake(biased), golden(biased), LIMITS)
+    assert broken(checks) == [("measured", "nothing was measured: every expected value is infinite")]
+
+    def masked(inputs):
+        return {"y": np.where(np.arange(3) == 1, -np.inf, inputs["x"]).astype(np.float32)}
+
+    checks = expected_checks("engine", Fake(masked), golden(masked), LIMITS)
+    assert not broken(checks) and checks[0].note == "6 equal infinities are left out"
+
+
+def random_model(path):
+    """y = x and noise without a seed."""
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["noise"]),
+        helper.make_node("Add", ["x", "noise"], ["y"]),
+    ]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in ("x", "y")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", value[:1], value[1:]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    save(model, path)
+
+
+def test_a_model_that_draws_its_answer_is_not_proven(tmp_path):
+    random_model(tmp_path / "m.onnx")
+    with OrtSession(tmp_path / "m.onnx", optimized=False) as source:
+        frozen = golden(source.run)
+    with OrtSession(tmp_path / "m.onnx") as one, OrtSession(tmp_path / "m.onnx") as other:
+        for checks in (
+            drift_checks("engine", one, other, frozen, LIMITS),
+            expected_checks("export", other, frozen, LIMITS),
+        ):
+            repeats = next(check for check in checks if check.name == "repeats")
+            assert not repeats.passed and repeats.value < 20 and "answers the same inputs otherwise" in repeats.note
+        lifted = drift_checks("engine", one, other, frozen, Budget())
+        assert not broken(lifted)
+
+
+def test_a_reference_that_repeats_itself_within_the_limits_passes():
+    counter = iter(range(100))
+    loose = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-7 * next(counter))})
+    assert not broken(drift_checks("engine", loose, Fake(original), golden(), LIMITS))
+    shaking = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-2 * next(counter))})
+    assert "repeats" in dict(broken(drift_checks("engine", shaking, Fake(original), golden(), LIMITS)))
+
+
+def test_float64_beyond_its_squares_is_measured():
+    def huge(scale):
+        return lambda i: {"y": i["x"].astype(np.float64) * scale}
+
+    for scale in (1e300, 1e-170):
+        frozen = GoldenSet(tuple(Case(c.name, "golden", c.inputs, huge(scale)(c.inputs)) for c in golden().cases))
+        double = expected_checks("engine", Fake(huge(2 * scale), "float64"), frozen, LIMITS)
+        found = {check.name: check for check in double}
+        assert not found["sqnr_db"].passed and found["sqnr_db"].value == pytest.approx(0)
+        right = expected_checks("engine", Fake(huge(scale * (1 + 1e-9)), "float64"), frozen, LIMITS)
+        assert not broken(right) and next(c for c in right if c.name == "sqnr_db").value == pytest.approx(180, abs=0.1)
