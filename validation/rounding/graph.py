@@ -14,7 +14,7 @@ from validation.rounding.nodes import Nodes
 from validation.rounding.operators import COPIES, RANDOM, SIZES, graphs_in, inlined, types_of
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
     from builders.types import Precision
 
@@ -50,11 +50,12 @@ def with_rounding(
     copy = inlined(model)
     if next((item.version for item in copy.opset_import if item.domain in ("", "ai.onnx")), 0) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}")
-    rounding = _Rounding(types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
+    rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in _nodes_of(copy.graph)) else MANY_UNITS
     for name, kind in ((SKIP, TensorProto.BOOL), (FLIPS, TensorProto.FLOAT)):
         copy.graph.input.append(helper.make_tensor_value_info(name, kind, []))
     rounding.rewrite(copy.graph)
+    copy.graph.initializer.extend(rounding.numbers)
     del copy.graph.value_info[:]
     return copy
 
@@ -66,11 +67,16 @@ def traits(model: "ModelProto") -> tuple[bool, bool]:
 
 
 class _Rounding:
-    """One walk over a graph and the graphs within its nodes. types: of its tensors.  half: the type to round to."""
+    """One walk over a graph and the graphs within its nodes. half: the type to round to."""
 
-    def __init__(self, types: Mapping[str, int], half: int, activation_blocks: bool) -> None:
-        self._types, self._half, self._activation_blocks = types, half, activation_blocks
+    def __init__(self, types: Mapping[str, int], ranks: Mapping[str, int], half: int, activation_blocks: bool) -> None:
+        self._types, self._ranks, self._half, self._activation_blocks = types, ranks, half, activation_blocks
         self._nodes, self.units = Nodes(), MANY_UNITS
+
+    @property
+    def numbers(self) -> list["TensorProto"]:
+        """The constants that new nodes read, for the outermost graph."""
+        return list(self._nodes.numbers.values())
 
     def rewrite(self, graph: "GraphProto") -> None:
         """Put the nodes in, in place. Raises ValueError as `with_rounding` does."""
@@ -114,7 +120,7 @@ class _Rounding:
     def _rounded(self, node: "NodeProto", index: int) -> None:
         add, name = self._nodes.add, node.output[index]
         node.output[index] = exact = f"{name}/unrounded"
-        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._nodes.drawn(exact, self.units * UNIT)))
+        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._drawn(exact, name, self.units * UNIT)))
         if self._half:
             self._narrowed(moved)
         self._nodes.rename(name)
@@ -141,7 +147,14 @@ class _Rounding:
         size = add("Cast", add("Size", name), to=_FLOAT)
         wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), size), number(STEP))
         share = add("Mul", add("Min", wanted, number(0.5)), step)
-        return add("Add", name, add("Mul", self._nodes.drawn(name, 1.0), share))
+        return add("Add", name, add("Mul", self._drawn(name, name, 1.0), share))
+
+    def _drawn(self, like: str, name: str, most: float) -> str:
+        """Numbers for a tensor, the same for each entry of its first axis: drawing costs more than all the rest."""
+        if self._ranks.get(name, 0) > 1:
+            first, last = self._nodes.number([0]), self._nodes.number([1])
+            like = self._nodes.add("Slice", like, first, last, first)
+        return self._nodes.drawn(like, most)
 
     def _step(self, node: "NodeProto") -> str:
         """The distance of neighbouring numbers of a grid: of a float8 grid it is relative to the value."""

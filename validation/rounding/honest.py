@@ -25,7 +25,7 @@ from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
 from validation.tally import samples_of
 
 # Golden cases and edges, of a small model: its rounding is a matter of few elements, and it takes no time.
-MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 20, 1 << 14
+MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
 # Of any other: two golden cases, and the smallest and the greatest edge.
 # Elements of each quantized tensor that fall elsewhere: in all of the data, and in a run that shows what many do.
 FEW, MANY = 1.0, 4.0

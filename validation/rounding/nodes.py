@@ -15,11 +15,12 @@ PREFIX = "rounding/"
 
 
 class Nodes:
-    """A list of nodes under construction; new ones get names and seeds of their own."""
+    """A list of nodes under construction; new ones get names and seeds of their own. numbers: what they read."""
 
     def __init__(self) -> None:
         self._nodes: list[NodeProto] = []
         self._constants: dict[str, TensorProto] = {}
+        self.numbers: dict[bytes, TensorProto] = {}
         self._count = 0
 
     def know(self, graph: "GraphProto") -> None:
@@ -63,11 +64,14 @@ class Nodes:
         self._nodes[-1].output[0] = output
 
     def number(self, value: float | list[int] | Array) -> str:
-        """A constant: int64 of a list, else float32."""
+        """A constant of the whole graph, among `numbers`: int64 of a list, else float32."""
         from onnx import numpy_helper
 
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
-        return self.add("Constant", value=numpy_helper.from_array(array))
+        item = numpy_helper.from_array(array)
+        known = self.numbers.setdefault(item.SerializeToString(), item)
+        known.name = known.name or f"{PREFIX}number {len(self.numbers)}"
+        return str(known.name)
 
     def drawn(self, like: str, most: float) -> str:
         """Numbers between -most and most, of a tensor's shape."""

@@ -41,9 +41,11 @@ def inlined(model: "ModelProto") -> "ModelProto":
     return copy
 
 
-def types_of(model: "ModelProto") -> dict[str, int]:
-    """The element type of each tensor, of graphs within nodes too. Raises ValueError where inference does not tell one
-    that a node makes: what rounds there is not known."""
+def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
+    """The element type of each tensor, of graphs within nodes too, and the ranks that are known.
+
+    Raises ValueError where inference does not tell the type of one that a node makes: what rounds there is not known.
+    """
     from onnx import ModelProto, helper, shape_inference
 
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
@@ -59,18 +61,21 @@ def types_of(model: "ModelProto") -> dict[str, int]:
     except shape_inference.InferenceError as error:
         raise ValueError(f"its types cannot be inferred: {str(error).splitlines()[0]}") from error
     types: dict[str, int] = {}
-    _collect(inferred.graph, types)
-    return types
+    ranks: dict[str, int] = {}
+    _collect(inferred.graph, types, ranks)
+    return types, ranks
 
 
-def _collect(graph: "GraphProto", types: dict[str, int]) -> None:
+def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) -> None:
     types |= {item.name: item.data_type for item in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.HasField("tensor_type"):
             types[value.name] = value.type.tensor_type.elem_type
+            if value.type.tensor_type.HasField("shape"):
+                ranks[value.name] = len(value.type.tensor_type.shape.dim)
     for node in graph.node:
         for inner in graphs_in(node):
-            _collect(inner, types)
+            _collect(inner, types, ranks)
         for name in node.output:
             if name and name not in types and node.op_type != "Constant":
                 raise ValueError(f"the type of {name!r}, which {node.op_type} makes, is not known")

@@ -54,7 +54,7 @@ def test_honest_fp16_is_what_leaving_out_its_roundings_does_or_more(tmp_path):
     x = {"x": rows(count=24)["x"]}
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as rounded, OrtSession(tmp_path / "whole.onnx") as whole:
         skipped = measure(rounded.run(x)["logits"], whole.run(x)["logits"]).sqnr_db
-    assert skipped - 8 < found.drifts["logits", "golden"].sqnr_db < skipped + 1
+    assert abs(found.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
 
 
 def test_one_element_of_an_edge_counts_for_more_than_one_of_all_the_data(tmp_path):
