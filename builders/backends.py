@@ -53,6 +53,11 @@ def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
     return {field.name: (hints[field.name], field.default) for field in fields}
 
 
+def rounds_activations(backend: Backend) -> bool:
+    """Whether a backend's products with int4 weights round their activations to 8 bits, block by block."""
+    return bool(getattr(backend, "rounds_activations", False))
+
+
 def option_meanings(cls: type[Backend]) -> dict[str, str]:
     """What each option means, from the lines 'option: meaning' of the docstrings of the class and its bases."""
     names = "|".join(map(re.escape, option_fields(cls)))

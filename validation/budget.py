@@ -1,14 +1,16 @@
-"""How much drift is allowed, per joint and precision. docs/validation.md gives the reason of each number."""
+"""How much drift is allowed, per joint, precision and model. docs/validation.md gives the reason of each number."""
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal
 
 from builders.errors import InputError
 from builders.types import Precision
-from validation.noise import Noise
+from validation.drift import Drift
+from validation.noise import Floor, Noise
+from validation.rounding.figures import Honest
 
 Joint = Literal["export", "quantization", "engine", "task"]
 JOINTS: tuple[Joint, ...] = ("export", "quantization", "engine", "task")
@@ -36,6 +38,15 @@ class Budget:
             _check_limit(name, value)
         return replace(self, **{name: None if value is None else float(value) for name, value in limits.items()})
 
+    def with_sqnr(self, sqnr_db: float | None) -> "Budget":
+        """With another SQNR, and slices and variation as far below it as before, if not more."""
+        limits = {"sqnr_db": sqnr_db}
+        for name in ("centered_sqnr_db", "slice_sqnr_db"):
+            before = getattr(self, name)
+            below = sqnr_db is not None and before is not None and self.sqnr_db is not None
+            limits[name] = min(before, before + sqnr_db - self.sqnr_db) if below else None
+        return self.override(limits)
+
     def items(self) -> list[tuple[str, float | None]]:
         """(metric, limit) pairs in order."""
         return list(asdict(self).items())
@@ -43,50 +54,95 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The budget of each output in each kind of case. tight: where the noise floor asks for more than `default` does.
+    """The budget of each output in each kind of case. measured: where it follows from the model and not from a table.
 
     notes: by output and kind, where a limit comes from.
     """
 
     default: Budget
-    tight: Mapping[tuple[str, str], Budget] = field(default_factory=dict)
+    measured: Mapping[tuple[str, str], Budget] = field(default_factory=dict)
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def of(self, output: str, kind: str) -> Budget:
         """The budget of an output in a kind of case."""
-        return self.tight.get((output, kind), self.default)
+        return self.measured.get((output, kind), self.default)
 
     @property
     def tightest(self) -> Budget:
-        """The default with the highest SQNR that any output is held to: what a part of the model is held to."""
-        asked = [budget.sqnr_db for budget in (self.default, *self.tight.values()) if budget.sqnr_db is not None]
-        return replace(self.default, sqnr_db=max(asked, default=None))
+        """The budget with the highest SQNR that any output is held to: what a part of the model is held to."""
+        budgets = self.measured.values() or (self.default,)
+        return max(budgets, key=lambda budget: -math.inf if budget.sqnr_db is None else budget.sqnr_db)
 
     def override(self, limits: Mapping[str, float | None]) -> "Budgets":
-        """Some limits replaced everywhere, by what a spec says. Raises InputError as `Budget.override` does."""
-        tight = {key: budget.override(limits) for key, budget in self.tight.items()}
-        notes = {} if "sqnr_db" in limits else self.notes
-        return Budgets(self.default.override(limits), tight, notes)
+        """What a spec says, everywhere, in the place of what is documented or measured.
+
+        Whoever gives `sqnr_db` speaks of all the energy of an error: nothing that was measured then holds, and its
+        share in slices and in the variation follows. Raises InputError as `Budget.override` does.
+        """
+        if "sqnr_db" not in limits:
+            measured = {key: budget.override(limits) for key, budget in self.measured.items()}
+            return Budgets(self.default.override(limits), measured, self.notes)
+        return Budgets(self.default.with_sqnr(limits["sqnr_db"]).override(limits))
 
 
-def budgets(joint: Joint, precision: Precision, noise: Noise | None) -> Budgets:
-    """The limits of a joint for one model: the documented ones, or what its noise floor allows, whichever is tighter.
+def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Honest | None = None) -> Budgets:
+    """The limits of a joint for one model: what its noise floor or honest rounding allows, else the documented ones.
 
-    A floor never loosens a limit. It says nothing about int8, fp8 and int4, whose error is not one of rounding sums.
+    honest: of the graph that is the joint's reference. Both tighten and loosen; SQNR never below LEAST_DB.
     """
     default = default_budget(joint, precision)
-    if noise is None or joint == "task" or (precision not in ROUNDING_DB and joint != "export"):
+    if joint == "task":
         return Budgets(default)
-    rounded = "fp32" if joint == "export" else precision
-    below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
-    tight, notes = {}, {}
-    for output, kinds in noise.floors.items():
+    rounded: Precision = "fp32" if joint == "export" else precision
+    measured: dict[tuple[str, str], Budget] = {}
+    notes: dict[tuple[str, str], str] = {}
+    for key, floor in _floors(noise) if rounded in ROUNDING_DB else ():
+        measured[key], notes[key] = _above_floor(default, rounded, floor)
+    for key, drift in (honest.drifts if honest else {}).items():
+        if rounded == "fp32":
+            measured[key] = _with_slices(measured.get(key, default), drift)
+        else:
+            measured[key], notes[key] = _above_honest(default, rounded, drift)
+    return Budgets(default, measured, notes)
+
+
+def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], Floor]]:
+    for output, kinds in (noise.floors if noise else {}).items():
         for kind, floor in kinds.items():
-            sqnr_db = min(floor.sqnr_db, MOST_DB) - below
-            if default.sqnr_db is not None and sqnr_db > default.sqnr_db:
-                tight[output, kind] = replace(default, sqnr_db=round(sqnr_db, 1))
-                notes[output, kind] = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
-    return Budgets(default, tight, notes)
+            yield (output, kind), floor
+
+
+def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, str]:
+    below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
+    sqnr_db = _least(min(floor.sqnr_db, MOST_DB) - below)
+    max_rel = max(default.max_rel or 0.0, min(floor.max_rel * 10 ** (below / 20), 1.0))
+    note = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
+    return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _loosened(default, sqnr_db)
+
+
+def _above_honest(default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
+    most = MOST_DB - MARGIN_DB["fp32"]
+    sqnr_db = _least(min(drift.sqnr_db, most) - HONEST_DB)
+    max_rel = min(max(drift.max_rel, 10 ** (-most / 20)) * EXTREME, 1.0)
+    note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; twice that"
+    budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
+    return _with_slices(budget, drift), note + _loosened(default, sqnr_db)
+
+
+def _with_slices(budget: Budget, drift: Drift) -> Budget:
+    """Each slice is held to the SQNR of the whole, or to what `drift_checks` allows it by its own honest rounding."""
+    if not drift.centered_sq:
+        return replace(budget, slice_sqnr_db=budget.sqnr_db)
+    centered = _least(min(drift.centered_sqnr_db, MOST_DB - MARGIN_DB["fp32"]) - HONEST_DB)
+    return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=centered)
+
+
+def _least(sqnr_db: float) -> float:
+    return round(max(sqnr_db, LEAST_DB), 1)
+
+
+def _loosened(default: Budget, sqnr_db: float) -> str:
+    return f" (looser than {default.sqnr_db:g})" if default.sqnr_db is not None and sqnr_db < default.sqnr_db else ""
 
 
 def at_most(name: str) -> bool:
@@ -105,6 +161,11 @@ ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13),
 # factor of 32: Winograd's convolutions cost up to 20 dB (Barabasz et al., "Error Analysis and Improving the Accuracy of
 # Winograd Convolution for Deep Neural Networks", 2020); TF32 or fp16 in its place cost 60 and more.
 MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
+# A margin of two in amplitude above honest rounding; four for the greatest error,
+# which grows with the number of samples.
+HONEST_DB, EXTREME = 20 * math.log10(2), 4.0
+# An answer that explains less than half of an output is none.
+LEAST_DB = 3.0
 # Floors above it say that an output holds few roundings or none (a copy, a count), and nothing about what others cost.
 MOST_DB = 140.0
 
@@ -118,25 +179,25 @@ def default_budget(joint: Joint, precision: Precision) -> Budget:
     return _DEFAULTS[joint][precision]
 
 
-_EXPORT = Budget(max_rel=1e-3, sqnr_db=80.0)
+_EXPORT = Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0)
 _DEFAULTS: dict[str, dict[Precision, Budget]] = {
     "quantization": {
-        "fp32": Budget(max_rel=1e-3, sqnr_db=80.0),
-        "fp16": Budget(max_rel=0.03, sqnr_db=45.0),
-        "bf16": Budget(max_rel=0.2, sqnr_db=25.0),
-        "fp8": Budget(max_rel=0.6, sqnr_db=15.0),
-        "int8": Budget(max_rel=0.6, sqnr_db=15.0),
-        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0),
-        "int4": Budget(max_rel=0.9, sqnr_db=10.0),
+        "fp32": Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0),
+        "fp16": Budget(max_rel=0.03, sqnr_db=45.0, centered_sqnr_db=30.0, slice_sqnr_db=30.0),
+        "bf16": Budget(max_rel=0.2, sqnr_db=25.0, centered_sqnr_db=15.0, slice_sqnr_db=15.0),
+        "fp8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+        "int8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+        "int4": Budget(max_rel=0.9, sqnr_db=10.0, centered_sqnr_db=6.0, slice_sqnr_db=4.0),
     },
     "engine": {
-        "fp32": Budget(max_rel=1e-3, sqnr_db=80.0),
-        "fp16": Budget(max_rel=0.03, sqnr_db=45.0),
-        "bf16": Budget(max_rel=0.2, sqnr_db=25.0),
-        "fp8": Budget(max_rel=0.6, sqnr_db=15.0),
-        "int8": Budget(max_rel=0.6, sqnr_db=15.0),
-        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0),
-        "int4": Budget(max_rel=0.9, sqnr_db=10.0),
+        "fp32": Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0),
+        "fp16": Budget(max_rel=0.03, sqnr_db=45.0, centered_sqnr_db=30.0, slice_sqnr_db=30.0),
+        "bf16": Budget(max_rel=0.2, sqnr_db=25.0, centered_sqnr_db=15.0, slice_sqnr_db=15.0),
+        "fp8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+        "int8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+        "int4": Budget(max_rel=0.9, sqnr_db=10.0, centered_sqnr_db=6.0, slice_sqnr_db=4.0),
     },
 }
 

@@ -81,6 +81,8 @@ class OnnxRuntime:
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install onnxruntime"
+    # Its MatMulNBits does, by default (session.qdq_matmulnbits_accuracy_level 4): see `backends.rounds_activations`.
+    rounds_activations: ClassVar[bool] = True
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0

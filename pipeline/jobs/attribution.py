@@ -10,6 +10,7 @@ from builders.types import Precision, QuantizationScheme, Session
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.jobs.engines import open_engine
 from pipeline.jobs.graphs import RECIPE_FORMAT
+from pipeline.jobs.limits import engine_limits, graph_limits
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
 
@@ -41,15 +42,14 @@ def attribute_graph(
     """
     from builders.onnxruntime import OrtSession
     from validation.attribution.attribute import attribute
-    from validation.budget import budgets
     from validation.compare import expected_checks
 
     place = open_store(store)
     frozen = golden_set(place, golden, workdir)
-    budget = budgets("quantization", precision, frozen.noise).override(limits)
     original = fetch(place, reference, workdir / "reference.onnx")
 
     with OrtSession(original, optimized=False) as session:
+        budget, _ = graph_limits(original, session, precision, frozen, limits, metric, workdir)
         expected = _answered(frozen, session, workdir / "answered.safetensors")
 
     def judged(path: Path, cases: "GoldenSet") -> "list[Check]":
@@ -90,7 +90,6 @@ def attribute_engine(
     from builders.onnxruntime import OrtSession
     from validation.attribution.attribute import attribute
     from validation.attribution.onnx_graph import OnnxGraph
-    from validation.budget import budgets
     from validation.compare import drift_checks
 
     place = open_store(store)
@@ -98,9 +97,9 @@ def attribute_engine(
     precision = opened.request.precision
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, opened.request.model, workdir / "graph.onnx"), precision)
-    budget = budgets("engine", precision, frozen.noise).override(limits)
     with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
-        checks = drift_checks("engine", expected, actual, frozen, budget)
+        budget, honest = engine_limits(graph, expected, opened.request, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, budget, honest=honest.drifts)
         before = _checks(proof_of(checks, actual, frozen, metric, "engine"))
     tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
     pair = _graph(graph, workdir / "expected"), tapped

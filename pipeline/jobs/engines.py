@@ -12,6 +12,7 @@ from builders.errors import EngineryError, InputError
 from builders.process import enter_phase
 from builders.types import Backend, BuildRequest, Session
 from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
+from pipeline.jobs.limits import engine_limits
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
@@ -95,7 +96,6 @@ def check_engine(
     contract: of the spec, and the shapes that it speaks of; None when there is none.
     """
     from builders.onnxruntime import OrtSession
-    from validation.budget import budgets
     from validation.compare import drift_checks
     from validation.tally import Spreads
 
@@ -103,12 +103,12 @@ def check_engine(
     wanted = BuildRequest.from_json(request)
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-    budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
     with (
         OrtSession(graph, optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        checks = drift_checks("engine", expected, actual, frozen, budget, spreads)
+        budget, honest = engine_limits(graph, expected, wanted, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, budget, spreads, honest.drifts)
         if contract:
             checks += _contract_checks(contract, expected, actual, frozen, budget)
         return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))

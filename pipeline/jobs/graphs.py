@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.types import CALIBRATED, Precision, QuantizationScheme
+from builders.types import CALIBRATED, QUANTIZED, Precision, QuantizationScheme
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
+from pipeline.jobs.limits import graph_limits
 from pipeline.jobs.ranges import chosen_ranges
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
@@ -124,8 +125,8 @@ def check_graph(
     samples: of a calibrated graph, the digests of golden and calibration samples, as blobs, which are compared too.
     """
     from builders.onnxruntime import OrtSession
-    from validation.budget import budgets
     from validation.compare import drift_checks
+    from validation.decisions import decision_checks
     from validation.overlap import overlap_check
     from validation.tally import Spreads
 
@@ -134,10 +135,12 @@ def check_graph(
     overlap = [overlap_check(**read)] if read else []
     frozen = golden_set(place, golden, workdir)
     candidate = runnable(fetch(place, graph, workdir / "graph.onnx"), precision)
-    budget = budgets("quantization", precision, frozen.noise).override(limits)
+    original = fetch(place, reference, workdir / "reference.onnx")
     with (
-        OrtSession(fetch(place, reference, workdir / "reference.onnx"), optimized=False) as expected,
+        OrtSession(original, optimized=False) as expected,
         OrtSession(candidate, optimized=False) as actual,
     ):
-        checks = drift_checks("quantization", expected, actual, frozen, budget, spreads)
-        return proof_of([*overlap, *checks], actual, frozen, metric, "graph", spreads.at("quantization"))
+        budget, honest = graph_limits(original, expected, precision, frozen, limits, metric, workdir)
+        checks = drift_checks("quantization", expected, actual, frozen, budget, spreads, honest.drifts)
+        decided = decision_checks(checks, frozen, metric, limits) if precision in QUANTIZED else []
+        return proof_of([*overlap, *checks, *decided], actual, frozen, metric, "graph", spreads.at("quantization"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from builders.errors import DataError, IntegrityError
 from builders.types import BuildRequest
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.jobs.limits import engine_limits
 from pipeline.registry.store import open_store
 from pipeline.values import Json
 
@@ -30,7 +31,6 @@ def check_recorded(
     Raises IntegrityError where an answer is damaged or missing: that says nothing about the engine.
     """
     from builders.onnxruntime import OrtSession
-    from validation.budget import budgets
     from validation.compare import drift_checks
     from validation.gpu.recorded import Recording
     from validation.tally import Spreads
@@ -41,9 +41,9 @@ def check_recorded(
     actual = Recording(wanted.inputs, wanted.outputs, json.loads(Path(answers).read_text()))
     _check_whole(actual, frozen)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-    budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
     with OrtSession(graph, optimized=False) as expected:
-        checks = drift_checks("engine", expected, actual, frozen, budget, spreads)
+        budget, honest = engine_limits(graph, expected, wanted, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, budget, spreads, honest.drifts)
         return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
 
 

@@ -1,6 +1,6 @@
 """All planted faults, in the order of the table."""
 
-from tests.faults import elsewhere, numbers, promises
+from tests.faults import elsewhere, numbers, promises, roundings
 from tests.faults.table import Fault
 
-FAULTS: tuple[Fault, ...] = (*numbers.FAULTS, *promises.FAULTS, *elsewhere.FAULTS)
+FAULTS: tuple[Fault, ...] = (*numbers.FAULTS, *roundings.FAULTS, *promises.FAULTS, *elsewhere.FAULTS)

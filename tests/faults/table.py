@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,13 @@ def caught(checks: Sequence[Check], meant: str, place: str | Callable[[Check], s
         return Caught("; ".join(sorted(names)) or "nothing", "", "", "")
     check = next(check for check in failed if f"{check.joint} {check.name}" == meant)
     where = place if isinstance(place, str) else place(check)
-    return Caught(meant, where, _measured(check), _limit(check), frozenset(names - {meant}))
+    return Caught(meant, where, _measured(check), _limit(check), frozenset(names - {meant} - _implied(names)))
+
+
+def _implied(names: Collection[str]) -> set[str]:
+    """What is off where all the energy is: slices, and what varies."""
+    joints = [name.partition(" ")[0] for name in names if name.endswith(" sqnr_db")]
+    return {f"{joint} {part}_sqnr_db" for joint in joints for part in ("centered", "slice")}
 
 
 def blamed(found: Attribution) -> str:

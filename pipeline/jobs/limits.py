@@ -1,0 +1,76 @@
+"""The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders import backends
+from builders.types import QUANTIZED, BuildRequest, Precision, Session
+from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from builders.onnxruntime import OrtSession
+    from validation.budget import Budgets
+    from validation.golden import GoldenSet
+    from validation.rounding.figures import Honest
+
+WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
+
+
+def engine_limits(
+    graph: Path,
+    reference: Session,
+    request: BuildRequest,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    workdir: Path,
+) -> "tuple[Budgets, Honest]":
+    """The limits of an engine against its graph, and the honest rounding that they come from.
+
+    graph: as it is run (`blobs.runnable`); reference: that graph, opened.  limits: what the spec says.
+    """
+    from validation.budget import budgets
+    from validation.rounding.honest import honest_rounding
+
+    backend = backends.configure(request.backend, dict(request.options))
+    blocks = request.precision == "int4" and backends.rounds_activations(backend)
+    honest = honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks)
+    found = budgets("engine", request.precision, golden.noise, honest).override(limits)
+    return _noted(found, reference, f"honest rounding is not known: {honest.reason}" if honest.reason else ""), honest
+
+
+def graph_limits(
+    path: Path,
+    reference: Session,
+    precision: Precision,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    metric: Json | None,
+    workdir: Path,
+) -> "tuple[Budgets, Honest]":
+    """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
+    from validation.budget import budgets
+    from validation.rounding.figures import Honest
+    from validation.rounding.honest import honest_rounding
+
+    if precision in QUANTIZED:
+        found = budgets("quantization", precision, golden.noise).override(limits)
+        return _noted(found, reference, "" if metric or "sqnr_db" in limits else WEAK), Honest()
+    half: Precision | None = None if precision == "fp32" else precision
+    honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
+    found = budgets("quantization", precision, golden.noise, honest).override(limits)
+    return _noted(found, reference, f"honest rounding is not known: {honest.reason}" if honest.reason else ""), honest
+
+
+def _as_written(path: Path) -> "OrtSession":
+    from builders.onnxruntime import OrtSession
+
+    return OrtSession(path, optimized=False)
+
+
+def _noted(found: "Budgets", reference: Session, note: str) -> "Budgets":
+    """The limits with a note for each output that has none."""
+    if not note:
+        return found
+    return replace(found, notes={**{(spec.name, "golden"): note for spec in reference.outputs}, **found.notes})

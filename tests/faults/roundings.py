@@ -1,0 +1,173 @@
+"""Faults in engines of lower precisions, each smaller than the error that the precision itself makes.
+
+An engine is compared with its own graph, which an honest kernel follows closely: what tells is that distance.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from builders.types import TensorSpec
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.faults.bench import Bench
+from tests.faults.nets import copy_of, mlp, rows, with_attribute
+from tests.faults.table import Caught, Fault, blamed, caught
+from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of
+from tests.validation.attribution.planted import weight, with_names, with_weight
+
+SQNR = "engine sqnr_db"
+TENSORS = ("x", "h", "n", "m", "logits")
+DEPTH, PIECE = 4096, 64
+
+
+def quantized(bench: Bench) -> ModelProto:
+    """The int8 graph of `mlp`, calibrated."""
+    return quantize_int8(bench.canonical(), ranges_of(bench.canonical(), rows(2), TENSORS), CPU)[0]
+
+
+def in_int8(change: Callable[[ModelProto], ModelProto], seed: int = 0) -> Callable[[Path], Caught]:
+    """Compile a changed int8 graph as if it were the right one, prove it, and take it apart."""
+
+    def plant(folder: Path) -> Caught:
+        bench = Bench(folder, mlp(seed), rows())
+        graph = quantized(bench)
+        engine = bench.engine(change(graph), graph, "int8")
+        return caught(engine.checks(), SQNR, blamed(engine.attribution()))
+
+    return plant
+
+
+def zero_point_off(model: ModelProto, by: int) -> ModelProto:
+    """What the second product reads is dequantized with another zero point than it was quantized with."""
+    copied = copy_of(model)
+    reader = maker(copied, maker(copied, "m0").input[0])
+    zero = weight(model, reader.input[2])
+    copied.graph.initializer.append(numpy_helper.from_array((zero + by).astype(zero.dtype), "off"))
+    reader.input[2] = "off"
+    return copied
+
+
+def coarser(model: ModelProto, factor: float = 1.2) -> ModelProto:
+    """All activations are quantized, and dequantized, with larger steps."""
+    for name in {node.input[1] for node in model.graph.node if node.op_type == "QuantizeLinear"}:
+        model = with_weight(model, name, weight(model, name) * np.float32(factor))
+    return model
+
+
+def one_channel(model: ModelProto, factor: float = 1.5) -> ModelProto:
+    """One channel of a weight has another scale."""
+    name = maker(model, maker(model, "m0").input[1]).input[1]
+    scales = weight(model, name).copy()
+    scales[5] *= np.float32(factor)
+    return with_weight(model, name, scales)
+
+
+def saturating(model: ModelProto) -> ModelProto:
+    """Pairs of the last layer's products are added in 16 bits, as x86 does without VNNI."""
+    copied, product = copy_of(model), maker(model, "logits")
+    read, given = (maker(model, name) for name in product.input)
+    values = weight(model, given.input[0]).astype(np.float32)
+    scale = weight(model, read.input[1]) * weight(model, given.input[1])
+    offset = values.sum(0) * weight(model, read.input[2]).astype(np.float32)
+    constants = {
+        "pairs": np.array([0, -1, 2, 1]), "weights": values.reshape(-1, 2, values.shape[1]), "inner": np.array([2]),
+        "outer": np.array([1]), "low": np.float32(-32768), "high": np.float32(32767), "offset": offset, "scale": scale,
+    }  # fmt: skip
+    copied.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items())
+    nodes = [
+        helper.make_node("Cast", [read.input[0]], ["wide"], to=1),
+        helper.make_node("Reshape", ["wide", "pairs"], ["paired"]),
+        helper.make_node("Mul", ["paired", "weights"], ["products"]),
+        helper.make_node("ReduceSum", ["products", "inner"], ["sums"], keepdims=0),
+        helper.make_node("Clip", ["sums", "low", "high"], ["clipped"]),
+        helper.make_node("ReduceSum", ["clipped", "outer"], ["total"], keepdims=0),
+        helper.make_node("Sub", ["total", "offset"], ["centered"]),
+        helper.make_node("Mul", ["centered", "scale"], ["logits"], name=product.name),
+    ]
+    at = list(copied.graph.node).index(product)
+    rest = list(copied.graph.node)
+    del copied.graph.node[:]
+    copied.graph.node.extend([*rest[:at], *nodes, *rest[at + 1 :]])
+    return copied
+
+
+def in_fp16(net: ModelProto, change: Callable[[ModelProto], ModelProto], width: int) -> Callable[[Path], Caught]:
+    """The same of a graph in fp16, from `x` of some width."""
+
+    def plant(folder: Path) -> Caught:
+        samples = {"x": np.random.default_rng(1).normal(size=(48, width)).astype(np.float32)}
+        bench = Bench(folder, net, samples, (TensorSpec("x", "float32", ("batch", width)),))
+        graph = cast_float(bench.canonical(), "fp16")[0]
+        engine = bench.engine(change(graph), graph, "fp16")
+        return caught(engine.checks(), SQNR, blamed(engine.attribution()))
+
+    return plant
+
+
+def long_sum() -> ModelProto:
+    """One product of 4,096 terms."""
+    weights = {"w": np.random.default_rng(0).normal(size=(DEPTH, 8)) / 64}
+    return with_names(build(f"float[batch,{DEPTH}] x", "float[batch,8] y", "s = MatMul(x, w) y = Relu(s)", weights))
+
+
+def narrow_sum(_: ModelProto) -> ModelProto:
+    """`long_sum` that rounds to 11 bits after every 64 terms, by Veltkamp's splitting."""
+    text, total = "", "none"
+    for index in range(DEPTH // PIECE):
+        text += f"""
+            p{index} = Slice(x, k{index}, k{index + 1}, k_axis) v{index} = Slice(w, k{index}, k{index + 1}, k_first)
+            s{index} = MatMul(p{index}, v{index}) t{index} = Add({total}, s{index})
+            c{index} = Mul(t{index}, split) d{index} = Sub(c{index}, t{index}) r{index} = Sub(c{index}, d{index})
+        """
+        total = f"r{index}"
+    weights: dict[str, object] = {f"k{index}": np.array([index * PIECE]) for index in range(DEPTH // PIECE + 1)}
+    weights |= {"k_axis": np.array([1]), "k_first": np.array([0]), "none": np.float32(0), "split": np.float32(8193)}
+    weights |= {"w": (np.random.default_rng(0).normal(size=(DEPTH, 8)) / 64).astype(np.float16).astype(np.float32)}
+    return with_names(build(f"float[batch,{DEPTH}] x", "float[batch,8] y", f"{text} y = Relu({total})", weights))
+
+
+def gelu_net() -> ModelProto:
+    """Gelu where it is near zero, and its approximation worst."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.normal(size=(16, 16)) / 4,
+        "g": np.full(16, 0.5),
+        "b": np.full(16, -2.5),
+        "v": rng.normal(size=(16, 8)),
+    }
+    text = "h = MatMul(x, w) n = LayerNormalization(h, g, b) a = Gelu(n) y = MatMul(a, v)"
+    return with_names(build("float[batch,16] x", "float[batch,8] y", text, weights))
+
+
+def small_norm() -> ModelProto:
+    """LayerNorm of numbers whose variance is no larger than a thousand epsilons."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(16, 16)) / 40, "g": np.ones(16), "b": np.zeros(16), "v": rng.normal(size=(16, 8))}
+    text = "h = MatMul(x, w) n = LayerNormalization<epsilon=1e-5>(h, g, b) y = MatMul(n, v)"
+    return with_names(build("float[batch,16] x", "float[batch,8] y", text, weights))
+
+
+FAR = frozenset({"engine max_rel"})
+# The engine's kernel computes all three.
+SECOND = "node MatMul_m0 (with Add_m1, Relu_m)"
+EVERYWHERE = (
+    f"node DequantizeLinear/x_dequantized, node MatMul_logits, {SECOND}, node QuantizeLinear/n_quantized, "
+    "node QuantizeLinear/x_quantized"
+)
+FAULTS = (
+    Fault("int8: a zero point off by 1", in_int8(lambda m: zero_point_off(m, 1)), SQNR, SECOND),
+    Fault("int8: a zero point off by 8", in_int8(lambda m: zero_point_off(m, 8)), SQNR, SECOND, FAR),
+    Fault("int8: all activations' scales 20 % larger", in_int8(coarser), SQNR, EVERYWHERE),
+    Fault("int8: one channel's scale 50 % larger", in_int8(one_channel), SQNR, SECOND, FAR),
+    Fault("int8: sums of pairs that saturate in 16 bits", in_int8(saturating, 7), SQNR, "node MatMul_logits", FAR),
+    Fault("fp16: a sum of 4,096 products in fp16", in_fp16(long_sum(), narrow_sum, DEPTH), SQNR,
+          "node MatMul_s (with Relu_y)", FAR),
+    Fault("fp16: a wrong epsilon (1e-3 for 1e-5)",
+          in_fp16(small_norm(), lambda m: with_attribute(m, "n", epsilon=1e-3), 16), SQNR,
+          "node MatMul_y (with MatMul_h, LayerNormalization_n)", FAR),
+    Fault("fp16: Gelu by tanh", in_fp16(gelu_net(), lambda m: with_attribute(m, "a", approximate="tanh"), 16), SQNR,
+          "node MatMul_y (with MatMul_h, LayerNormalization_n, Gelu_a)", FAR),
+)  # fmt: skip

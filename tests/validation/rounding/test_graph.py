@@ -1,0 +1,140 @@
+"""Rounding nodes in a graph: the same function, in every kind of graph, or a reason."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builders.onnxruntime import OrtSession
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.faults.nets import mlp, rows
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT, build, maker, ranges_of
+from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
+
+HEAD = '<ir_version: 8, opset_import: ["": 20]>'
+X = {"x": np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)}
+
+
+def answers(folder: Path, model: onnx.ModelProto, skip: bool = False, flips: float = 0.0, runs: int = 1, **inputs):
+    """What a model answers; of one with rounding, run by run."""
+    onnx.save(model, folder / "model.onnx")
+    asked = {SKIP: np.array(skip), FLIPS: np.array(flips, np.float32)} if SKIP in names(model) else {}
+    with OrtSession(folder / "model.onnx", optimized=False) as session:
+        found = [next(iter(session.run({**(inputs or X), **asked}).values())) for _ in range(runs)]
+    return found if runs > 1 else found[0]
+
+
+def names(model: onnx.ModelProto) -> set[str]:
+    return {value.name for value in model.graph.input}
+
+
+BRANCHES = """
+    zero = Constant<value_float=0.0>() total = ReduceSum<keepdims=0>(x) more = Greater(total, zero)
+    y = If(more)<
+        then_branch = one () => (float[n,8] a) { a = Exp(x) },
+        else_branch = two () => (float[n,8] b) { b = Tanh(x) }
+    >
+"""
+LOOP = """
+    times = Constant<value_int=3>() go = Constant<value = bool {1}>()
+    y = Loop(times, go, x)<
+        body = step (int64 i, bool c, float[n,8] s) => (bool d, float[n,8] t) { d = Identity(c) t = Tanh(s) }
+    >
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [BRANCHES, LOOP, "h = Exp(x) y = Softmax<axis=-1>(h)", "s = Shape(x) z = Tanh(x) y = Reshape(z, s)"]
+)
+def test_results_move_by_rounding_alone_within_branches_and_loops_too(tmp_path, text):
+    model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}")
+    wanted, found = answers(tmp_path, model), answers(tmp_path, with_rounding(model))
+    assert not np.array_equal(wanted, found)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_functions_are_seen_through(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 20, "own": 1]> net (float[n,8] x) => (float[n,8] y) { y = own.twice(x) }'
+        '<domain: "own", opset_import: ["": 20]> twice (a) => (b) { c = Exp(a) b = Exp(c) }'
+    )
+    wanted, found = answers(tmp_path, model), answers(tmp_path, with_rounding(model))
+    assert not np.array_equal(wanted, found)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_what_computes_nothing_rounds_nothing(tmp_path):
+    text = "a = Relu(x) b = Transpose<perm=[1,0]>(a) c = Concat<axis=0>(b, b) y = Abs(c)"
+    model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[m,n] y) {{{text}}}")
+    assert np.array_equal(answers(tmp_path, model), answers(tmp_path, with_rounding(model)))
+
+
+def test_a_mask_of_the_lowest_number_does_not_overflow(tmp_path):
+    model = build("float[n,8] x", "float[n,8] y", "m = Mul(mask, one) s = Add(x, m) y = Softmax<axis=-1>(s)",
+                  {"mask": np.full(8, np.finfo(np.float32).min), "one": np.float32(1)})  # fmt: skip
+    assert np.isfinite(answers(tmp_path, with_rounding(model))).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("r = RandomNormalLike(x) y = Add(x, r)", "RandomNormalLike draws its result"),
+        ("y = com.microsoft.QuickGelu(x)", "the type of 'y', which QuickGelu makes, is not known"),
+        ("q = QuantizeLinear<axis=1>(x, steps, zeros) y = DequantizeLinear<axis=1>(q, steps, zeros)", "is not one"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_perturbed_is_said(text, reason):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1]> net (float[n,8] x) => (float[n,8] z) '
+        f"<float[8] steps = {{1, 1, 1, 1, 1, 1, 1, 1}}, int8[8] zeros = {{0, 0, 0, 0, 0, 0, 0, 0}}> "
+        f"{{{text} z = Tanh(y)}}"
+    )
+    with pytest.raises(ValueError, match=reason):
+        with_rounding(model)
+
+
+def test_a_new_session_draws_the_same_again_and_each_run_anew(tmp_path):
+    model = with_rounding(mlp())
+    first, second = answers(tmp_path, model, runs=2, **rows())
+    again = answers(tmp_path, model, runs=2, **rows())
+    assert np.array_equal([first, second], again) and not np.array_equal(first, second)
+
+
+def test_as_many_elements_fall_elsewhere_as_are_asked_for(tmp_path):
+    net = build("float[n,8] x", "float[n,8] y", "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
+                {"s": np.float32(0.02), "z": np.int8(0)})  # fmt: skip
+    x = {"x": np.random.default_rng(0).uniform(-2, 2, size=(500, 8)).astype(np.float32)}
+    exact, model = answers(tmp_path, net, **x), with_rounding(net)
+    moved = [int((found != exact).sum()) for found in answers(tmp_path, model, flips=200.0, runs=4, **x)]
+    assert 150 < np.mean(moved) < 250
+    assert all(int((found != exact).sum()) < 3 for found in answers(tmp_path, model, runs=4, **x))
+
+
+def test_16_bit_roundings_can_be_left_out(tmp_path):
+    graph = emulate(cast_float(mlp(), "fp16")[0])
+    model = with_rounding(graph)
+    assert traits(model) == (True, False)
+    rounded, whole = answers(tmp_path, graph, **rows()), answers(tmp_path, mlp(), **rows())
+    kept, left_out = (answers(tmp_path, model, skip, **rows()) for skip in (False, True))
+    error = {name: np.square(value - whole).sum() for name, value in (("kept", kept), ("left out", left_out))}
+    assert error["left out"] < error["kept"] < 4 * np.square(rounded - whole).sum()
+
+
+def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
+    wanted, cast = (
+        answers(tmp_path, mlp(), **rows()),
+        answers(tmp_path, emulate(cast_float(mlp(), "fp16")[0]), **rows()),
+    )
+    found = answers(tmp_path, with_rounding(mlp(), "fp16"), **rows())
+    errors = [np.square(value - wanted).sum() for value in (found, cast)]
+    assert 0.5 < errors[0] / errors[1] < 2
+
+
+@pytest.mark.parametrize("scheme", [CPU, TENSORRT], ids=["uint8", "int8 and fp16"])
+def test_a_quantized_graph_has_grids(scheme):
+    graph, _ = quantize_int8(mlp(), ranges_of(mlp(), rows(2), ("x", "h", "n", "m", "logits")), scheme)
+    assert traits(with_rounding(emulate(graph))) == (scheme is TENSORRT, True)
+    assert maker(with_rounding(emulate(graph)), "x_quantized").op_type == "QuantizeLinear"

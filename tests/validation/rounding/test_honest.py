@@ -1,0 +1,133 @@
+"""Honest rounding of a model, the limits that follow from it, and what a person's limits do to them."""
+
+import math
+from pathlib import Path
+
+import onnx
+import pytest
+
+from builders.onnxruntime import OrtSession
+from pipeline.quantization.schemes.cast import cast_float
+from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.qdq import quantize_int8
+from tests.faults.nets import mlp, rows
+from tests.pipeline.quantization.small_nets import CPU, ranges_of
+from validation.budget import HONEST_DB, LEAST_DB, budgets, default_budget
+from validation.drift import Drift, measure
+from validation.golden import Case, GoldenSet
+from validation.noise import Floor, Noise
+from validation.rounding.figures import Honest
+from validation.rounding.honest import honest_rounding
+
+
+def golden_of(session: OrtSession, count: int = 6) -> GoldenSet:
+    x = rows(count=4 * count + 1)["x"]
+    groups = {f"golden {index}": x[4 * index : 4 * index + 4] for index in range(count)} | {"batch=1": x[-1:]}
+    cases = [
+        Case(name, "edge" if "=" in name else "golden", {"x": v}, session.run({"x": v})) for name, v in groups.items()
+    ]
+    return GoldenSet(tuple(cases))
+
+
+def honest_of(folder: Path, model: onnx.ModelProto, **more: object) -> Honest:
+    onnx.save(model, folder / "graph.onnx")
+    with OrtSession(folder / "graph.onnx", optimized=False) as session:
+        return honest_rounding(
+            folder / "graph.onnx",
+            golden_of(session),
+            session,
+            lambda path: OrtSession(path, optimized=False),
+            folder,
+            **more,
+        )  # type: ignore[arg-type]
+
+
+def in_int8(seed: int = 0) -> onnx.ModelProto:
+    model = mlp(seed)
+    return quantize_int8(model, ranges_of(model, rows(2), ("x", "h", "n", "m", "logits")), CPU)[0]
+
+
+def test_honest_fp16_is_what_leaving_out_its_roundings_does_or_more(tmp_path):
+    graph = emulate(cast_float(mlp(), "fp16")[0])
+    found = honest_of(tmp_path, graph)
+    onnx.save(mlp(), tmp_path / "whole.onnx")
+    x = {"x": rows(count=24)["x"]}
+    with OrtSession(tmp_path / "graph.onnx", optimized=False) as rounded, OrtSession(tmp_path / "whole.onnx") as whole:
+        skipped = measure(rounded.run(x)["logits"], whole.run(x)["logits"]).sqnr_db
+    assert skipped - 8 < found.drifts["logits", "golden"].sqnr_db < skipped + 1
+
+
+def test_one_element_of_an_edge_counts_for_more_than_one_of_all_the_data(tmp_path):
+    found = honest_of(tmp_path, in_int8())
+    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+    assert 40 < golden.sqnr_db < 65 and edge.sqnr_db < golden.sqnr_db - 6
+    assert golden.slices is not None and (golden.slices.axes[1].error_sq > 0).all()
+
+
+def test_figures_repeat(tmp_path):
+    first, again = honest_of(tmp_path, in_int8()), honest_of(tmp_path, in_int8())
+    assert first == again
+
+
+def test_why_it_is_not_known_is_said(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 20]> net (float[n,8] x) => (float[n,8] y) '
+        "{ r = RandomNormalLike(x) y = Add(x, r) }"
+    )
+    assert honest_of(tmp_path, model) == Honest(reason="RandomNormalLike draws its result")
+
+
+def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:
+    return Drift(count=8, peak=1.0, max_abs=max_rel, expected_sq=1.0, error_sq=10 ** (-sqnr_db / 10), centered_sq=0.5)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"])
+@pytest.mark.parametrize(("honest", "limit"), [(70.0, 64.0), (16.0, 10.0), (5.0, LEAST_DB), (math.inf, 104.0)])
+def test_an_engine_is_held_to_twice_honest_rounding(precision, honest, limit):
+    found = budgets("engine", precision, None, Honest({("y", "golden"): drift(honest)}))
+    budget, default = found.of("y", "golden"), default_budget("engine", precision)
+    assert budget.sqnr_db == budget.slice_sqnr_db == pytest.approx(limit, abs=0.1)
+    assert f"honest {precision} rounding is {honest:.0f} dB below this output; twice" in found.notes["y", "golden"]
+    assert ("looser than" in found.notes["y", "golden"]) == (limit < default.sqnr_db)
+    assert found.of("y", "edge") == default
+
+
+def test_variation_and_greatest_error_have_limits_from_honest_rounding_too():
+    budget = budgets("engine", "int8", None, Honest({("y", "edge"): drift(50)})).of("y", "edge")
+    assert budget.centered_sqnr_db == pytest.approx(50 - 3 - HONEST_DB, abs=0.1)
+    assert budget.max_rel == pytest.approx(4e-3)
+
+
+def test_quantization_to_integers_keeps_its_documented_limits():
+    assert budgets("quantization", "int8", Noise({"y": {"golden": Floor(135.0, 1e-6)}})).measured == {}
+
+
+def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_says_so():
+    """float32 itself is 65 dB from exact, and two honest kernels 63.5 dB from each other."""
+    noise = Noise({"y": {"golden": Floor(65.0, 1e-3)}})
+    for joint in ("export", "engine"):
+        found = budgets(joint, "fp32", noise)
+        assert found.of("y", "golden").sqnr_db == 35 and found.of("y", "golden").max_rel == pytest.approx(
+            1e-3 * 10**1.5
+        )
+        assert found.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
+    assert budgets("engine", "fp32", Noise({"y": {"golden": Floor(20.0, 1.0)}})).of("y", "golden").sqnr_db == LEAST_DB
+
+
+@pytest.mark.parametrize("written", [80.0, 20.0])
+def test_what_a_person_wrote_wins_over_what_was_measured(written):
+    honest = Honest({("y", "golden"): drift(50)})
+    found = budgets("engine", "int8", None, honest).override({"sqnr_db": written})
+    assert found.of("y", "golden").sqnr_db == written and not found.notes
+    assert found.of("y", "golden").slice_sqnr_db <= min(written, default_budget("engine", "int8").slice_sqnr_db)
+    lifted = budgets("engine", "int8", None, honest).override({"sqnr_db": None}).of("y", "golden")
+    assert lifted.sqnr_db is lifted.slice_sqnr_db is lifted.centered_sqnr_db is None
+    other = budgets("engine", "int8", None, honest).override({"max_rel": 0.5}).of("y", "golden")
+    assert other.max_rel == 0.5 and other.sqnr_db == 44.0
+
+
+def test_a_part_of_a_model_is_held_to_what_its_outputs_are():
+    honest = Honest({("y", "golden"): drift(50), ("z", "golden"): drift(12)})
+    assert budgets("engine", "int8", None, honest).tightest.sqnr_db == 44.0
+    assert budgets("engine", "int8", None, Honest({("y", "golden"): drift(12)})).tightest.sqnr_db == 6.0
+    assert budgets("engine", "int8", None).tightest == default_budget("engine", "int8")

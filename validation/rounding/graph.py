@@ -1,0 +1,198 @@
+"""An ONNX graph with nodes in it that round as another kernel for the same graph would.
+
+The graph is the one that ONNX Runtime carries out for an engine joint: fp32 arithmetic, in which pairs of casts round
+to a 16-bit type (`pipeline.quantization.schemes.emulate`) and pairs of QuantizeLinear and DequantizeLinear to a grid.
+Two more inputs say how it rounds: SKIP, whether the 16-bit roundings are left out, as a kernel does that keeps fp32
+between fused operators; and FLIPS, how many elements of each tensor fall to the other side when they are quantized.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from validation.npz import Array
+from validation.rounding.nodes import Nodes
+from validation.rounding.operators import COPIES, RANDOM, SIZES, graphs_in, inlined, types_of
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+    from builders.types import Precision
+
+SKIP, FLIPS = "rounding/skip", "rounding/flips"
+# Relative, of each result in fp32: so many rounding units, for other kernels and orders of summation. 32 is the margin
+# of fp32 in `validation.budget`, for the same reason; integer kernels add exactly.
+UNIT = 2.0**-24
+MANY_UNITS, FEW_UNITS = 32, 8
+# Of a step: what requantization in fp32 may decide otherwise, for values of up to 255 steps.
+STEP = 255 * FEW_UNITS * UNIT / 2
+# Masks hold the lowest number of fp32; a little more of it would be an infinity.
+_LARGE = 1e30
+_OPSET = 11
+_FLOAT, _HALVES = 1, {"fp16": 10, "bf16": 16}
+# Casts of constants keep within the type, as masks do in the graphs that are cast.
+_GREATEST = {10: 65504.0, 16: 3.3895314e38}
+_QUANTIZE = ("QuantizeLinear", "DynamicQuantizeLinear")
+_FP8, _INT4 = (17, 18, 19, 20), (21, 22)
+
+
+def with_rounding(
+    model: "ModelProto", half: "Precision | None" = None, activation_blocks: bool = False
+) -> "ModelProto":
+    """A model that answers as the given one does, rounded as the inputs SKIP (bool) and FLIPS (float32) say.
+
+    half: 'fp16' or 'bf16' to round each result of an fp32 model to, and the constants that arithmetic reads.
+    Each run in a session draws anew, and a new session draws the same again. activation_blocks: whether products with
+    int4 weights round their activations to 8 bits, block by block, as ONNX Runtime's kernel does.
+    Raises ValueError where the graph holds what cannot be perturbed, or draws by itself.
+    """
+    from onnx import TensorProto, helper
+
+    copy = inlined(model)
+    if next((item.version for item in copy.opset_import if item.domain in ("", "ai.onnx")), 0) < _OPSET:
+        raise ValueError(f"its opset is older than {_OPSET}")
+    rounding = _Rounding(types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
+    rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in _nodes_of(copy.graph)) else MANY_UNITS
+    for name, kind in ((SKIP, TensorProto.BOOL), (FLIPS, TensorProto.FLOAT)):
+        copy.graph.input.append(helper.make_tensor_value_info(name, kind, []))
+    rounding.rewrite(copy.graph)
+    del copy.graph.value_info[:]
+    return copy
+
+
+def traits(model: "ModelProto") -> tuple[bool, bool]:
+    """Whether what `with_rounding` made holds 16-bit roundings that SKIP leaves out, and grids, which FLIPS is of."""
+    inputs = {name for node in _nodes_of(model.graph) for name in node.input}
+    return SKIP in inputs, FLIPS in inputs
+
+
+class _Rounding:
+    """One walk over a graph and the graphs within its nodes. types: of its tensors.  half: the type to round to."""
+
+    def __init__(self, types: Mapping[str, int], half: int, activation_blocks: bool) -> None:
+        self._types, self._half, self._activation_blocks = types, half, activation_blocks
+        self._nodes, self.units = Nodes(), MANY_UNITS
+
+    def rewrite(self, graph: "GraphProto") -> None:
+        """Put the nodes in, in place. Raises ValueError as `with_rounding` does."""
+        self._nodes.know(graph)
+        makers = {name: node for node in graph.node for name in node.output}
+        with self._nodes.collected(graph):
+            for node in graph.node:
+                self._take(node, makers)
+
+    def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        if node.op_type in RANDOM:
+            raise ValueError(f"{node.op_type} draws its result")
+        for inner in graphs_in(node):
+            self.rewrite(inner)
+        narrow = makers.get(node.input[0]) if node.op_type == "Cast" else None
+        if narrow is not None and _casts_to(node, _FLOAT) and _casts_to(narrow, *_HALVES.values()):
+            self._skippable(node, narrow.input[0])
+        elif node.op_type == _QUANTIZE[1]:
+            self._dynamic(node)
+        else:
+            self._read(node, makers)
+            self._nodes.append(node)
+            if node.op_type not in COPIES:
+                for index, name in enumerate(node.output):
+                    if name and self._types.get(name) == _FLOAT:
+                        self._rounded(node, index)
+
+    def _read(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        """Perturb what a node reads."""
+        if node.op_type == _QUANTIZE[0] and self._nodes.constant(node.input[0]) is None:
+            node.input[0] = self._moved(node.input[0], self._step(node))
+        if node.op_type in ("Conv", "Gemm"):
+            self._bias(node, makers)
+        if self._activation_blocks and node.op_type in ("Gemm", "MatMul"):
+            self._blocks(node, makers)
+        if self._half and node.op_type not in (*COPIES, *SIZES):
+            for index, name in enumerate(node.input):
+                if self._types.get(name) == _FLOAT and self._nodes.constant(name) is not None:
+                    node.input[index] = self._narrowed(self._held(name, _GREATEST[self._half]))
+
+    def _rounded(self, node: "NodeProto", index: int) -> None:
+        add, name = self._nodes.add, node.output[index]
+        node.output[index] = exact = f"{name}/unrounded"
+        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._nodes.drawn(exact, self.units * UNIT)))
+        if self._half:
+            self._narrowed(moved)
+        self._nodes.rename(name)
+
+    def _held(self, name: str, most: float) -> str:
+        return self._nodes.add("Clip", name, self._nodes.number(-most), self._nodes.number(most))
+
+    def _narrowed(self, name: str) -> str:
+        return self._nodes.add("Cast", self._nodes.add("Cast", name, to=self._half), to=_FLOAT)
+
+    def _skippable(self, widen: "NodeProto", exact: str) -> None:
+        name = widen.output[0]
+        widen.output[0] = rounded = f"{name}/rounding"
+        self._nodes.append(widen)
+        self._nodes.add("Where", SKIP, exact, rounded)
+        self._nodes.rename(name)
+
+    def _moved(self, name: str, step: str) -> str:
+        """The tensor moved by at most a share of a step, so that FLIPS of its elements are expected to fall elsewhere.
+
+        Of elements that lie anywhere between two numbers of a grid, a move by at most e steps carries e / 2 over.
+        """
+        add, number = self._nodes.add, self._nodes.number
+        size = add("Cast", add("Size", name), to=_FLOAT)
+        wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), size), number(STEP))
+        share = add("Mul", add("Min", wanted, number(0.5)), step)
+        return add("Add", name, add("Mul", self._nodes.drawn(name, 1.0), share))
+
+    def _step(self, node: "NodeProto") -> str:
+        """The distance of neighbouring numbers of a grid: of a float8 grid it is relative to the value."""
+        if self._types.get(node.output[0]) in _FP8:
+            return self._nodes.add("Mul", self._nodes.add("Abs", node.input[0]), self._nodes.number(0.125))
+        scale = self._nodes.constant(node.input[1])
+        if scale is None or scale.size != 1:
+            raise ValueError(f"{node.name or node.op_type} rounds by a scale that is not one constant")
+        return str(node.input[1])
+
+    def _dynamic(self, node: "NodeProto") -> None:
+        quantized, scale, zero = node.output
+        node.output[0] = f"{quantized}/unmoved"
+        self._nodes.append(node)
+        self._nodes.add("QuantizeLinear", self._moved(node.input[0], scale), scale, zero)
+        self._nodes.rename(quantized)
+
+    def _bias(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        """Move an integer product's float bias by up to half a step of its sums: a kernel may add it in integers."""
+        left, right = (self._scale(makers, name) for name in node.input[:2])
+        bias = self._nodes.constant(node.input[2]) if len(node.input) > 2 else None
+        if left is None or right is None or bias is None or not {left.size, right.size} <= {1, bias.size}:
+            return
+        step = left.reshape(-1) * right.reshape(-1)
+        moved = self._nodes.add("Mul", self._nodes.drawn(node.input[2], 0.5), self._nodes.number(step))
+        node.input[2] = self._nodes.add("Add", node.input[2], moved)
+
+    def _scale(self, makers: Mapping[str, "NodeProto"], name: str) -> "Array | None":
+        maker = _maker(makers, name)
+        return self._nodes.constant(maker.input[1]) if maker and maker.op_type == "DequantizeLinear" else None
+
+    def _blocks(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        maker = _maker(makers, node.input[1])
+        if maker is None or maker.op_type != "DequantizeLinear" or self._types.get(maker.input[0]) not in _INT4:
+            return
+        size = next(item.i for item in maker.attribute if item.name == "block_size")
+        node.input[0] = self._nodes.in_blocks(node.input[0], size)
+
+
+def _maker(makers: Mapping[str, "NodeProto"], name: str) -> "NodeProto | None":
+    """The node that makes a tensor, casts aside."""
+    maker = makers.get(name)
+    return _maker(makers, maker.input[0]) if maker is not None and maker.op_type == "Cast" else maker
+
+
+def _casts_to(node: "NodeProto", *kinds: int) -> bool:
+    return node.op_type == "Cast" and any(item.name == "to" and item.i in kinds for item in node.attribute)
+
+
+def _nodes_of(graph: "GraphProto") -> Iterator["NodeProto"]:
+    for node in graph.node:
+        yield node
+        for inner in graphs_in(node):
+            yield from _nodes_of(inner)

@@ -1,0 +1,83 @@
+"""What a graph's operators do to numbers, as far as rounding is concerned, and the types of its tensors."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+# Operators whose results are numbers that were there before, or exact: nothing rounds.
+COPIES = frozenset(
+    (
+        *("Abs", "ArgMax", "ArgMin", "BitShift", "Cast", "CastLike", "Ceil", "CenterCropPad", "Clip", "Compress"),
+        *("Concat", "ConcatFromSequence", "Constant", "ConstantOfShape", "DepthToSpace", "DequantizeLinear"),
+        *("DynamicQuantizeLinear", "Dropout", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements"),
+        *("GatherND", "GlobalMaxPool", "Identity", "If", "Loop", "Max", "MaxPool", "MaxUnpool", "Min", "Neg"),
+        *("NonMaxSuppression", "OneHot", "Optional", "OptionalGetElement", "Pad", "QuantizeLinear", "ReduceMax"),
+        *("ReduceMin", "Relu", "Reshape", "ReverseSequence", "Round", "Scan", "Scatter", "ScatterElements"),
+        *("ScatterND", "SequenceAt", "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "SplitToSequence"),
+        *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where"),
+    )
+)
+# Operators whose float constants decide sizes.
+SIZES = frozenset(("Range", "Resize"))
+RANDOM = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
+)
+# Constants of at most so many elements may be shapes, whose values decide the types and ranks of other tensors.
+_SMALL = 256
+
+
+def inlined(model: "ModelProto") -> "ModelProto":
+    """A copy of a model without functions."""
+    from onnx import ModelProto
+    from onnx.inliner import inline_local_functions
+
+    if model.functions:
+        return inline_local_functions(model)
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def types_of(model: "ModelProto") -> dict[str, int]:
+    """The element type of each tensor, of graphs within nodes too. Raises ValueError where inference does not tell one
+    that a node makes: what rounds there is not known."""
+    from onnx import ModelProto, helper, shape_inference
+
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    light.graph.CopyFrom(model.graph)
+    del light.graph.initializer[:]
+    for item in model.graph.initializer:
+        if math.prod(item.dims) <= _SMALL:
+            light.graph.initializer.append(item)
+        else:
+            light.graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+    try:
+        inferred = shape_inference.infer_shapes(light)
+    except shape_inference.InferenceError as error:
+        raise ValueError(f"its types cannot be inferred: {str(error).splitlines()[0]}") from error
+    types: dict[str, int] = {}
+    _collect(inferred.graph, types)
+    return types
+
+
+def _collect(graph: "GraphProto", types: dict[str, int]) -> None:
+    types |= {item.name: item.data_type for item in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.HasField("tensor_type"):
+            types[value.name] = value.type.tensor_type.elem_type
+    for node in graph.node:
+        for inner in graphs_in(node):
+            _collect(inner, types)
+        for name in node.output:
+            if name and name not in types and node.op_type != "Constant":
+                raise ValueError(f"the type of {name!r}, which {node.op_type} makes, is not known")
+
+
+def graphs_in(node: "NodeProto") -> Iterator["GraphProto"]:
+    """The graphs within a node: branches and bodies."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else []
+        yield from attribute.graphs
