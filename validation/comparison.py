@@ -97,17 +97,16 @@ class Comparison:
             if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
                 note = "nothing was measured: every expected value is infinite"
                 yield Check(self.joint, "measured", name, "golden", 0.0, None, False, note)
-        if known and not any(
-            part.count or part.nonfinite or part.infinite for parts in known.values() for part in parts
-        ):
+        if known and all(_is_empty(part) for parts in known.values() for part in parts):
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.joint, "measured", "", "golden", 0.0, None, False, note)
 
     def _measured(self, name: str, output: Compared, drift: Drift, kind: str, usual: Drift | None) -> Measured:
         budget, honest = self.limits.of(name, kind), self.honest.get((name, kind))
         common = max(part.exponent for part in (drift, usual, honest) if part)
-        beside = [part and part.scaled(common) for part in (usual, honest)]
-        return Measured(drift.scaled(common), budget, still_share(output.dtype), *beside)
+        drift, still = drift.scaled(common), still_share(output.dtype)
+        usual, honest = (part and part.scaled(common) for part in (usual, honest))
+        return Measured(drift, budget, still, usual, honest, self.joint == "engine")
 
     def _golden(self, name: str, output: Compared) -> Iterator[Check]:
         if output.golden is None:

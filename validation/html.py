@@ -78,7 +78,7 @@ def metric_text(value: float | None, name: str) -> str:
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
-    if name == "sqnr_db":
+    if name.endswith("sqnr_db"):
         return f"{value:.1f} dB"
     if name == "nonfinite":
         return f"{value:.0f}"

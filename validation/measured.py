@@ -3,7 +3,8 @@
 A ratio to an output's energy says nothing where that is an offset: logits of 288 and a signal of 0.4 keep 57 dB when
 the answer is 288 for ever. So there is a limit on the ratio to its variation over the golden samples too. It does not
 count where the expected output itself does not vary (masks, anchors): by no more than `STILL` of its type's unit in
-amplitude, or by no more than what an honest kernel's rounding explains half of.
+amplitude; at the engine joint, where the graph rounds to the engine's precision, also by so little that an honest
+kernel's rounding is half of it.
 """
 
 import math
@@ -36,7 +37,8 @@ class Value:
 class Measured:
     """The drift of an output over some cases. still: share of the energy below which a variation is none.
 
-    usual: of an edge, the drift of the golden cases.  honest: the drift that an honest kernel adds.
+    usual: of an edge, the drift of the golden cases.  honest: the drift that an honest kernel adds.  rounded: whether
+    the expected output was rounded to the same precision, as at the engine joint.
     """
 
     drift: Drift
@@ -44,12 +46,14 @@ class Measured:
     still: float = 0.0
     usual: Drift | None = None
     honest: Drift | None = None
+    rounded: bool = False
 
     @property
     def varies(self) -> bool:
         """Whether the expected output varies over the samples by more than its rounding."""
         drift = self.drift
-        rounding = 2 * _mean(self.honest.error_sq, self.honest) * drift.count if self.honest else 0.0
+        known = self.honest if self.rounded else None
+        rounding = 2 * _mean(known.error_sq, known) * drift.count if known else 0.0
         return self._variation > max(self.still * drift.expected_sq, rounding)
 
     @property
@@ -91,7 +95,7 @@ class Measured:
         if self.drift.slices is None:
             return
         usual, honest = (part.slices if part else None for part in (self.usual, self.honest))
-        worst = worst_slice(self.drift.slices, limit, usual, honest, self.still)
+        worst = worst_slice(self.drift.slices, limit, usual, honest, self.still, self.rounded)
         if worst is not None:
             yield Value("slice_sqnr_db", limit, worst.sqnr_db, str(worst))
 

@@ -131,7 +131,7 @@ def headroom_db(check: Check) -> float:
         return -math.inf
     if check.value is None or check.limit is None or not _has_room(check):
         return math.inf
-    if check.name == "sqnr_db":
+    if check.name.endswith("sqnr_db"):
         return check.value - check.limit
     if check.name.startswith("max_"):
         return _decibels(check.limit, check.value)

@@ -2,7 +2,8 @@
 
 The error energy of a slice may be its own energy, less the limit in decibels, and half of its own variation about the
 means of its features (an offset is no signal); or four times (twice the amplitude) what an honest kernel of the
-precision adds to it, where that is more. Not judged so, because the ratio says nothing there:
+precision adds to it, where that is more (of the variation only at the engine joint: elsewhere the expected output is
+not rounded, and all that varies is signal). Not judged so, because the ratio says nothing there:
 
 - a slice of fewer than `FEWEST` elements: among a thousand slices of one element each, some element is near zero.
 - a slice that is zero or nearly so (`DEAD` of the output's mean energy: a millionth of its amplitude): cancellation
@@ -30,8 +31,8 @@ HONEST_MARGIN = 4.0
 
 @dataclass(frozen=True)
 class WorstSlice:
-    """sqnr_db: as many decibels beside the limit as the error is beside what is allowed.  of_variation: whether the
-    slice's variation sets that, and not its energy."""
+    """sqnr_db: as many decibels beside the limit as the error is beside what is allowed.  of_variation: whether more
+    than half of the slice's variation is lost, and its energy allows that."""
 
     axis: int
     index: int
@@ -49,19 +50,21 @@ def worst_slice(
     usual: Slices | None = None,
     honest: Slices | None = None,
     still: float = DEAD,
+    rounded: bool = True,
 ) -> WorstSlice | None:
     """The slice that is worst against what it is allowed; None where none can be judged.
 
     limit: SQNR in decibels that each should have; None: only measured.  usual: of the golden set, for a case that holds
     few samples: a slice has at least the energy that it has there.  honest: errors of an honest kernel.  still: share
-    of a slice's energy below which its variation is rounding.
+    of a slice's energy below which its variation is rounding.  rounded: whether the expected output was rounded to the
+    same precision, so that honest rounding may be all that varies.
     """
     found = []
     for axis, sums in slices.axes.items():
         judged = np.flatnonzero(sums.count >= FEWEST)
         if not len(judged):
             continue
-        values, of_variation = _values(sums, limit, _axis(usual, axis), _axis(honest, axis), still)
+        values, of_variation = _values(sums, limit, _axis(usual, axis), _axis(honest, axis), still, rounded)
         worst = int(judged[np.argmin(values[judged])])
         found.append(WorstSlice(axis, worst, float(values[worst]), bool(of_variation[worst])))
     return min(found, key=lambda item: item.sqnr_db, default=None)
@@ -72,7 +75,7 @@ def _axis(slices: Slices | None, axis: int) -> AxisSums | None:
 
 
 def _values(
-    sums: AxisSums, limit: float | None, usual: AxisSums | None, honest: AxisSums | None, still: float
+    sums: AxisSums, limit: float | None, usual: AxisSums | None, honest: AxisSums | None, still: float, rounded: bool
 ) -> tuple[Array, Array]:
     """Per slice the SQNR, and whether its variation sets it."""
     energy = _at_least("expected_sq", sums, usual)
@@ -85,8 +88,8 @@ def _values(
     allowed = np.maximum(signal * 10 ** (-limit / 10), rounding)
     variation = _at_least("centered_sq", sums, usual)
     varies = ~dead & (variation > still * energy) & (honest is not None or limit >= FINE_DB)
-    half = np.where(varies, np.maximum(VARIATION * variation, rounding), math.inf)
-    return limit + _decibels(np.minimum(allowed, half), sums.error_sq), half < allowed
+    half = np.where(varies, np.maximum(VARIATION * variation, rounding if rounded else 0.0), math.inf)
+    return limit + _decibels(np.minimum(allowed, half), sums.error_sq), (half < allowed) & (half < sums.error_sq)
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:

@@ -68,8 +68,12 @@ class Slices:
         return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
 
     def merge(self, other: "Slices") -> "Slices | None":
-        """Both parts together; None where their ranks differ."""
-        if self.mean is None or other.mean is None or self.mean.ndim != other.mean.ndim:
+        """Both parts together; None where their ranks differ. Without means, what varies between them is left out."""
+        if self.mean is None or other.mean is None:
+            sums = {axis: self.axes[axis].merge(other.axes[axis]) for axis in self.axes.keys() & other.axes.keys()}
+            total = self.centered_sq + other.centered_sq
+            return Slices(dict(sorted(sums.items())), total, self.samples + other.samples, None, 0.0)
+        if self.mean.ndim != other.mean.ndim:
             return None
         pairs = zip(self.mean.shape, other.mean.shape, strict=True)
         differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]

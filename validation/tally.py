@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from validation.npz import Array
+from validation.passes import exponent_of
 from validation.spread import Spread, Worst
 
 # Elements that are looked at together: their float64 copies stay in the processor's cache.
@@ -97,11 +98,11 @@ class Tally:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             wide = e.astype(np.float64)
             error = np.abs(np.subtract(a, wide, dtype=np.float64))
-            signal, noise = np.einsum("ij,ij->i", wide, wide), np.einsum("ij,ij->i", error, error)
-            if not np.isfinite(signal + noise).all():
+            if not np.isfinite(error).all():
                 error[e == a] = 0.0  # equal infinities are no error
-                noise = np.einsum("ij,ij->i", error, error)
-                signal = np.square(np.where(np.isfinite(wide), wide, 0.0)).sum(axis=1)
+                wide = np.where(np.isfinite(wide), wide, 0.0)
+            unit = -exponent_of(e, a)
+            signal, noise = (np.einsum("ij,ij->i", *[np.ldexp(x, unit) if unit else x] * 2) for x in (wide, error))
             if golden:
                 self._count(error)
             quality = np.where(noise == 0, np.inf, 10 * np.log10(signal / noise))

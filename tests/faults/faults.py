@@ -1,6 +1,12 @@
 """All planted faults, in the order of the table."""
 
-from tests.faults import elsewhere, numbers, promises, roundings
+from tests.faults import elsewhere, numbers, promises, roundings, variations
 from tests.faults.table import Fault
 
-FAULTS: tuple[Fault, ...] = (*numbers.FAULTS, *roundings.FAULTS, *promises.FAULTS, *elsewhere.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *numbers.FAULTS,
+    *roundings.FAULTS,
+    *variations.FAULTS,
+    *promises.FAULTS,
+    *elsewhere.FAULTS,
+)

@@ -47,6 +47,12 @@ def test_the_sqnr_of_each_sample_is_its_own():
     assert many.samples == 500 and len(many.sqnr_db) == 101
 
 
+@pytest.mark.parametrize("scale", [1e300, 1e-170])
+def test_squares_that_float64_cannot_hold(scale):
+    expected = np.random.default_rng(0).normal(size=(5, 8)) * scale
+    assert spread((expected, 1.1 * expected)).sqnr_db == pytest.approx((20,) * 5)
+
+
 @settings(max_examples=30, deadline=None)
 @given(arrays.arrays(np.float32, (9, 4), elements=FLOATS), st.integers(1, 8))
 def test_parts_merge_into_the_whole(expected, cut):

@@ -6,8 +6,9 @@ segments are cut apart in one graph and run together, so a sweep costs one more 
 node. Long models are cut coarsely first, and then only where it is worst (`sweep.MOST_CUTS` at a time); memory is
 bounded by windows of `sweep.MOST_BYTES`, whatever the model's size.
 
-A segment is blamed when its own error breaks the limits that the joint has for the whole model. When none does and the
-outputs fail all the same, the errors add up, and the ranking says where most of them come from.
+A segment is blamed when its own error breaks the limits that the joint has for the whole model. Where none does and an
+output fails by one slice, that is the segment with the worst slice. When none does and the outputs fail all the same,
+the errors add up, and the ranking says where most of them come from.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from builders.errors import EngineryError
 from builders.types import Tensors
 from validation.attribution.cuts import spread
 from validation.attribution.result import Attribution, Finding, ranked
-from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, error_of
+from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, blame_slice, error_of
 from validation.attribution.tappable import Tappable
 from validation.budget import Budget
 from validation.compare import run
@@ -55,6 +56,8 @@ def attribute(
         rows = work.rows(cuts)
         if not (finer := work.finer(rows, points, cuts)):
             break
+    if any("slice_sqnr_db" in text for text in failed) and not any(row.blamed for row in rows):
+        rows = blame_slice(rows, budget)
     found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
     notes = _notes(candidate, points)
     return Attribution(

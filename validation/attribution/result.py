@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from builders.errors import IntegrityError
 from validation.drift import Drift
+from validation.slice_limits import worst_slice
 
 FORMAT = 1
 # Rows that are kept.
@@ -22,13 +23,18 @@ _LISTS = ("failed", "cases", "notes")
 
 @dataclass(frozen=True)
 class Error:
-    """How far one tensor is off. sqnr_db: inf when it is equal.  note: why there is no number."""
+    """How far one tensor is off. sqnr_db: inf when it is equal.  note: why there is no number.
+
+    slice_sqnr_db, slice: of its worst slice, and which that is.
+    """
 
     sqnr_db: float = math.inf
     max_rel: float = 0.0
     nonfinite: int = 0
     unequal: float = 0.0
     note: str = ""
+    slice_sqnr_db: float = math.inf
+    slice: str = ""
 
     @classmethod
     def of(cls, drift: Drift | None, note: str = "") -> "Error":
@@ -37,7 +43,9 @@ class Error:
             return cls(math.nan, math.nan, 0, 0.0, note or "not measured")
         if drift.mismatches is not None:
             return cls(unequal=1 - drift.argmax_agreement, note=note)
-        return cls(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note)
+        worst = worst_slice(drift.slices, None) if drift.slices else None
+        of_slice = (worst.sqnr_db, str(worst)) if worst else (math.inf, "")
+        return cls(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *of_slice)
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -51,8 +59,8 @@ class Error:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Error":
         """Read what `to_json` wrote."""
-        numbers = {name: float(data[name]) for name in ("sqnr_db", "max_rel", "unequal")}
-        return cls(**numbers, nonfinite=int(data["nonfinite"]), note=str(data["note"]))
+        numbers = {name: float(data[name]) for name in ("sqnr_db", "max_rel", "unequal", "slice_sqnr_db")}
+        return cls(**numbers, nonfinite=int(data["nonfinite"]), note=str(data["note"]), slice=str(data["slice"]))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -211,6 +211,20 @@ def blame(local: Error, budget: Budget) -> str:
     return ""
 
 
+def blame_slice(rows: Sequence[Row], budget: Budget) -> list[Row]:
+    """The rows with the one blamed whose worst slice is off most, where that breaks the limit on slices.
+
+    For an output that fails by one slice, while the energy of every segment keeps its limit.
+    """
+    if budget.slice_sqnr_db is None or not rows:
+        return list(rows)
+    worst = min(rows, key=lambda row: row.local.slice_sqnr_db)
+    if within("slice_sqnr_db", worst.local.slice_sqnr_db, budget.slice_sqnr_db):
+        return list(rows)
+    why = f"{worst.local.slice}: {worst.local.slice_sqnr_db:.1f} dB by itself, limit {budget.slice_sqnr_db:g} dB"
+    return [replace(row, blamed=why) if row is worst else row for row in rows]
+
+
 def error_of(expected: Array, actual: Array | None) -> Error:
     """How far a value is from what was expected; with a note where that cannot be said."""
     return Error.of(*_measured(expected, actual))
@@ -220,7 +234,8 @@ def _measured(expected: Array, actual: Array | None) -> tuple[Drift | None, str]
     if actual is None:
         return None, "it is missing"
     try:
-        return measure(expected, actual), ""
+        drift = measure(expected, actual, samples=len(expected) if expected.ndim > 1 else None)
+        return replace(drift, slices=drift.slices.without_means() if drift.slices else None), ""
     except ValueError as error:
         return None, str(error)
 
