@@ -26,7 +26,8 @@ from validation.tally import samples_of
 
 # Golden cases and edges, of a small model: its rounding is a matter of few elements, and it takes no time.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
-# Of any other: two golden cases, and the smallest and the greatest edge.
+# Of any other: the first samples of two golden cases, the smallest edge, and the greatest that is no more than those.
+FEW_CASES, MOST_SAMPLES = 2, 4
 # Elements of each quantized tensor that fall elsewhere: in all of the data, and in a run that shows what many do.
 FEW, MANY = 1.0, 4.0
 
@@ -40,6 +41,15 @@ class _Way:
     skip: bool
     flips: float
     share: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Cases that are judged together. parts: how many such cases all of the data is."""
+
+    kind: str
+    cases: Sequence[Case]
+    parts: float
 
 
 def honest_rounding(
@@ -66,26 +76,24 @@ def honest_rounding(
         onnx.save(perturbed, path)
         with opens(path) as rounding:
             ways = traits(perturbed)
-            return Honest(dict(_measured(_chosen(golden, graph), golden, (reference, rounding), ways)))
+            return Honest(dict(_measured(_groups(golden, graph, reference), (reference, rounding), ways)))
     except (EngineryError, ValueError) as error:
         return Honest(reason=str(error).splitlines()[0][:200])
 
 
 def _measured(
-    chosen: tuple[list[Case], list[Case]], golden: GoldenSet, pair: tuple[Session, Session], ways: tuple[bool, bool]
+    groups: Sequence[_Group], pair: tuple[Session, Session], ways: tuple[bool, bool]
 ) -> Iterator[tuple[tuple[str, str], Drift]]:
-    parts = case_kinds(golden).count("golden")
-    groups = [("golden", chosen[0], parts), *(("edge", [case], 1) for case in chosen[1])]
     found: dict[tuple[str, str], list[Drift]] = {}
-    for kind, cases, among in groups:
-        for way in _runs(*ways, among):
-            for output, drift in _run(cases, *pair, way).items():
-                found.setdefault((output, kind), []).append(drift)
+    for group in groups:
+        for way in _runs(*ways, group.parts):
+            for output, drift in _run(group.cases, *pair, way).items():
+                found.setdefault((output, group.kind), []).append(drift)
     for (output, kind), drifts in found.items():
         yield (output, kind), greatest(drifts, found.get((output, "golden"), drifts)[0])
 
 
-def _runs(halves: bool, grids: bool, parts: int) -> Iterator[_Way]:
+def _runs(halves: bool, grids: bool, parts: float) -> Iterator[_Way]:
     """parts: among how many such cases the few elements that fall elsewhere are to be found."""
     few = FEW / parts
     yield _Way(False, few)
@@ -108,12 +116,29 @@ def _run(cases: Sequence[Case], reference: Session, rounding: Session, way: _Way
     return {name: replace(drift, error_sq=drift.error_sq * way.share) for name, drift in total.items() if drift.count}
 
 
-def _chosen(golden: GoldenSet, graph: Path) -> tuple[list[Case], list[Case]]:
-    """The golden cases and the edges to measure on."""
-    places = [index for index, kind in enumerate(case_kinds(golden)) if kind == "edge"]
-    sizes = {index: sum(array.size for array in golden.cases[index].inputs.values()) for index in places}
-    ordered = sorted(places, key=lambda index: sizes[index])
+def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
+    """What to measure on."""
+    kinds = case_kinds(golden)
+    sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     small = graph.stat().st_size < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
-    edges = ordered[: MOST_EDGES - 1] if small else ordered[:1]
-    cases = list(islice(golden.of_kind("golden"), MOST_CASES if small else 2))
-    return cases, [golden.cases[index] for index in dict.fromkeys([*edges, *ordered[-1:]])]
+    whole = list(islice(golden.of_kind("golden"), MOST_CASES if small else FEW_CASES))
+    cases = whole if small else [_first_samples(case, reference) for case in whole]
+    most = max(map(_size, cases), default=0)
+    ordered = sorted(sizes, key=lambda index: sizes[index])
+    within = [index for index in ordered if sizes[index] <= most]
+    edges = [*ordered[: MOST_EDGES - 1], *ordered[-1:]] if small else [*ordered[:1], *within[-1:]]
+    parts = kinds.count("golden") * sum(map(_size, whole)) / max(sum(map(_size, cases)), 1)
+    single = [_Group("edge", [golden.cases[index]], 1) for index in dict.fromkeys(edges)]
+    return [_Group("golden", cases, parts), *single] if cases else single
+
+
+def _first_samples(case: Case, reference: Session) -> Case:
+    """A case with a few of its samples, where all inputs have a batch of any size in front."""
+    leading = {spec.shape[0] if spec.shape else None for spec in reference.inputs}
+    if len(leading) == 1 and all(isinstance(dim, str) for dim in leading):
+        return replace(case, inputs={name: array[:MOST_SAMPLES] for name, array in case.inputs.items()})
+    return case
+
+
+def _size(case: Case) -> int:
+    return sum(array.size for array in case.inputs.values())
