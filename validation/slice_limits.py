@@ -27,6 +27,9 @@ FINE_DB = 15.0
 VARIATION = 0.5
 # Of energy: twice the amplitude of the error that an honest kernel makes.
 HONEST_MARGIN = 4.0
+# Of energy: an edge is a few samples, tiled. The squared error of a slice of four elements exceeds six times its mean
+# in one case of ten thousand (chi-squared with four degrees of freedom).
+EDGE_MARGIN = 10.0
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ def worst_slice(
     """The slice that is worst against what it is allowed; None where none can be judged.
 
     limit: SQNR in decibels that each should have; None: only measured.  usual: of the golden set, for a case that holds
-    few samples: a slice has at least the energy that it has there.  honest: errors of an honest kernel.  still: share
-    of a slice's energy below which its variation is rounding.  rounded: whether the expected output was rounded to the
-    same precision, so that honest rounding may be all that varies.
+    few samples: a slice has at least the energy that it has there, and may be worse by EDGE_MARGIN.  honest: errors of
+    an honest kernel.  still: share of a slice's energy below which its variation is rounding.  rounded: whether the
+    expected output was rounded to the same precision, so that honest rounding may be all that varies.
     """
     found = []
     for axis, sums in slices.axes.items():
@@ -95,7 +98,7 @@ def _values(
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
     rounding = HONEST_MARGIN * _per_element("error_sq", honest, len(signal)) * sums.count
-    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding)
+    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding) * (1.0 if usual is None else EDGE_MARGIN)
     variation = _at_least("centered_sq", sums, usual)
     varies = ~dead & (variation > still * energy) & (honest is not None or limit >= FINE_DB)
     half = np.where(varies, np.maximum(VARIATION * variation, rounding if rounded else 0.0), math.inf)
