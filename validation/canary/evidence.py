@@ -25,8 +25,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Evidence:
-    """paired: whether entry i of both sides is the same request.
+    """paired: whether entry i of both sides belongs together: the same request, or requests of about the same moment.
 
+    stopped: why the end of a log may hide that an engine died: no PASS.  unlike: why the sides do not compare: no
+    verdict but INSUFFICIENT.  Both are sentences with a remedy, and '' where there is nothing to say.
     differs: by request, whether the candidate's answer is another one; flipped: whether an argmax is. Of those
     requests that both answered; None where that was not observed.
     """
@@ -36,6 +38,8 @@ class Evidence:
     paired: bool
     differs: Array | None = None
     flipped: Array | None = None
+    stopped: str = ""
+    unlike: str = ""
 
     @property
     def requests(self) -> int:
