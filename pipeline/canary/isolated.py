@@ -6,7 +6,7 @@ The engine's time is measured in its own process, so the way there and back coun
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -46,7 +46,7 @@ class IsolatedSession:
 def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
     """The engine that `opener` opens in a process of its own; opener is pickled.
 
-    Raises what `opener` raises, and EngineryError where the process ends meanwhile. role: whose engine it is.
+    Raises the EngineryError that `opener` raises, and one for whatever else ends the opening. role: whose engine it is.
     """
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=_serve, args=(theirs, opener), daemon=True)
@@ -63,6 +63,7 @@ def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
         ours.close()
         process.join(JOIN_S)
         process.kill()
+        process.join()
 
 
 def _opened(role: str, process: BaseProcess, connection: Connection) -> Sequence[TensorSpec]:
@@ -80,15 +81,16 @@ def _opened(role: str, process: BaseProcess, connection: Connection) -> Sequence
 def _serve(connection: Connection, opener: Opener) -> None:
     """Answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
-    try:
-        with opener() as session:
-            connection.send(list(session.inputs))
-            while True:
-                connection.send(serve(session, connection.recv(), Clock()))
-    except EOFError:
-        return
-    except EngineryError as error:
-        connection.send(error)
+    with ExitStack() as stack, suppress(EOFError):
+        try:
+            session = stack.enter_context(opener())
+        except Exception as error:
+            told = error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
+            connection.send(told)
+            return
+        connection.send(list(session.inputs))
+        while True:
+            connection.send(serve(session, connection.recv(), Clock()))
 
 
 def _ending(process: BaseProcess) -> str:

@@ -25,7 +25,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Evidence:
-    """paired: whether entry i of both sides belongs together: the same request, or requests of about the same moment.
+    """paired: whether entry i of both sides belongs together.  matched: whether those are different requests of about
+    the same moment, and not the same request.
 
     stopped: why the end of a log may hide that an engine died: no PASS.  unlike: why the sides do not compare: no
     verdict but INSUFFICIENT.  Both are sentences with a remedy, and '' where there is nothing to say.
@@ -40,6 +41,7 @@ class Evidence:
     flipped: Array | None = None
     stopped: str = ""
     unlike: str = ""
+    matched: bool = False
 
     @property
     def requests(self) -> int:

@@ -63,7 +63,7 @@ def compare_in_time(candidate: Observations, baseline: Observations) -> tuple[Ev
         if len(keep) < len(one)
     ]
     silence, remark = _silence(candidate, baseline, spans)
-    return Evidence(ours, theirs, paired=True, stopped=silence), [*notes, *([remark] if remark else [])]
+    return Evidence(ours, theirs, paired=True, stopped=silence, matched=True), [*notes, *([remark] if remark else [])]
 
 
 def match(spans: Spans, seed: int = 0) -> tuple[Array, Array]:

@@ -50,6 +50,8 @@ def opened(how: str = "", at: int = -1) -> Iterator[Dying]:
     """at: 0 ends the process while the engine is opened."""
     if how == "refused":
         raise DataError("this engine is none")
+    if how == "broken":
+        raise RuntimeError("no such plugin")
     if at == 0:
         end(how)
     yield Dying(how, at)

@@ -95,5 +95,9 @@ def test_an_engine_that_cannot_be_opened_says_so():
     died = "the candidate's engine ended its process while it was opened: signal 11"
     with pytest.raises(EngineryError, match=died), isolated("candidate", partial(opened, "segfault", 0)):
         pass
-    with pytest.raises(DataError, match="this engine is none"), isolated("baseline", partial(opened, "refused")):
-        pass
+    for how, kind, words in (
+        ("refused", DataError, "engine is none"),
+        ("broken", EngineryError, "RuntimeError: no such"),
+    ):
+        with pytest.raises(kind, match=words), isolated("baseline", partial(opened, how)):
+            pass

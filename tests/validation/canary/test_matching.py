@@ -16,9 +16,10 @@ from tests.validation.canary.simulated_logs import (
     mirrored,
     ramp,
 )
-from validation.canary.judge import judge
+from validation.canary.judge import Looks, judge
 from validation.canary.matching import Spans, match
 from validation.canary.pairing import evidence_of
+from validation.canary.report import make_report
 from validation.canary.thresholds import Thresholds
 
 MEDIAN = Thresholds({"p50": 0.02})
@@ -82,6 +83,14 @@ def test_a_share_that_follows_the_hour_does_not_hide_a_difference():
     evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
     matched = [float(np.median(one.latency)) for one in (evidence.candidate, evidence.baseline)]
     assert matched[0] / matched[1] == pytest.approx(1.03, abs=0.01)
+
+
+def test_matched_requests_are_not_the_same_ones():
+    logs = halves(np.random.default_rng(0), 2000)
+    evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
+    facts = {"notes": [], "traffic": {}}
+    report = make_report(judge(evidence), Thresholds(), Looks(), logs.candidate, logs.baseline, evidence, facts)
+    assert evidence.paired and evidence.matched and report["paired"] is False
 
 
 def test_both_sides_have_as_many_requests_in_every_window():
