@@ -80,7 +80,7 @@ def _unseen(side: Observations, other: Observations) -> tuple[dict[Name | None, 
 
 
 def _slowest(*sides: Observations) -> float:
-    return max(latency for side in sides for latency in side.latency if not math.isnan(latency))
+    return max((latency for side in sides for latency in side.latency if not math.isnan(latency)), default=0.0)
 
 
 def _named(names: list[Name | None]) -> str:

@@ -22,6 +22,10 @@ class Side:
     def __len__(self) -> int:
         return len(self.ok)
 
+    def take(self, indices: Array) -> "Side":
+        """The requests at `indices`, in that order."""
+        return Side(self.time[indices], self.latency[indices], self.ok[indices], self.score[indices])
+
 
 @dataclass(frozen=True)
 class Evidence:

@@ -22,6 +22,7 @@ from validation.canary.criteria import (
     share_criterion,
 )
 from validation.canary.evidence import Evidence
+from validation.canary.matching import match_in_time
 from validation.canary.sequential import level_of
 from validation.canary.thresholds import Thresholds
 
@@ -72,11 +73,13 @@ def judge(
     seed: int = SEED,
     replicates: int = REPLICATES,
 ) -> Judgement:
-    """Judge a candidate by what was observed. seed, replicates: of the bootstrap.
+    """Judge a candidate by what was observed; sides that do not pair are matched in time. seed, replicates: of the
+    bootstrap.
 
     Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
+    evidence = evidence if evidence.paired or evidence.unlike else match_in_time(evidence)
     count = _criteria_count(limits)
     fractions = looks.fractions(evidence.requests)
     levels = Levels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))

@@ -8,11 +8,11 @@ which no matching mends: it is refused.
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from validation.canary.ends import CLOSE
 from validation.canary.evidence import Array, Evidence
 from validation.canary.moments import span_text
 from validation.canary.observations import Observations
@@ -44,26 +44,20 @@ class Spans(NamedTuple):
         return [times[(times >= self.first) & (times <= self.last)] for times in self.times]
 
 
-def compare_in_time(candidate: Observations, baseline: Observations) -> tuple[Evidence, list[str]]:
-    """The requests of both sides in pairs of about the same moment, and remarks; where the sides do not compare, all of
-    them, and why."""
-    sides = candidate, baseline
-    orders = [np.argsort(np.asarray(one.time), kind="stable") for one in sides]
-    times = [np.asarray(one.time)[order] for one, order in zip(sides, orders, strict=True)]
-    spans = Spans((times[0], times[1]), max(one[0] for one in times), min(one[-1] for one in times))
-    notes = ["the two sides answered different requests, matched in time"]
+def match_in_time(evidence: Evidence) -> Evidence:
+    """Different requests in pairs of about the same moment; where the sides do not compare, all of them, and why."""
+    found = [side.take(np.argsort(side.time, kind="stable")) for side in (evidence.candidate, evidence.baseline)]
+    spans = spans_of(found[0].time, found[1].time)
     if unlike := _other_hours(spans) or _other_load(spans):
-        ours, theirs = (one.side(order) for one, order in zip(sides, orders, strict=True))
-        return Evidence(ours, theirs, paired=False, unlike=unlike), notes
-    kept = match(spans)
-    ours, theirs = (one.side(order[keep]) for one, order, keep in zip(sides, orders, kept, strict=True))
-    notes += [
-        f"{len(one) - len(keep)} of {len(one)} requests of the {role} have no match at the same time, and are left out"
-        for role, one, keep in zip(("candidate", "baseline"), sides, kept, strict=True)
-        if len(keep) < len(one)
-    ]
-    silence, remark = _silence(candidate, baseline, spans)
-    return Evidence(ours, theirs, paired=True, stopped=silence, matched=True), [*notes, *([remark] if remark else [])]
+        return replace(evidence, candidate=found[0], baseline=found[1], unlike=unlike)
+    ours, theirs = (side.take(kept) for side, kept in zip(found, match(spans), strict=True))
+    return replace(evidence, candidate=ours, baseline=theirs, paired=True, matched=True)
+
+
+def spans_of(candidate: Array, baseline: Array) -> Spans:
+    """The common time of two sides. candidate, baseline: arrivals in seconds, in any order."""
+    times = np.sort(candidate), np.sort(baseline)
+    return Spans(times, max(float(one[0]) for one in times), min(float(one[-1]) for one in times))
 
 
 def match(spans: Spans, seed: int = 0) -> tuple[Array, Array]:
@@ -77,8 +71,7 @@ def match(spans: Spans, seed: int = 0) -> tuple[Array, Array]:
 
 def _windows(times: Array, spans: Spans, count: int) -> Array:
     """The window of each request, -1 outside of the common time."""
-    width = (spans.last - spans.first) or 1.0
-    found = np.minimum(((times - spans.first) / width * count).astype(np.int64), count - 1)
+    found = np.searchsorted(np.linspace(spans.first, spans.last, count + 1)[1:-1], times, side="right")
     return np.where((times < spans.first) | (times > spans.last), -1, found)
 
 
@@ -129,19 +122,18 @@ def _uneven(ours: int, theirs: int) -> bool:
     return min(ours, theirs) < total * least - _CHANCE * math.sqrt(total * least * (1.0 - least))
 
 
-def _silence(candidate: Observations, baseline: Observations, spans: Spans) -> tuple[str, str]:
-    """Where one log says nothing for so long that its engine may have died, or else a remark on that; two empty texts
-    where that is nowhere."""
-    inside, closed = spans.inside, candidate.ended and baseline.ended
+def silence(candidate: Observations, baseline: Observations) -> str:
+    """Where one log says nothing for so long that its engine may have died; '' where that is nowhere."""
+    spans = spans_of(np.asarray(candidate.time), np.asarray(baseline.time))
+    inside = [max(1, len(times)) for times in spans.inside]
     for role, side, at in (("candidate", candidate, 0), ("baseline", baseline, 1)):
         mine, other = (times[times >= spans.first] for times in (spans.times[at], spans.times[1 - at]))
         places = np.searchsorted(other, mine, side="right")
         missed = np.diff(places, append=len(other))
-        worst = int(missed.argmax())
-        if missed[worst] * len(inside[at]) >= _SILENCE * len(inside[1 - at]):
+        if len(mine) and missed.max() * inside[at] >= _SILENCE * inside[1 - at]:
+            worst = int(missed.argmax())
             when = span_text(np.asarray([mine[worst], other[places[worst] + missed[worst] - 1]]))
-            told = (
+            return (
                 f"{side.path.name} ({role}) has nothing from {when}, where the other log has {missed[worst]} requests"
             )
-            return ("", told) if closed else (f"{told}, and not both say that they were stopped in order; {CLOSE}", "")
-    return "", ""
+    return ""

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from builders.errors import DataError
-from validation.canary.ends import end_of_pairs, killed
+from validation.canary.ends import CLOSE, end_of_pairs, killed
 from validation.canary.evidence import Array, Evidence
-from validation.canary.matching import compare_in_time
+from validation.canary.matching import match_in_time, silence
 from validation.canary.moments import hours_apart
 from validation.canary.observations import Name, Observations
 from validation.canary.outputs import EQUAL_DB
@@ -25,11 +25,31 @@ def evidence_of(
     """
     notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
     if None in candidate.request or None in baseline.request:
-        evidence, more = compare_in_time(candidate, baseline)
+        evidence, more = _of_moments(candidate, baseline)
     else:
         evidence, more = _of_pairs(candidate, baseline, sqnr_db, ignore_missing)
     why = [killed("candidate", candidate), killed("baseline", baseline), evidence.stopped]
     return replace(evidence, stopped="; ".join(filter(None, why))), (*notes, *more)
+
+
+def _of_moments(candidate: Observations, baseline: Observations) -> tuple[Evidence, list[str]]:
+    """Requests of about the same moment in pairs, where the sides compare."""
+    ours, theirs = (one.side(np.arange(len(one))) for one in (candidate, baseline))
+    found = match_in_time(Evidence(ours, theirs, paired=False))
+    notes = ["the two sides answered different requests, and are compared within windows of time"]
+    if found.unlike:
+        return found, notes
+    notes += [
+        f"{len(one) - len(kept)} of {len(one)} requests of the {role} have no match at the same time, and are left out"
+        for role, one, kept in (("candidate", ours, found.candidate), ("baseline", theirs, found.baseline))
+        if len(kept) < len(one)
+    ]
+    silent = silence(candidate, baseline)
+    if silent and candidate.ended and baseline.ended:
+        return found, [*notes, silent]
+    return replace(
+        found, stopped=silent and f"{silent}, and not both say that they were stopped in order; {CLOSE}"
+    ), notes
 
 
 def _of_pairs(

@@ -16,8 +16,9 @@ from tests.validation.canary.simulated_logs import (
     mirrored,
     ramp,
 )
+from validation.canary.evidence import Evidence
 from validation.canary.judge import Looks, judge
-from validation.canary.matching import Spans, match
+from validation.canary.matching import match, match_in_time, spans_of
 from validation.canary.pairing import evidence_of
 from validation.canary.report import make_report
 from validation.canary.thresholds import Thresholds
@@ -70,7 +71,11 @@ def test_an_unlike_load_is_refused_with_its_counts():
 
 def test_concurrent_halves_are_told_apart():
     found, notes = judged(halves(np.random.default_rng(0), 8000), MEDIAN)
-    assert found.verdict == "PASS" and "matched in time" in notes and "have no match at the same time" in notes
+    assert (
+        found.verdict == "PASS"
+        and "compared within windows of time" in notes
+        and "have no match at the same time" in notes
+    )
     found, _ = judged(halves(np.random.default_rng(0), 8000, slower=0.1), MEDIAN)
     assert found.verdict == "FAIL" and found.reason.startswith("latency p50: +")
 
@@ -93,10 +98,22 @@ def test_matched_requests_are_not_the_same_ones():
     assert evidence.paired and evidence.matched and report["paired"] is False
 
 
+def test_the_judge_compares_no_hours_whoever_made_the_evidence():
+    logs = apart(np.random.default_rng(0), 6000, slower=0.1)
+    sides = [one.side(np.arange(len(one))) for one in (logs.candidate, logs.baseline)]
+    assert "different times" in judge(Evidence(sides[0], sides[1], paired=False)).reason
+    logs = halves(np.random.default_rng(0), 4000)
+    sides = [one.side(np.arange(len(one))) for one in (logs.candidate, logs.baseline)]
+    backwards = [side.take(np.arange(len(side))[::-1]) for side in sides]
+    assert judge(Evidence(backwards[0], sides[1], paired=False), seed=1, replicates=200) == judge(
+        match_in_time(Evidence(sides[0], sides[1], paired=False)), seed=1, replicates=200
+    )
+
+
 def test_both_sides_have_as_many_requests_in_every_window():
     rng = np.random.default_rng(0)
     times = arrivals(rng, 3000, 0, 24), arrivals(rng, 2700, 2, 26)
-    spans = Spans(times, max(one[0] for one in times), min(one[-1] for one in times))
+    spans = spans_of(*times)
     kept = [one[index] for one, index in zip(times, match(spans), strict=True)]
     assert len(kept[0]) == len(kept[1]) > 1800 and (np.diff(kept[0]) >= 0).all()
     assert np.abs(kept[0] - kept[1]).max() < 24 * HOUR / 40
