@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -50,7 +50,8 @@ def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
     """
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=_serve, args=(theirs, opener), daemon=True)
-    # Ctrl-C goes to every process of the terminal; only the canary itself answers it.
+    # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()

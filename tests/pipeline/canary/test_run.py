@@ -70,15 +70,16 @@ def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
     path, out = record(built, 3000, 100), tmp_path / "canary"
     words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
     words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
-    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (out / "report.json").exists():
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engines' processes get it too
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
+    assert "Traceback" not in said
     assert process.returncode == 130 and f"--previous {out}/report.json" in said
     files = ["--candidate", str(out / "candidate.jsonl"), "--baseline", str(out / "baseline.jsonl")]
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
