@@ -51,6 +51,8 @@ def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing
         young = [name for name, age in unseen.items() if slowest and age <= slowest]
         if not tail <= set(young):  # it had stopped before the last ones arrived
             young = [name for name in young if name not in tail]
+        if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # it was closed a moment before the candidate
+            young = list(tail)
         in_flight += young
         if len(young) > MOST_IN_FLIGHT:
             tail |= set(young)

@@ -64,6 +64,15 @@ def test_more_than_a_handful_in_flight_may_be_a_death(count, right):
     assert next(item for item in found.criteria if item.name == "errors").estimate == 0.0
 
 
+@pytest.mark.parametrize("side", ["candidate", "baseline"])
+def test_both_were_closed_one_a_moment_before_the_other(side):
+    """What the candidate lacks has failed; what the baseline lacks says nothing about either."""
+    logs = dying(np.random.default_rng(0), 2000, side=side, after=1 - 8 / 2000, closed=(True, True))
+    evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
+    assert int((~evidence.candidate.ok).sum()) == (8 if side == "candidate" else 0) and evidence.baseline.ok.all()
+    assert not evidence.stopped and len(evidence.candidate) == (2000 if side == "candidate" else 1992)
+
+
 def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
     log = enginery.ObservationLog(tmp_path / "a.jsonl")
     for index in range(3):
