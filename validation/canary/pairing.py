@@ -57,7 +57,7 @@ def _of_pairs(
 ) -> tuple[Evidence, list[str]]:
     if not set(candidate.request) & set(baseline.request):
         raise DataError(
-            f"{candidate.path.name} and {baseline.path.name} have no request in common; send the same requests to both, or "
+            f"{candidate.path.name} and {baseline.path.name} have no request in common; send the same ones to both, or "
             "log without `request` to compare different ones of the same time"
         )
     end = end_of_pairs(candidate, baseline, ignore_missing)
