@@ -161,4 +161,6 @@ def _goodness(value: Value) -> float:
         return math.inf
     if math.isnan(value.value):
         return -math.inf
+    if value.name == "slice_sqnr_db":  # each has a limit of its own
+        return math.inf if value.value == math.inf else value.value - (value.limit or 0.0)
     return -value.value if at_most(value.name) else value.value

@@ -97,7 +97,7 @@ class Measured:
         usual, honest = (part.slices if part else None for part in (self.usual, self.honest))
         worst = worst_slice(self.drift.slices, limit, usual, honest, self.still, self.rounded)
         if worst is not None:
-            yield Value("slice_sqnr_db", limit, worst.sqnr_db, str(worst))
+            yield Value("slice_sqnr_db", worst.limit_db, worst.sqnr_db, str(worst))
 
 
 def still_share(expected: np.dtype[Any]) -> float:

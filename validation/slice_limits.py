@@ -27,17 +27,26 @@ FINE_DB = 15.0
 VARIATION = 0.5
 # Of energy: twice the amplitude of the error that an honest kernel makes.
 HONEST_MARGIN = 4.0
+# Of energy: an edge is a few samples, tiled. The squared error of a slice of four elements exceeds six times its mean
+# in one case of ten thousand (chi-squared with four degrees of freedom).
+EDGE_MARGIN = 10.0
 
 
 @dataclass(frozen=True)
 class WorstSlice:
-    """sqnr_db: as many decibels beside the limit as the error is beside what is allowed.  of_variation: whether more
-    than half of the slice's variation is lost, and its energy allows that."""
+    """limit_db: the SQNR that this slice is held to; None without a limit.  of_variation: whether more than half of its
+    variation is lost, which sets the limit."""
 
     axis: int
     index: int
     sqnr_db: float
+    limit_db: float | None = None
     of_variation: bool = False
+
+    @property
+    def margin_db(self) -> float:
+        """SQNR beyond the limit; the SQNR itself without one."""
+        return math.inf if self.sqnr_db == math.inf else self.sqnr_db - (self.limit_db or 0.0)
 
     def __str__(self) -> str:
         more = ", less than half of its variation is explained" if self.of_variation else ""
@@ -55,19 +64,22 @@ def worst_slice(
     """The slice that is worst against what it is allowed; None where none can be judged.
 
     limit: SQNR in decibels that each should have; None: only measured.  usual: of the golden set, for a case that holds
-    few samples: a slice has at least the energy that it has there.  honest: errors of an honest kernel.  still: share
-    of a slice's energy below which its variation is rounding.  rounded: whether the expected output was rounded to the
-    same precision, so that honest rounding may be all that varies.
+    few samples: a slice has at least the energy that it has there, and may be worse by EDGE_MARGIN.  honest: errors of
+    an honest kernel.  still: share of a slice's energy below which its variation is rounding.  rounded: whether the
+    expected output was rounded to the same precision, so that honest rounding may be all that varies.
     """
     found = []
     for axis, sums in slices.axes.items():
         judged = np.flatnonzero(sums.count >= FEWEST)
         if not len(judged):
             continue
-        values, of_variation = _values(sums, limit, _axis(usual, axis), _axis(honest, axis), still, rounded)
-        worst = int(judged[np.argmin(values[judged])])
-        found.append(WorstSlice(axis, worst, float(values[worst]), bool(of_variation[worst])))
-    return min(found, key=lambda item: item.sqnr_db, default=None)
+        sqnr_db, limits, lost = _values(sums, limit, _axis(usual, axis), _axis(honest, axis), still, rounded)
+        with np.errstate(invalid="ignore"):
+            margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
+        worst = int(judged[np.argmin(margins[judged])])
+        asked = None if limit is None else float(limits[worst])
+        found.append(WorstSlice(axis, worst, float(sqnr_db[worst]), asked, bool(lost[worst])))
+    return min(found, key=lambda item: item.margin_db, default=None)
 
 
 def _axis(slices: Slices | None, axis: int) -> AxisSums | None:
@@ -76,20 +88,22 @@ def _axis(slices: Slices | None, axis: int) -> AxisSums | None:
 
 def _values(
     sums: AxisSums, limit: float | None, usual: AxisSums | None, honest: AxisSums | None, still: float, rounded: bool
-) -> tuple[Array, Array]:
-    """Per slice the SQNR, and whether its variation sets it."""
+) -> tuple[Array, Array, Array]:
+    """Per slice the SQNR, the one it is held to, and whether its variation sets that and is lost."""
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
     dead = energy <= DEAD * mean * sums.count
     signal = np.where(dead, mean * sums.count, energy)
+    sqnr_db = _decibels(signal, sums.error_sq)
     if limit is None:
-        return _decibels(signal, sums.error_sq), np.zeros(len(signal), bool)
+        return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
     rounding = HONEST_MARGIN * _per_element("error_sq", honest, len(signal)) * sums.count
-    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding)
+    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding) * (1.0 if usual is None else EDGE_MARGIN)
     variation = _at_least("centered_sq", sums, usual)
     varies = ~dead & (variation > still * energy) & (honest is not None or limit >= FINE_DB)
     half = np.where(varies, np.maximum(VARIATION * variation, rounding if rounded else 0.0), math.inf)
-    return limit + _decibels(np.minimum(allowed, half), sums.error_sq), (half < allowed) & (half < sums.error_sq)
+    lost = (half < allowed) & (half < sums.error_sq)
+    return sqnr_db, _decibels(signal, np.minimum(allowed, half)), lost
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:

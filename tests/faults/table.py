@@ -86,7 +86,11 @@ def _limit(check: Check) -> str:
 
 
 def _with_unit(check: Check, value: float) -> str:
-    return f"{number(value)} dB" if "sqnr_db" in (check.name, check.note.partition(";")[0]) else number(value)
+    return (
+        f"{number(value)} dB"
+        if check.name.endswith("sqnr_db") or check.note.partition(";")[0] == "sqnr_db"
+        else number(value)
+    )
 
 
 def markdown(rows: Iterable[tuple[Fault, Caught]]) -> str:
