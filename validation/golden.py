@@ -113,6 +113,12 @@ def case_names(golden: GoldenSet) -> list[str]:
     return [name for name, _ in cases.kinds] if isinstance(cases, _StoredCases) else [case.name for case in cases]
 
 
+def case_kinds(golden: GoldenSet) -> list[CaseKind]:
+    """The kinds of all cases in order, without reading their tensors."""
+    cases = golden.cases
+    return [kind for _, kind in cases.kinds] if isinstance(cases, _StoredCases) else [case.kind for case in cases]
+
+
 def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
     """Combinations of the dims' test sizes: min and max corners first, then the rest, at most MAX_EDGE_CASES."""
     used = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]

@@ -112,8 +112,9 @@ class BuiltEngine:
         """The engine joint, with a contract and the task metric."""
         shapes = {"inputs": [asdict(i) for i in self.bench.inputs], "dims": [asdict(d) for d in self.bench.dims]}
         promised = None if contract is None else {**contract, "shapes": shapes}
+        calls = {"seconds": None, "bitwise": bool(contract and "bitwise" in contract), "shapes": shapes}
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return _checks(check_engine(*place, limits or {}, self.bench.metric, promised, self.bench.room()))  # type: ignore[arg-type]
+        return _checks(check_engine(*place, limits or {}, self.bench.metric, promised, calls, self.bench.room()))  # type: ignore[arg-type]
 
     def attribution(self) -> Attribution:
         """Which node drifted."""
