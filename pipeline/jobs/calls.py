@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders import backends
-from builders.types import BuildRequest
+from builders import backends, held_shapes
+from builders.types import BuildRequest, Dim
 from pipeline.jobs.blobs import dims_from, tensors_from
 from pipeline.values import Json
 
@@ -25,23 +25,40 @@ def tried_calls(
 ) -> "tuple[Check, ...]":
     """Checks of the calls that a spec asks for.
 
-    calls: seconds (None: SHARE of the comparison's), bitwise (whether the contract promises bits) and shapes; None for
+    calls: seconds (None: a share of the comparison), bitwise (whether the contract promises bits) and shapes; None for
     no calls.  compared: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
     the golden set are tried only where its own passed.
     """
-    from validation.calls.checks import SHARE, call_checks
+    from validation.calls.allowance import Allowance
+    from validation.calls.checks import call_checks
 
     if calls is None:
         return ()
     checks, took = compared
-    seconds = SHARE * took if calls["seconds"] is None else float(calls["seconds"])
+    allowance = Allowance.of(calls["seconds"], took)
     shapes = tensors_from(calls["shapes"]["inputs"]), dims_from(calls["shapes"]["dims"])
     passed = all(check.passed for check in checks)
 
     def bits() -> bool:
         return calls["bitwise"] or repeats_bits(request, graph)
 
-    return tuple(call_checks(pair, shapes, golden, seed_of(request), seconds, bits, passed))
+    return tuple(call_checks(pair, shapes, golden, seed_of(request), allowance, bits, passed))
+
+
+def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":
+    """The cases of a failed check of sizes, as edges of a golden set without expected outputs."""
+    from validation.calls.sizes import VALUES_SEED
+    from validation.fuzz.cases import parse_only
+    from validation.fuzz.groups import Groups
+    from validation.fuzz.values import make
+    from validation.golden import Case, GoldenSet
+
+    dims = [Dim(name, low, low, high) for name, (low, high) in held_shapes.sizes(request).items()]
+    groups = Groups(golden)
+    made = {
+        text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes
+    }
+    return GoldenSet([Case(text, "edge", inputs, {}) for text, inputs in made.items()], noise=golden.noise)
 
 
 def seed_of(request: BuildRequest) -> int:

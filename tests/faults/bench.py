@@ -116,10 +116,10 @@ class BuiltEngine:
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
         return _checks(check_engine(*place, limits or {}, self.bench.metric, promised, calls, self.bench.room()))  # type: ignore[arg-type]
 
-    def attribution(self) -> Attribution:
-        """Which node drifted."""
+    def attribution(self, sizes: Sequence[str] = ()) -> Attribution:
+        """Which node drifted. sizes: cases of a failed check of sizes."""
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return self.bench._attribution(attribute_engine(*place, {}, None, self.bench.room()))
+        return self.bench._attribution(attribute_engine(*place, {}, None, sizes, self.bench.room()))
 
     def fuzzed(self, cases: int = 6, seed: int = 0) -> dict[str, Any]:
         """The report of `enginery fuzz`."""

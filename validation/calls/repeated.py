@@ -19,8 +19,6 @@ from validation.compare import case_checks
 from validation.npz import Array
 from validation.report import Check, describe
 
-# Made whatever the time.
-LEAST_CALLS = 16
 # Answers that are kept at a time beside the first ones, and their bytes.
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
 _AT_ONCE = 1024
@@ -76,10 +74,10 @@ class Repeats:
     _kept_bytes: int = 0
     _other_bits: bool = False
 
-    def run(self, pool: Sequence[Repeated], seed: int, left: Callable[[], float]) -> None:
-        """Call until `left`, the seconds that are left, is negative and LEAST_CALLS were made."""
+    def run(self, pool: Sequence[Repeated], seed: int, more: Callable[[int], bool]) -> None:
+        """Call while there is `more` to do after so many calls."""
         for item in _turns(pool, seed):
-            if self.calls >= LEAST_CALLS and left() < 0:
+            if not more(self.calls):
                 break
             self._call(item)
         while self._kept:
@@ -163,10 +161,10 @@ def _check(name: str, found: _Found, passed: str, failed: str) -> Check:
 
 
 def _turns(pool: Sequence[Repeated], seed: int) -> Iterator[Repeated]:
-    """Each once, then in a drawn order: small ones oftener, by the root of their number of elements."""
+    """Each once, then in a drawn order: small ones oftener, which leaves time for more."""
     yield from pool
     generator = np.random.default_rng(seed)
-    weights = np.array([max(item.elements, 1) ** -0.5 for item in pool])
+    weights = np.array([max(item.elements, 1) ** -0.75 for item in pool])
     while True:
         for index in generator.choice(len(pool), _AT_ONCE, p=weights / weights.sum()).tolist():
             yield pool[index]

@@ -6,11 +6,12 @@ rest of the grid where it is small, and random points of a large one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from builders.types import Dim, Tensors, TensorSpec
+from validation.calls.allowance import Allowance
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.outcome import Outcome, Pair, try_case
 from validation.fuzz.values import make
@@ -20,8 +21,6 @@ from validation.report import Check
 
 # Grids up to so many sizes are enumerated, as far as the time goes; of larger ones about so many can be drawn.
 MOST_ENUMERATED = 1 << 12
-# Tried whatever the time.
-LEAST_SIZES = 2
 # The seed of the values: that of `enginery fuzz` where nothing else is asked for, which then repeats a case.
 VALUES_SEED = 0
 
@@ -30,27 +29,23 @@ Sizes = dict[str, int]
 
 def size_checks(
     pair: Pair,
-    specs: Sequence[TensorSpec],
-    dims: Sequence[Dim],
+    shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
     groups: Sequence[Tensors],
     seed: int,
-    left: Callable[[], float],
+    allowance: Allowance,
 ) -> Iterator[Check]:
-    """One check over the sizes that were tried; none where the golden set has all of them.
-
-    groups: real inputs.  left: the seconds that are left.  Once it is negative, and LEAST_SIZES were tried, no other
-    size is started.
-    """
-    known = [tuple(sizes.items()) for sizes in edge_sizes(specs, dims)]
-    start, outcomes = left(), list[Outcome]()
+    """One check over the sizes that were tried; none where the golden set has all of them. groups: real inputs."""
+    specs, dims = shapes
+    known = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
+    start, more, outcomes = allowance.clock(), allowance.sizes(), list[Outcome]()
     for sizes in inner_sizes(dims, known, seed):
-        if len(outcomes) >= LEAST_SIZES and left() < 0:
+        if not more(len(outcomes)):
             break
         case = FuzzCase(tuple(sizes.items()))
         outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair))
     if outcomes:
-        of = math.prod(len(_span(dim)) for dim in dims) - len(set(known))
-        yield _check(outcomes, dims, of, start - left())
+        of = math.prod(len(_span(dim)) for dim in dims) - len(known)
+        yield _check(outcomes, dims, of, allowance.clock() - start)
 
 
 def inner_sizes(dims: Sequence[Dim], known: Iterable[tuple[tuple[str, int], ...]], seed: int) -> Iterator[Sizes]:
