@@ -76,18 +76,20 @@ def _two(
 ) -> Iterator[Repeated]:
     """Two sets of inputs of one size that differ: a buffer that holds the same again does not show that it is shared.
 
-    One, where none differ among MOST_DRAWS.
+    Where none differ among MOST_DRAWS, the second has half of each number; of integers alone there is one set then.
     """
     specs, groups, precision = of
-    first: Repeated | None = None
-    for nth in range(MOST_DRAWS):
-        case = FuzzCase(tuple(sizes.items()), draw=nth)
-        made = make(case, specs, groups, SEED, precision)
-        kinds = {name: np.dtype(np.float16) if name in halves else array.dtype for name, array in made.items()}
-        arrays = {name: np.array(array, kinds[name], order="C") for name, array in made.items()}
-        found = Repeated(str(case), arrays, _elements(specs, sizes))
-        if first is None or found.copies != first.copies:
-            yield found
-        if first is not None and found.copies != first.copies:
-            return
-        first = first or found
+    drawn = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
+    made = [(str(case), make(case, specs, groups, SEED, precision)) for case in drawn]
+    name, first = made[0]
+    made.append(
+        (f"{name} halved", {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()})
+    )
+    taken: list[Repeated] = []
+    for name, inputs in made:
+        kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
+        arrays = {key: np.array(array, kinds[key], order="C") for key, array in inputs.items()}
+        found = Repeated(name, arrays, _elements(specs, sizes))
+        if not taken or found.copies != taken[0].copies:
+            taken.append(found)
+    yield from taken[:2]

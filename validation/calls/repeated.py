@@ -146,16 +146,16 @@ class Repeats:
 
     def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:
         """The checks: answers, outputs kept, and inputs."""
-        odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
-        same = "within the limits, other bits" if self._other_bits else "the same bits"
         told = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
-        yield _check("calls repeated", self.answers, f"{told}; {same}; {odds}", f"of {told}")
-        yield _check("calls outputs", self.outputs, "kept over later calls and compared again", "")
-        yield _check("calls inputs", self.inputs, "compared after each call", "")
+        same = "within the limits, other bits" if self._other_bits else "the same bits"
+        odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
+        yield _check("calls repeated", self.answers, told, f"{told}; {same}; {odds}")
+        yield _check("calls outputs", self.outputs, told, "kept over later calls, and compared again")
+        yield _check("calls inputs", self.inputs, told, "compared after each call")
 
 
-def _check(name: str, found: _Found, passed: str, failed: str) -> Check:
-    note = f"{found.what}{'; ' if failed else ''}{failed}" if found.count else passed
+def _check(name: str, found: _Found, told: str, passed: str) -> Check:
+    note = f"{found.what}; {found.count} of {told}" if found.count else passed
     where = found.where or "repeated calls"
     return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)
 

@@ -21,6 +21,8 @@ from validation.report import Check
 
 # Grids up to so many sizes are enumerated, as far as the time goes; of larger ones about so many can be drawn.
 MOST_ENUMERATED = 1 << 12
+# Wrong sizes that a report names.
+MOST_NAMED = 4
 # The seed of the values: that of `enginery fuzz` where nothing else is asked for, which then repeats a case.
 VALUES_SEED = 0
 
@@ -99,13 +101,17 @@ def _check(outcomes: Sequence[Outcome], dims: Sequence[Dim], of: int, seconds: f
         told += [f"{_tried(dim, outcomes)} of {len(_span(dim))} of {dim.name}" for dim in dims]
     if skipped := sum(item.word == "not judged" for item in outcomes):
         told.append(f"{skipped} of them not judged: the graph itself does not run")
-    case = str(failed[0].case) if failed else "inner sizes"
     note = ", ".join(told)
     if failed:
-        more = ", ".join(str(dict(item.case.sizes)) for item in failed[1:4])
-        note = f"{failed[0].reason}; {f'also {more}; ' if more else ''}{note}"
+        others = ", ".join(_words(item.case) for item in failed[1:MOST_NAMED])
+        note = "; ".join(filter(None, (failed[0].reason, others and f"also {others}", note)))
+    case = str(failed[0].case) if failed else "inner sizes"
     return Check("engine", "sizes", "", case, float(len(failed)), 0.0, not failed, note)
 
 
 def _tried(dim: Dim, outcomes: Iterable[Outcome]) -> int:
     return len({dict(item.case.sizes)[dim.name] for item in outcomes})
+
+
+def _words(case: FuzzCase) -> str:
+    return " ".join(f"{name}={size}" for name, size in case.sizes)
