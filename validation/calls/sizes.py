@@ -39,14 +39,14 @@ def size_checks(
     """One check over the sizes that were tried; none where the golden set has all of them. groups: real inputs."""
     specs, dims = shapes
     known = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
-    start, more, outcomes = allowance.clock(), allowance.sizes(), list[Outcome]()
+    of = math.prod(len(_span(dim)) for dim in dims) - len(known) if dims else 0
+    start, more, outcomes = allowance.clock(), allowance.sizes(of), list[Outcome]()
     for sizes in inner_sizes(dims, known, seed):
         if not more(len(outcomes)):
             break
         case = FuzzCase(tuple(sizes.items()))
         outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair))
     if outcomes:
-        of = math.prod(len(_span(dim)) for dim in dims) - len(known)
         yield _check(outcomes, dims, of, allowance.clock() - start)
 
 

@@ -53,6 +53,7 @@ def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
         (lambda: Buffers(), "calls outputs", "y changed after it was answered"),
         (lambda: Buffers(shared=True), "calls outputs", "y changed after it was answered"),
         (lambda: Buffers(count=2), "calls outputs", "y changed after it was answered"),
+        (lambda: Buffers(start=100), "calls outputs", "y changed after it was answered"),
         (lambda: Buffers(count=60), "calls outputs", "y changed after it was answered"),
         (lambda: Overwriting(), "calls inputs", "x was overwritten"),
         (lambda: Overwriting(lambda n: n == 90), "calls inputs", "x was overwritten"),

@@ -1,6 +1,7 @@
 """Sizes between those of the golden set: every one of a small grid, a part of a large one, within the time."""
 
 import math
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -20,7 +21,16 @@ from tests.validation.calls.sessions import (
 )
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
 from validation.budget import Budgets
-from validation.calls.allowance import FEW_CALLS, FEW_SIZES, LEAST_CALLS, LEAST_SIZES, SHARE, Allowance
+from validation.calls.allowance import (
+    FEW_CALLS,
+    FEW_S,
+    GRID_S,
+    LEAST_CALLS,
+    LEAST_SIZES,
+    SHARE,
+    SMALL_GRID,
+    Allowance,
+)
 from validation.calls.sizes import MOST_ENUMERATED, VALUES_SEED, inner_sizes
 from validation.fuzz.cases import parse_only
 from validation.fuzz.groups import Groups
@@ -123,10 +133,10 @@ def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_w
         return clock, checks["sizes"].note, checks["calls repeated"].note
 
     clock, sizes, calls = timed(1.0, 0.01, seconds=10.0)  # the graph is slow: half of the time is for sizes
-    assert sizes.startswith("5 of 12 sizes in 5 s")
-    assert clock.calls.count("graph") == 5
+    assert sizes.startswith("4 of 12 sizes in 4 s")
+    assert clock.calls.count("graph") == 4
     assert clock.now == pytest.approx(10.0, abs=0.02)
-    assert "calls with 8 inputs in 5 s" in calls
+    assert "calls with 8 inputs in 6 s" in calls
     clock, sizes, calls = timed(60.0, 60.0, seconds=1.0)  # both are: the least of each
     assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS)
     assert f"{LEAST_CALLS} calls" in calls and "1 in 5 or more show with 95 %" in calls
@@ -154,20 +164,38 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
     assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
 
 
-def test_a_few_are_done_where_the_share_of_the_time_is_less_and_a_spec_decides_exactly() -> None:
+def test_cheap_engines_get_small_grids_and_a_few_calls_whatever_the_share_is() -> None:
     clock = Clock()
-    default = Allowance.of(None, 0.1)
-    assert default.seconds == pytest.approx(SHARE * 0.1) and default.few_s > default.seconds
-    assert Allowance.of(None, 100.0).seconds == Allowance.of(None, 100.0).few_s == pytest.approx(10.0)
-    assert (Allowance.of(3.0, 100.0).seconds, Allowance.of(3.0, 100.0).few_s) == (3.0, 3.0)
-    more = Allowance(1.0, 10.0, clock).calls(0.0)
-    clock.now = 2.0
-    assert more(FEW_CALLS - 1) and not more(FEW_CALLS)
-    clock.now = 11.0
-    assert more(LEAST_CALLS - 1) and not more(LEAST_CALLS)
-    sizes = Allowance(1.0, 10.0, clock).sizes()
-    clock.now = 12.0
-    assert sizes(FEW_SIZES - 1) and not sizes(FEW_SIZES)
+    default = replace(Allowance.of(None, 0.1), clock=clock)
+    assert default.seconds == pytest.approx(SHARE * 0.1)
+    sizes, large, calls = default.sizes(SMALL_GRID), default.sizes(SMALL_GRID + 1), default.calls(0.0)
+    clock.now = 0.9 * FEW_S
+    assert sizes(100) and not large(100)
+    assert calls(FEW_CALLS - 1) and not calls(FEW_CALLS)
+    clock.now = 1.1 * GRID_S
+    assert not sizes(100) and not calls(FEW_CALLS - 1)
+    assert sizes(LEAST_SIZES - 1) and calls(LEAST_CALLS - 1) and not calls(LEAST_CALLS)
+
+
+def test_the_share_grows_with_the_comparison_and_a_spec_decides_exactly() -> None:
+    assert Allowance.of(None, 100.0).seconds == pytest.approx(10.0)
+    for asked, wanted in ((None, 10.0), (3.0, 3.0), (0.01, 0.01)):
+        clock = Clock()
+        allowed = replace(Allowance.of(asked, 100.0), clock=clock)
+        sizes, calls = allowed.sizes(12), allowed.calls(0.0)
+        clock.now = 0.49 * wanted
+        assert sizes(1000) and calls(1000)
+        clock.now = 0.51 * wanted
+        assert not sizes(1000) and calls(1000)
+        clock.now = 1.01 * wanted
+        assert not calls(1000) and not calls(FEW_CALLS - 1)
+
+
+def test_what_would_end_too_late_is_not_begun() -> None:
+    clock = Clock()
+    sizes = replace(Allowance.of(10.0, 0.0), clock=clock).sizes(12)
+    clock.now = 3.0
+    assert not sizes(1) and sizes(2)
 
 
 def test_groups_of_a_stored_golden_set_are_read_when_they_are_asked_for(tmp_path) -> None:
