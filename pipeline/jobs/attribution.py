@@ -102,11 +102,11 @@ def attribute_engine(
     opened = open_engine(place, request, engine, suffix, workdir)
     precision = opened.request.precision
     frozen = golden_set(place, golden, workdir)
-    if sizes:
-        frozen, metric = cases_of(sizes, frozen, opened.request), None
     graph = runnable(fetch(place, opened.request.model, workdir / "graph.onnx"), precision)
     budget = budgets("engine", precision, frozen.noise).override(limits)
     with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
+        if sizes:  # the limits are the golden set's
+            frozen, metric = cases_of(sizes, frozen, opened.request), None
         checks = drift_checks("engine", expected, actual, frozen, budget)
         before = _checks(proof_of(checks, actual, frozen, metric, "engine"))
     tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
