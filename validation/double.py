@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
+def random_operator(model: "ModelProto") -> str | None:
+    """The first operator of a model that draws its result; None without any."""
+    return next((node.op_type for node in _nodes(model.graph) if node.op_type in _RANDOM), None)
+
+
 class DoubleSession:
     """Runs a float32 model in float64; outputs come in float64. Raises ValueError for a model that cannot be."""
 
@@ -29,9 +34,8 @@ class DoubleSession:
         from onnx.reference import ReferenceEvaluator
 
         wide = onnx.load(model)
-        drawn = [node.op_type for node in _nodes(wide.graph) if node.op_type in _RANDOM]
-        if drawn:
-            raise ValueError(f"{drawn[0]} draws its result")
+        if drawn := random_operator(wide):
+            raise ValueError(f"{drawn} draws its result")
         _widen(wide)
         self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
 

@@ -12,6 +12,7 @@ from builders.errors import EngineryError, InputError
 from builders.process import enter_phase
 from builders.types import Backend, BuildRequest, Session
 from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
+from pipeline.jobs.calls import tried_calls
 from pipeline.jobs.limits import engine_limits
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
@@ -89,17 +90,19 @@ def check_engine(
     limits: Mapping[str, float],
     metric: Json | None,
     contract: Json | None,
+    calls: Json | None,
     workdir: Path,
 ) -> Json:
     """Run an engine against the graph it was built from (the engine joint), with its contract and the task metric.
 
-    contract: of the spec, and the shapes that it speaks of; None when there is none.
+    contract: of the spec, and the shapes that it speaks of; None when there is none.  calls: as `tried_calls` takes it.
     """
     from builders.onnxruntime import OrtSession
     from validation.compare import drift_checks
+    from validation.fuzz.outcome import Pair
     from validation.tally import Spreads
 
-    place, spreads = open_store(store), Spreads()
+    place, spreads, started = open_store(store), Spreads(), time.perf_counter()
     wanted = BuildRequest.from_json(request)
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
@@ -109,6 +112,8 @@ def check_engine(
     ):
         budget, honest = engine_limits(graph, expected, wanted, frozen, limits, workdir)
         checks = drift_checks("engine", expected, actual, frozen, budget, spreads, honest.drifts)
+        pair = Pair(expected, actual, wanted.precision, budget, budget.default)
+        checks += tried_calls(calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
         if contract:
             checks += _contract_checks(contract, expected, actual, frozen, budget)
         return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))

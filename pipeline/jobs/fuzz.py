@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from builders.types import Tensors
     from validation.fuzz.cases import Values
 
-# Groups of golden data that cases draw from; more of them stay on disk.
-MOST_GROUPS = 32
-
 
 def fuzz_engine(
     store: str,
@@ -40,6 +37,7 @@ def fuzz_engine(
     from builders.onnxruntime import OrtSession
     from validation.budget import budgets, default_budget
     from validation.fuzz.cases import draw, histogram_from_json, parse_only
+    from validation.fuzz.groups import Groups
     from validation.fuzz.outcome import Pair
     from validation.fuzz.run import fuzz
 
@@ -51,7 +49,6 @@ def fuzz_engine(
     drawn = draw(dims, asked["seed"], asked["count"], histogram, _values(wanted.precision))
     cases = [parse_only(asked["only"], dims)] if asked["only"] else drawn
     source = fetch(place, wanted.model, workdir / "graph.onnx")
-    groups = [case.inputs for case in frozen.cases if case.kind == "golden"][:MOST_GROUPS]
     budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
     documented = default_budget("engine", wanted.precision).override(limits)
     with (
@@ -59,7 +56,7 @@ def fuzz_engine(
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
         pair = Pair(expected, actual, wanted.precision, budget, documented, _exact(source, wanted.precision))
-        found = fuzz(cases, specs, dims, groups, pair, asked["seed"])
+        found = fuzz(cases, specs, dims, Groups(frozen), pair, asked["seed"])
     return found.to_json(lambda case: shlex.join([*asked["command"], "--only", str(case)]))
 
 

@@ -91,7 +91,15 @@ class Latency(Part):
     )
 
 
-def _latency(value: object) -> object:
+class Calls(Part):
+    """Sizes and repeated calls that an engine is tried with beside its golden set (docs/validation.md)."""
+
+    seconds: float | None = Field(
+        None, gt=0, le=86400, description="for each engine; null: a tenth of what the comparison with its graph took"
+    )
+
+
+def _unless_off(value: object) -> object:
     return None if off(value) == "off" else value
 
 
@@ -104,6 +112,9 @@ class Validation(Part):
     )
     contract: Contract = Contract()
     canary: Canary = Canary()
-    latency: Annotated[Latency | None, BeforeValidator(_latency)] = Field(
+    calls: Annotated[Calls | None, BeforeValidator(_unless_off)] = Field(
+        Calls(), description="null or off: nothing is tried beside the golden set"
+    )
+    latency: Annotated[Latency | None, BeforeValidator(_unless_off)] = Field(
         Latency(), description="null or off: engines are not timed"
     )

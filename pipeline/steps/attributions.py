@@ -20,11 +20,15 @@ TAPPABLE = ("onnxruntime",)
 
 @dataclass(frozen=True)
 class Suspect:
-    """What is taken apart: the graph of `built`, or its engine. units: whose it is, as text."""
+    """What is taken apart: the graph of `built`, or its engine. units: whose it is, as text.
+
+    sizes: cases of a failed check of sizes, the golden set having passed.
+    """
 
     joint: Literal["quantization", "engine"]
     built: Built
     units: tuple[str, ...]
+    sizes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -40,21 +44,26 @@ def suspects(judged: Sequence[Judged]) -> list[Suspect]:
         for joint in _broken(item):
             unit = item.built.unit
             key = (joint, unit.request.model if joint == "quantization" else unit.name)
-            known = found.get(key, Suspect(joint, item.built, ()))
+            known = found.get(key, Suspect(joint, item.built, (), _sizes(item) if joint == "engine" else ()))
             found[key] = replace(known, units=(*known.units, unit.name))
     return list(found.values())
 
 
 def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
-    # A broken contract says how the engine behaves, an overlap how it was measured, and no node that drifted.
+    # A broken contract and calls that do not repeat say how the engine behaves, an overlap how it was measured, and no
+    # node that drifted.
     found = item.report.failed if item.report else ()
-    failed = [check for check in found if not check.name.startswith("contract ") and check.name != OVERLAP]
+    failed = [check for check in found if not check.name.startswith(("contract ", "calls ")) and check.name != OVERLAP]
     lost = _lost(failed)
     graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
     engine = lost == "engine" or any(check.joint == "engine" for check in failed)
     written = item.built.unit.graph.recipe is not None
     tappable = item.built.unit.request.backend in TAPPABLE
     return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
+
+
+def _sizes(item: Judged) -> tuple[str, ...]:
+    return tuple(check.case for check in item.report.failed if check.name == "sizes") if item.report else ()
 
 
 def _lost(failed: Sequence[Check]) -> str | None:
@@ -91,7 +100,7 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
         "golden": golden,
         "limits": dict(overrides(spec, precision, suspect.joint)),
         "metric": metric_of(spec),
-        **(_of_graph(built, reference) if suspect.joint == "quantization" else _of_engine(built)),
+        **(_of_graph(built, reference) if suspect.joint == "quantization" else _of_engine(suspect)),
     }
     key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*ATTRIBUTION_CODE)}
     function = "attribute_graph" if suspect.joint == "quantization" else "attribute_engine"
@@ -110,5 +119,6 @@ def _of_graph(built: Built, reference: str) -> Json:
     return {"reference": reference, "graph": request.model, "recipe": recipe, "precision": request.precision}
 
 
-def _of_engine(built: Built) -> Json:
-    return {"request": built.unit.request.to_json(), "suffix": built.suffix, "engine": built.digest}
+def _of_engine(suspect: Suspect) -> Json:
+    built, sizes = suspect.built, list(suspect.sizes)
+    return {"request": built.unit.request.to_json(), "suffix": built.suffix, "engine": built.digest, "sizes": sizes}

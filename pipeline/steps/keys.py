@@ -20,7 +20,7 @@ QUANTIZATION_CODE = (
     "pipeline.sources",
     "validation.latency.macs",
 )
-CHECK_CODE = ("builders", "validation", "pipeline.jobs.engines", *QUANTIZATION_CODE)
+CHECK_CODE = ("builders", "validation", "pipeline.jobs.engines", "pipeline.jobs.calls", *QUANTIZATION_CODE)
 OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
 # What rewrites graphs, emulates their arithmetic and measures them.
 MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
@@ -54,6 +54,12 @@ def contract_of(spec: ModelSpec) -> Json | None:
     contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
     asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
     return {**contract, "shapes": shapes_of(spec)} if asks else None
+
+
+def calls_of(spec: ModelSpec) -> Json | None:
+    """The calls beside the golden set that the spec asks for, as `pipeline.jobs.calls` takes them."""
+    calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
+    return {"seconds": calls.seconds, "bitwise": bitwise, "shapes": shapes_of(spec)} if calls else None
 
 
 def shapes_of(spec: ModelSpec) -> Json:

@@ -8,7 +8,7 @@ from builders.jobs import Job
 from builders.types import BuildRequest
 from pipeline.moment import now
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, contract_of, engine_limits, metric_of
+from pipeline.steps.keys import CHECK_CODE, MEASURING, calls_of, contract_of, engine_limits, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop, code_of, versions
@@ -63,6 +63,7 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         "limits": dict(overrides(spec, request.precision, "engine")),
         "metric": metric_of(spec),
         "contract": contract_of(spec),
+        "calls": calls_of(spec),
     }
     key = {
         **arguments,

@@ -108,17 +108,20 @@ class BuiltEngine:
         value = build_engine(bench.store.uri, actual.to_json(), bench.room())
         self.request, self.digest, self.suffix = claimed.to_json(), str(value["digest"]), str(value["suffix"])
 
-    def checks(self, contract: Mapping[str, Any] | None = None, limits: Limits | None = None) -> list[Check]:
-        """The engine joint, with a contract and the task metric."""
+    def checks(
+        self, contract: Mapping[str, Any] | None = None, limits: Limits | None = None, seconds: float | None = None
+    ) -> list[Check]:
+        """The engine joint, with a contract and the task metric. seconds: for calls beside the golden set."""
         shapes = {"inputs": [asdict(i) for i in self.bench.inputs], "dims": [asdict(d) for d in self.bench.dims]}
         promised = None if contract is None else {**contract, "shapes": shapes}
+        calls = {"seconds": seconds, "bitwise": bool(contract and "bitwise" in contract), "shapes": shapes}
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return _checks(check_engine(*place, limits or {}, self.bench.metric, promised, self.bench.room()))  # type: ignore[arg-type]
+        return _checks(check_engine(*place, limits or {}, self.bench.metric, promised, calls, self.bench.room()))  # type: ignore[arg-type]
 
-    def attribution(self) -> Attribution:
-        """Which node drifted."""
+    def attribution(self, sizes: Sequence[str] = ()) -> Attribution:
+        """Which node drifted. sizes: cases of a failed check of sizes."""
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return self.bench._attribution(attribute_engine(*place, {}, None, self.bench.room()))
+        return self.bench._attribution(attribute_engine(*place, {}, None, sizes, self.bench.room()))
 
     def fuzzed(self, cases: int = 6, seed: int = 0) -> dict[str, Any]:
         """The report of `enginery fuzz`."""

@@ -80,6 +80,8 @@ def drift(joint: str, name: str = "sqnr_db") -> Check:
         ([task("graph"), task("engine"), drift("engine")], ["quantization", "engine"]),
         ([task("exported model"), drift("engine")], ["engine"]),
         ([drift("engine", "contract ece")], []),
+        ([drift("engine", "calls repeated")], []),
+        ([drift("engine", "sizes")], ["engine"]),
         ([drift("export")], []),
     ],
 )
@@ -88,7 +90,10 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
     judged = cast("Judged", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
-    assert [item.joint for item in suspects([judged])] == taken
+    found = suspects([judged])
+    assert [item.joint for item in found] == taken
+    sizes = tuple(check.case for check in failed if check.name == "sizes")
+    assert all(item.sizes == sizes for item in found)
 
 
 def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> None:

@@ -69,12 +69,14 @@ def try_case(case: FuzzCase, inputs: Tensors, pair: Pair) -> Outcome:
         except EngineryError as error:
             return _both_refuse(case, inputs, pair, error)
         try:
-            actual = run(pair.candidate, inputs)
+            actual: Any = run(pair.candidate, inputs)
         except DataError as error:
             word: Word = "refused" if case.outside else "failed"
             return Outcome(case, word, str(error))
-        except EngineryError as error:
+        except Exception as error:  # a runtime behind a session raises whatever it has
             return Outcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
+        if not isinstance(actual, Mapping):
+            return Outcome(case, "failed", f"the engine answers with a {type(actual).__name__}, and no outputs by name")
         return _compared(case, inputs, expected, actual, pair)
 
 

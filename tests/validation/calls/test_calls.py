@@ -1,0 +1,129 @@
+"""Each fault of calls is seen by the check that is meant for it and by no other, and clean sessions raise no alarm."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builders.errors import EngineryError
+from tests.validation.calls.sessions import BUDGET, Buffers, Nth, Overwriting, Raising, failed, tried
+from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
+from validation.budget import Budgets
+from validation.golden import freeze
+
+NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs"}
+
+
+def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.roll(y, 1, -1)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
+    def other_order(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return (x[:, ::-1] @ WEIGHTS[::-1]).astype(np.float32)
+
+    checks = tried(Linear(other_order), seed=seed, seconds=0.1)
+    assert set(checks) == NAMES
+    assert failed(checks) == set()
+    drawn = np.random.default_rng(seed)
+
+    def last_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return (y * (1 + drawn.normal(scale=1e-7, size=y.shape))).astype(np.float32)
+
+    noisy = tried(Linear(last_bits), seed=seed, seconds=0.06, bits=lambda: False)
+    assert failed(noisy) == set()
+    assert "within the limits, other bits" in noisy["calls repeated"].note
+
+
+@pytest.mark.parametrize(
+    ("session", "check", "told"),
+    [
+        (lambda: Nth(rolled, lambda n: n > 100), "calls repeated", "elements of y have other bits than at first"),
+        (lambda: Nth(rolled, lambda n: n % 50 == 0), "calls repeated", "other bits"),
+        (lambda: Nth(lambda x, y: y * np.float32(1 + 1e-7), lambda n: n == 60), "calls repeated", "other bits"),
+        (lambda: Nth(lambda x, y: y * np.nan, lambda n: n == 60), "calls repeated", "other bits"),
+        (lambda: Nth(lambda x, y: y[:-1], lambda n: n == 60), "calls repeated", "outputs are y float32"),
+        (lambda: Nth(lambda x, y: y.astype(float), lambda n: n == 60), "calls repeated", "outputs are y float64"),
+        (lambda: Raising(ValueError("no")), "calls repeated", "ValueError: no"),
+        (lambda: Raising(EngineryError("the GPU is gone")), "calls repeated", "the GPU is gone"),
+        (lambda: Raising(None), "calls repeated", "answers with a NoneType"),
+        (lambda: Raising({"y": [1.0]}), "calls repeated", "does not hold an array per output"),
+        (lambda: Buffers(), "calls outputs", "y changed after it was answered"),
+        (lambda: Buffers(shared=True), "calls outputs", "y changed after it was answered"),
+        (lambda: Buffers(count=2), "calls outputs", "y changed after it was answered"),
+        (lambda: Buffers(start=100), "calls outputs", "y changed after it was answered"),
+        (lambda: Buffers(count=60), "calls outputs", "y changed after it was answered"),
+        (lambda: Overwriting(), "calls inputs", "x was overwritten"),
+        (lambda: Overwriting(lambda n: n == 90), "calls inputs", "x was overwritten"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_seen_by_the_check_that_is_meant_for_it(
+    session: Callable[[], Linear], check: str, told: str
+) -> None:
+    checks = tried(session())
+    assert failed(checks) == {check}
+    found = checks[check]
+    assert told in found.note
+    assert found.value and found.value >= 1 and found.limit == 0
+    assert found.case.startswith("call ") and "batch=" in found.case
+
+
+def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> None:
+    checks = tried(Nth(rolled, lambda n: n > 12 and n % 50 == 0))
+    found = checks["calls repeated"]
+    made = int(found.note.partition(" of ")[2].partition(" calls")[0].rpartition(" ")[2])
+    assert found.case.startswith("call 38, ")  # twelve sizes come before
+    assert found.value == (12 + made) // 50
+    assert f"; {found.value:.0f} of {made} calls with 8 inputs" in found.note
+
+
+def test_bits_are_asked_for_only_where_they_differ_and_else_the_limits_of_drift_hold() -> None:
+    asked: list[bool] = []
+
+    def bits() -> bool:
+        asked.append(True)
+        return False
+
+    assert failed(tried(Linear(), bits=bits)) == set() and not asked
+    near = Nth(lambda x, y: y * np.float32(1 + 1e-6), lambda n: n > 60)
+    assert failed(tried(near, bits=bits)) == set() and asked
+    far = tried(Nth(lambda x, y: y * np.float32(1.01), lambda n: n > 60), bits=bits)
+    assert failed(far) == {"calls repeated"}
+    assert "against the first answer, engine max_rel of y at batch=" in far["calls repeated"].note
+    assert "limit 0.001" in far["calls repeated"].note
+
+
+def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
+    drawn = np.random.default_rng(0)
+
+    def noise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return drawn.normal(size=y.shape).astype(np.float32)
+
+    free = Budgets(replace(BUDGET, **dict.fromkeys(("max_rel", "sqnr_db", "centered_sqnr_db", "slice_sqnr_db"))))
+    assert failed(tried(Linear(noise), bits=lambda: False, budgets=free)) == set()
+    assert "calls repeated" in failed(tried(Linear(noise), bits=lambda: False))
+
+
+def test_one_sample_alone_is_tried_with_half_of_it() -> None:
+    golden = freeze([{"x": GOLDEN[0]["x"][:1].repeat(4, 0)}], SPECS, DIMS, Linear().run)
+    checks = tried(Linear(), golden=golden)
+    assert failed(checks) == set()
+    assert "calls with 8 inputs" in checks["calls repeated"].note
+    assert failed(tried(Buffers(shared=True), golden=golden)) == {"calls outputs"}
+
+
+def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> None:
+    class Half(Linear):
+        inputs = tuple(replace(spec, dtype="float16") for spec in SPECS)
+
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            assert inputs["x"].dtype == np.float16
+            found = super().run({"x": inputs["x"].astype(np.float32)})
+            inputs["x"] *= 2
+            return found
+
+    free = Budgets(replace(BUDGET, max_rel=None, sqnr_db=30.0, centered_sqnr_db=None, slice_sqnr_db=None))
+    assert failed(tried(Half(), budgets=free)) == {"calls inputs"}
+    assert DIMS[0].max == 16

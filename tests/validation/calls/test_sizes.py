@@ -1,0 +1,210 @@
+"""Sizes between those of the golden set: every one of a small grid, a part of a large one, within the time."""
+
+import math
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from builders.types import Dim
+from tests.validation.calls.sessions import (
+    BUDGET,
+    GRID_DIMS,
+    GRID_GOLDEN,
+    GRID_SPECS,
+    Clock,
+    Grid,
+    Raising,
+    failed,
+    tried,
+)
+from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
+from validation.budget import Budgets
+from validation.calls.allowance import (
+    FEW_CALLS,
+    FEW_S,
+    GRID_S,
+    LEAST_CALLS,
+    LEAST_SIZES,
+    SHARE,
+    SMALL_GRID,
+    Allowance,
+)
+from validation.calls.sizes import MOST_ENUMERATED, VALUES_SEED, inner_sizes
+from validation.fuzz.cases import parse_only
+from validation.fuzz.groups import Groups
+from validation.fuzz.outcome import Pair
+from validation.fuzz.run import fuzz
+from validation.golden import GoldenSet, edge_sizes, freeze
+
+GRID_SEEN = freeze(GRID_GOLDEN, GRID_SPECS, GRID_DIMS, Grid().run)
+GRID = {"golden": GRID_SEEN, "shapes": (GRID_SPECS, GRID_DIMS)}
+
+
+def wrong_at(*sizes: int) -> Linear:
+    return Linear(lambda x, y: np.roll(y, 1, -1) if len(x) in sizes else y)
+
+
+@pytest.mark.parametrize("size", [2, 7, 8, 15])
+def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(size: int) -> None:
+    checks = tried(wrong_at(size))
+    assert failed(checks) == {"sizes"}
+    found = checks["sizes"]
+    assert (found.case, found.value, found.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
+    assert "of y at" in found.note and "12 of 12 sizes" in found.note
+    pair = Pair(Linear(), wrong_at(size), "fp32", Budgets(BUDGET), BUDGET)
+    only = parse_only(found.case, DIMS)
+    (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED).outcomes
+    assert again.word == "failed" and again.reason in found.note
+
+
+def test_a_fault_at_7_by_13_is_found_in_a_grid_that_is_enumerated() -> None:
+    checks = tried(Grid((7, 13)), Grid(), **GRID)
+    assert failed(checks) == {"sizes"}
+    assert checks["sizes"].case in [f"batch={batch} h=7 w=13 values=realistic" for batch in (1, 2)]
+    of = 2 * 13 * 13 - len(edge_sizes(GRID_SPECS, GRID_DIMS))
+    assert f"{of} of {of} sizes" in checks["sizes"].note
+    assert checks["sizes"].value == 2
+    assert failed(tried(Grid(), Grid(), **GRID)) == set()
+
+
+def test_several_wrong_sizes_are_counted_and_the_first_ones_named() -> None:
+    found = tried(wrong_at(6, 7, 8))["sizes"]
+    assert found.value == 3
+    named = found.case + found.note
+    assert all(f"batch={size}" in named for size in (6, 7, 8))
+
+
+def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_told() -> None:
+    def odd(height: int) -> bool:
+        return height % 2 == 1
+
+    checks = tried(Grid(refuses=odd), Grid(refuses=odd), **GRID)
+    assert failed(checks) == set()
+    assert "not judged: the graph itself does not run" in checks["sizes"].note
+    assert failed(tried(Grid(refuses=odd), Grid(), **GRID)) == {"sizes"}
+
+
+@pytest.mark.parametrize("what", [ValueError("no kernel"), None])
+def test_what_a_session_raises_at_a_size_is_a_failed_check(what: object) -> None:
+    checks = tried(Raising(what, lambda n: n == 3))
+    assert failed(checks) == {"sizes"}
+
+
+def test_sizes_come_once_each_in_the_order_of_the_seed_and_none_of_them_is_known() -> None:
+    known = [tuple(sizes.items()) for sizes in edge_sizes(GRID_SPECS, GRID_DIMS)]
+    order = [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, known, 3)]
+    assert len(order) == len(set(order)) == 2 * 13 * 13 - len(known)
+    assert not set(order) & set(known)
+    assert order == [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, known, 3)]
+    assert order != [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, known, 4)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_large_grid_each_size_of_each_dim_comes_before_any_comes_often(seed: int) -> None:
+    dims = (Dim("batch", 1, 4, 8), Dim("length", 1, 32, 512))
+    first = list(islice(inner_sizes(dims, [], seed), 512))
+    assert {sizes["batch"] for sizes in first[:8]} == set(range(1, 9))
+    assert {sizes["length"] for sizes in first} == set(range(1, 513))
+    drawn = list(inner_sizes((*dims, Dim("width", 1, 8, 1 << 40)), [], seed))
+    assert MOST_ENUMERATED < len(drawn) <= 2 * MOST_ENUMERATED
+    assert all(1 <= sizes["width"] <= 1 << 40 for sizes in drawn)
+
+
+def test_a_model_without_dims_has_no_sizes_and_its_calls_are_repeated() -> None:
+    specs = tuple(type(spec)(spec.name, spec.dtype, (4, 4)) for spec in SPECS)
+    golden = freeze(GOLDEN, specs, (), Linear().run)
+    checks = tried(Linear(), golden=golden, shapes=(specs, ()))
+    assert set(checks) == {"calls repeated", "calls outputs", "calls inputs"}
+    assert failed(checks) == set()
+    assert (
+        failed(tried(wrong_at(4), golden=golden, shapes=(specs, ()))) == set()
+    )  # always the same: no business of calls
+
+
+def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_went() -> None:
+    def timed(reference_s: float, candidate_s: float, seconds: float) -> tuple[Clock, str, str]:
+        clock = Clock()
+        reference = clock.timed(Linear(), "graph", reference_s)
+        candidate = clock.timed(Linear(), "engine", candidate_s)
+        checks = tried(candidate, reference, seconds=seconds, clock=clock)
+        assert failed(checks) == set()
+        return clock, checks["sizes"].note, checks["calls repeated"].note
+
+    clock, sizes, calls = timed(1.0, 0.01, seconds=10.0)  # the graph is slow: half of the time is for sizes
+    assert sizes.startswith("4 of 12 sizes in 4 s")
+    assert clock.calls.count("graph") == 4
+    assert clock.now == pytest.approx(10.0, abs=0.02)
+    assert "calls with 8 inputs in 6 s" in calls
+    clock, sizes, calls = timed(60.0, 60.0, seconds=1.0)  # both are: the least of each
+    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS)
+    assert f"{LEAST_CALLS} calls" in calls and "1 in 5 or more show with 95 %" in calls
+    clock, sizes, calls = timed(1e-4, 1e-4, seconds=1.0)  # cheap: all sizes, and the rest is for calls
+    assert "12 of 12 sizes" in sizes
+    assert clock.calls.count("engine") > 9000
+    assert clock.now == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_order_is_the_same_and_only_its_end_moves() -> None:
+    def order(seconds: float) -> list[tuple[bytes, int]]:
+        seen: list[tuple[bytes, int]] = []
+
+        class Watched(Linear):
+            def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+                seen.append((inputs["x"].tobytes(), len(inputs["x"])))
+                return super().run(inputs)
+
+        tried(Watched(), seconds=seconds, seed=5)
+        return seen[12:]  # the sizes
+
+    short, long = order(0.1), order(0.4)
+    assert len(short) < len(long)
+    assert long[: len(short)] == short
+    assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
+
+
+def test_cheap_engines_get_small_grids_and_a_few_calls_whatever_the_share_is() -> None:
+    clock = Clock()
+    default = replace(Allowance.of(None, 0.1), clock=clock)
+    assert default.seconds == pytest.approx(SHARE * 0.1)
+    sizes, large, calls = default.sizes(SMALL_GRID), default.sizes(SMALL_GRID + 1), default.calls(0.0)
+    clock.now = 0.9 * FEW_S
+    assert sizes(100) and not large(100)
+    assert calls(FEW_CALLS - 1) and not calls(FEW_CALLS)
+    clock.now = 1.1 * GRID_S
+    assert not sizes(100) and not calls(FEW_CALLS - 1)
+    assert sizes(LEAST_SIZES - 1) and calls(LEAST_CALLS - 1) and not calls(LEAST_CALLS)
+
+
+def test_the_share_grows_with_the_comparison_and_a_spec_decides_exactly() -> None:
+    assert Allowance.of(None, 100.0).seconds == pytest.approx(10.0)
+    for asked, wanted in ((None, 10.0), (3.0, 3.0), (0.01, 0.01)):
+        clock = Clock()
+        allowed = replace(Allowance.of(asked, 100.0), clock=clock)
+        sizes, calls = allowed.sizes(12), allowed.calls(0.0)
+        clock.now = 0.49 * wanted
+        assert sizes(1000) and calls(1000)
+        clock.now = 0.51 * wanted
+        assert not sizes(1000) and calls(1000)
+        clock.now = 1.01 * wanted
+        assert not calls(1000) and not calls(FEW_CALLS - 1)
+
+
+def test_what_would_end_too_late_is_not_begun() -> None:
+    clock = Clock()
+    sizes = replace(Allowance.of(10.0, 0.0), clock=clock).sizes(12)
+    clock.now = 3.0
+    assert not sizes(1) and sizes(2)
+
+
+def test_groups_of_a_stored_golden_set_are_read_when_they_are_asked_for(tmp_path) -> None:
+    many = [{"x": np.full((4, 4), index, np.float32)} for index in range(40)]
+    stored = freeze(many, SPECS, DIMS, Linear().run)
+    stored.save(tmp_path / "golden.safetensors")
+    groups = Groups(GoldenSet.load(tmp_path / "golden.safetensors"))
+    assert len(groups) == 32
+    assert [float(groups[index]["x"][0, 0]) for index in (0, 31, -1)] == [0, 31, 31]
+    assert groups[3] is groups[3]
+    assert len(groups[:2]) == 2
+    assert math.prod(groups[0]["x"].shape) == 16

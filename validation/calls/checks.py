@@ -1,0 +1,38 @@
+"""The calls that every engine is proven with beside its golden set, within a budget of time (`allowance`)."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from builders.types import Dim, TensorSpec
+from validation.calls.allowance import Allowance
+from validation.calls.pool import pool_of
+from validation.calls.repeated import Repeats
+from validation.calls.sizes import size_checks
+from validation.fuzz.groups import Groups
+from validation.fuzz.outcome import Pair
+from validation.golden import GoldenSet
+from validation.report import Check
+
+
+def call_checks(
+    pair: Pair,
+    shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
+    golden: GoldenSet,
+    seed: int,
+    allowance: Allowance,
+    bits: Callable[[], bool],
+    sizes: bool = True,
+) -> Iterator[Check]:
+    """Checks of sizes that the golden set does not have, and of repeated calls. shapes: inputs and dims of the model.
+
+    bits: whether equal inputs must have equal bits; asked when bits differ.  sizes: whether to try sizes at all.
+    What the engine raises is a failed check.
+    """
+    specs, dims = shapes
+    groups, start = Groups(golden), allowance.clock()
+    if sizes:
+        yield from size_checks(pair, shapes, groups, seed, allowance)
+    pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
+    repeats = Repeats(pair.candidate, pair.budgets, bits)
+    began = allowance.clock()
+    repeats.run(pool, seed, allowance.calls(start))
+    yield from repeats.checks(pool, allowance.clock() - began)
