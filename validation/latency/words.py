@@ -111,7 +111,9 @@ def measured_text(report: Json) -> str:
     own = any(bucket["runtime"] for bucket in report["buckets"])
     what = "runtime: the runtime's own call, its median; p50 and on: " if own else ""
     count = report["processes"]
-    held = f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
+    held = (
+        f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
+    )
     return f"{what}Session.run, with its checks of the inputs; the 95 % intervals {held}"
 
 

@@ -47,7 +47,9 @@ def test_what_was_timed_and_what_the_intervals_hold_is_said():
     assert any(line.endswith("at hand") for line in lines(report))
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", bucket_row(report["buckets"][0])["runtime"])
     told = list(lines(report))[1]
-    assert told.startswith("runtime: the runtime's own call") and told.endswith("intervals are those of one more process, by 5")
+    assert told.startswith("runtime: the runtime's own call") and told.endswith(
+        "intervals are those of one more process, by 5"
+    )
     for bucket in report["buckets"]:
         bucket["runtime"] = None
     told = list(lines({**report, "processes": 1}))[1]
