@@ -13,13 +13,34 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from onnx import ModelProto
+
 from builders.jobs import Job
 from builders.process import run_job
 from tests.faults.bench import Bench
-from tests.validation.attribution.families import BATCH, FAMILIES
+from tests.pipeline.quantization.small_nets import build
+from tests.validation.attribution.families import BATCH, FAMILIES, Family, spec
 
-NETS = ("mlp", "encoder", "detector")
+SIDE = 512
 PAUSE_S = 4.0
+
+
+def wide(seed: int) -> ModelProto:
+    """Four products of `SIDE` by `SIDE`."""
+    rng = np.random.default_rng(seed)
+    weights: dict[str, object] = {f"w{index}": rng.normal(size=(SIDE, SIDE)) / SIDE**0.5 for index in range(4)}
+    steps = [f"h{index} = MatMul({f'h{index - 1}' if index else 'x'}, w{index})" for index in range(3)]
+    text = " ".join([*steps, "logits = MatMul(h2, w3)"])
+    return build(f"float[batch,{SIDE}] x", f"float[batch,{SIDE}] logits", text, weights)
+
+
+def rows() -> dict[str, np.ndarray]:
+    """Samples for `wide`."""
+    return {"x": np.random.default_rng(0).normal(size=(24, SIDE)).astype(np.float32)}
+
+
+NETS = {"mlp": FAMILIES["mlp"], "detector": FAMILIES["detector"], "wide": Family(wide, rows, (spec("x", SIDE),), {})}
 
 
 def main() -> None:
@@ -29,7 +50,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="for each bucket, as in a spec")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        benches = {name: _bench(Path(folder) / name, name) for name in NETS}
+        benches = {name: _bench(Path(folder) / name, family) for name, family in NETS.items()}
         found: dict[str, list[Any]] = {name: [] for name in NETS}
         for _ in range(chosen.times):
             for name, (bench, arguments) in benches.items():
@@ -41,8 +62,7 @@ def main() -> None:
             print(_row(name, what, reports))
 
 
-def _bench(folder: Path, name: str) -> tuple[Bench, dict[str, Any]]:
-    family = FAMILIES[name]
+def _bench(folder: Path, family: Family) -> tuple[Bench, dict[str, Any]]:
     bench = Bench(folder, family.net(0), family.data(), family.inputs, (BATCH,))
     engine = bench.engine()
     model = {"inputs": [asdict(item) for item in bench.inputs], "dims": [asdict(dim) for dim in bench.dims]}

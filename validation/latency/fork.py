@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +32,10 @@ def measured_apart(work: Callable[[], Once], folder: Path) -> Once:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads in the parent: those are numpy's, which are prepared for a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         _work(work, folder)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,9 @@ Opens = Callable[[], AbstractContextManager[Session]]
 DEVICE_RUNS = 30
 # Of a bucket's time, for the runtime's own calls; the rest is for `Session.run`.
 RUNTIME_SHARE = 0.4
+# Stretches that a size's time is made of, in turn with the other sizes: what disturbs the machine for a moment then
+# disturbs some of a size's runs, and not all of them.
+PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -83,25 +86,64 @@ def measure_once(
         opened: list[Session] = []
         load_s = timed(lambda: opened.append(stack.enter_context(opens())))
         loaded = resident_bytes() - before
-        runs = [_runs(opened[0], bucket, seconds, least, before) for bucket in buckets]
+        sizes = [_Size(opened[0], bucket, seconds, least, before) for bucket in buckets]
+        for _ in range(PASSES):
+            for size in sizes:
+                size.go_on()
+        runs = [size.runs() for size in sizes]
     return Once(import_s, load_s, max(loaded, 0), resettable, runs)
 
 
-def _runs(session: Session, bucket: Bucket, seconds: float, least: int, before: int) -> Runs:
-    # Copied: a fork would have the arrays where its parent, and every other fork of it, has them.
-    inputs = {name: array.copy() for name, array in taken(session, bucket.inputs).items()}
-    first_s = timed(lambda: session.run(inputs))
-    call = session.prepared(inputs) if isinstance(session, Prepared) else None
-    series = latencies(lambda: session.run(inputs), seconds * (1 - RUNTIME_SHARE if call else 1), least)
-    runtime = latencies(call, seconds * RUNTIME_SHARE, least) if call else None
-    return Runs(
-        session=series,
-        runtime=runtime,
-        first_s=first_s,
-        memory_bytes=max(peak_bytes() - before, 0),
-        device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,
-        device_s=median(session.device_seconds(inputs, DEVICE_RUNS)) if isinstance(session, DeviceTimed) else None,
-    )
+@dataclass
+class _Timed:
+    """The runs of one call, made in `PASSES` stretches."""
+
+    call: Callable[[], object]
+    seconds: float
+    least: int
+    found: list[Array] = field(default_factory=list)
+
+    def go_on(self) -> None:
+        """One stretch; none where those before took all the time."""
+        if not self.found or sum(float(part.sum()) for part in self.found) < self.seconds:
+            self.found.append(latencies(self.call, self.seconds / PASSES, 1 if self.found else self.least))
+
+    def series(self) -> Array:
+        """All runs, in order."""
+        return np.concatenate(self.found)
+
+
+class _Size:
+    """An engine at one of its sizes."""
+
+    def __init__(self, session: Session, bucket: Bucket, seconds: float, least: int, before: int) -> None:
+        # Copied: a fork would have the arrays where its parent, and every other fork of it, has them.
+        self._inputs = {name: array.copy() for name, array in taken(session, bucket.inputs).items()}
+        self._session = session
+        self._first_s = timed(lambda: session.run(self._inputs))
+        own = session.prepared(self._inputs) if isinstance(session, Prepared) else None
+        share = 1 - RUNTIME_SHARE if own else 1.0
+        self._of_session = _Timed(lambda: session.run(self._inputs), seconds * share, least)
+        self._of_runtime = _Timed(own, seconds * RUNTIME_SHARE, least) if own else None
+        self._memory_bytes = max(peak_bytes() - before, 0)
+
+    def go_on(self) -> None:
+        """A stretch of runs of either kind."""
+        self._of_session.go_on()
+        if self._of_runtime:
+            self._of_runtime.go_on()
+
+    def runs(self) -> Runs:
+        """What was measured."""
+        session, inputs = self._session, self._inputs
+        return Runs(
+            session=self._of_session.series(),
+            runtime=self._of_runtime.series() if self._of_runtime else None,
+            first_s=self._first_s,
+            memory_bytes=self._memory_bytes,
+            device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,
+            device_s=median(session.device_seconds(inputs, DEVICE_RUNS)) if isinstance(session, DeviceTimed) else None,
+        )
 
 
 def taken(session: Session, inputs: Tensors) -> dict[str, Array]:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from validation.latency import measure
 from validation.latency.against import race
 from validation.latency.buckets import Bucket
 from validation.latency.measure import Asked, Speed, measure_speed
-from validation.latency.once import DEVICE_RUNS
+from validation.latency.once import DEVICE_RUNS, PASSES
 
 BUCKET = Bucket({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
 
@@ -66,6 +67,20 @@ def test_the_runtimes_own_call_is_timed_where_the_session_gives_it(tmp_path: Pat
     assert told["runtime"]["p"] == 0.5 and told["runtime"]["low"] <= told["runtime"]["value"]
     (bucket,) = measured(Plain(), tmp_path).buckets
     assert bucket.runtime is None and bucket.runtime_s == bucket.median_s
+
+
+def test_the_runs_of_a_size_are_spread_over_the_time_of_the_process(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Told(Plain):
+        def run(self, inputs):
+            seen.append(len(inputs["x"]))
+            return {}
+
+    sizes = [Bucket({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
+    measure_speed(lambda: nullcontext(Told()), sizes, Asked(0.004, processes=1), tmp_path)
+    timed = seen[2:]  # behind the first run of each
+    assert [timed[0], *(b for a, b in pairwise(timed) if a != b)] == [1, 2] * PASSES
 
 
 def recording(folder: Path, session: object = None) -> Callable[[], AbstractContextManager[object]]:
