@@ -24,6 +24,9 @@ from validation.npz import Array
 
 # Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.
 LEAST_PROCESSES = 3
+# How far beyond the fastest and the slowest of all runs an interval goes at most: one process of a few that was held up
+# for most of its time would make it reach from nanoseconds to seconds.
+BEYOND = 1.5
 
 
 def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN) -> list[Quantile]:
@@ -49,6 +52,8 @@ def _widened(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:
     each = np.log([float(np.quantile(values, item.p)) for values in series])
     half = _half_width(each)
     low, high = (math.exp(float(each.mean()) + sign * half) for sign in (-1, 1))
+    fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
+    low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
     # Processes that happen to agree say no more than their runs do.
     return replace(
         item, value=math.exp(float(np.median(each))), low=min(low, item.low or low), high=max(high, item.high or high)

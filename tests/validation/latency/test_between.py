@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from validation.canary.distributions import t_quantile
-from validation.latency.between import quantiles_between
+from validation.latency.between import BEYOND, quantiles_between
 from validation.latency.quantiles import quantiles
 
 MEDIAN = 4e-5
@@ -68,6 +68,7 @@ def test_one_process_that_was_disturbed_moves_the_interval_and_not_the_value() -
     disturbed = [*series[:-1], 3 * series[-1]]
     calm, found = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed))
     assert found.value == pytest.approx(calm.value, rel=0.02) and found.high > 2 * calm.high  # type: ignore[operator]
+    assert found.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
 
 
 def test_a_quantile_further_out_takes_in_what_the_medians_differ_by() -> None:
