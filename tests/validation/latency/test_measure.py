@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 from builders.errors import EngineryError, ModelError
 from builders.types import TensorSpec
-from validation.latency import measure
+from validation.latency import measure, once
 from validation.latency.against import race
 from validation.latency.buckets import Bucket
 from validation.latency.measure import Asked, Speed, measure_speed
@@ -69,18 +68,27 @@ def test_the_runtimes_own_call_is_timed_where_the_session_gives_it(tmp_path: Pat
     assert bucket.runtime is None and bucket.runtime_s == bucket.median_s
 
 
-def test_the_runs_of_a_size_are_spread_over_the_time_of_the_process(tmp_path: Path) -> None:
+def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(tmp_path: Path, monkeypatch) -> None:
     seen: list[int] = []
+    held_up = 1.0
 
     class Told(Plain):
         def run(self, inputs):
             seen.append(len(inputs["x"]))
             return {}
 
+    def stretch(run: Callable[[], object], seconds: float, least: int) -> np.ndarray:
+        run()
+        return np.array([seconds * held_up])
+
+    monkeypatch.setattr(once, "latencies", stretch)
     sizes = [Bucket({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
-    measure_speed(lambda: nullcontext(Told()), sizes, Asked(0.004, processes=1), tmp_path)
-    timed = seen[2:]  # behind the first run of each
-    assert [timed[0], *(b for a, b in pairwise(timed) if a != b)] == [1, 2] * PASSES
+    measure_speed(lambda: nullcontext(Told()), sizes, Asked(0.4, processes=1), tmp_path)
+    assert seen == [1, 2] + [1, 2] * PASSES, "behind the first run of each"
+    seen.clear()
+    held_up = 2.5
+    measure_speed(lambda: nullcontext(Told()), sizes, Asked(0.4, processes=1), tmp_path)
+    assert seen == [1, 2] + [1, 2] * 2, "none where those before took all the time"
 
 
 def recording(folder: Path, session: object = None) -> Callable[[], AbstractContextManager[object]]:
