@@ -8,6 +8,8 @@ from builders.types import BuildRequest, Tensors
 if TYPE_CHECKING:
     import numpy as np
 
+    from builders.tensors import InputCheck
+
 # A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.
 MOST_PROFILES = 64
 
@@ -35,20 +37,16 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
     return found
 
 
-def checked_inputs(request: BuildRequest, inputs: Tensors) -> "tuple[list[np.ndarray[Any, Any]], dict[str, int]]":
-    """The arrays in the order of the request's inputs, each C-contiguous, and the size of each named dim in them.
+def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray[Any, Any]], dict[str, int]]":
+    """The arrays in the order of the model's inputs, each C-contiguous, and the size of each named dim in them.
 
-    Raises DataError for names, dtypes and shapes that the request does not have. Without profiles any size will do.
+    check: of the session. Raises DataError for names, dtypes and shapes that the request does not have.
     """
     import numpy as np
 
-    from builders.tensors import check_inputs, fitting_profile
-
-    sizes = check_inputs(request.inputs, inputs)
-    if request.profiles:
-        fitting_profile(request.profiles, inputs)
+    sizes = check(inputs).sizes
     # ascontiguousarray makes a vector of a scalar
-    return [np.ascontiguousarray(inputs[spec.name]).reshape(inputs[spec.name].shape) for spec in request.inputs], sizes
+    return [np.ascontiguousarray(inputs[spec.name]).reshape(inputs[spec.name].shape) for spec in check.specs], sizes
 
 
 def checked_outputs(

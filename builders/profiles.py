@@ -3,7 +3,7 @@
 A backend that can tell has the methods of `Profiling` besides those of `Backend`. Standard library only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -69,4 +69,13 @@ class DeviceTimed(Protocol):
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
         """Seconds of each run on the device, without copies to it and from it. Raises as `Session.run` does."""
+        ...
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A session that can give its runtime's own call, so that the runtime can be timed without what `run` adds."""
+
+    def prepared(self, inputs: Tensors) -> Callable[[], object]:
+        """A call of the runtime on inputs that were checked and run once before. Raises as `Session.run` does."""
         ...

@@ -1,12 +1,58 @@
-"""Checks that arrays fit what a model declares, before a runtime sees them."""
+"""Checks that arrays fit what a model declares, before a runtime sees them.
+
+A check in full takes some microseconds for each input, a call of a small engine not much more. So a session keeps an
+`InputCheck`: what was accepted once, by types, dtypes and shapes, is found in a table from then on.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from builders.errors import DataError
 from builders.types import ShapeProfile, Tensors, TensorSpec
+
+# Combinations of shapes that a session remembers; a model of any size meets more of them than it pays to keep.
+MOST_ACCEPTED = 256
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What inputs were accepted as. sizes: of each named dim.  profile: index of the first that holds their shapes."""
+
+    sizes: dict[str, int]
+    profile: int
+
+
+class InputCheck:
+    """`check_inputs` and `fitting_profile` of one session, made in full once for inputs of equal dtypes and shapes.
+
+    profiles: none means that every shape of the specs is accepted.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()) -> None:
+        self.specs, self._profiles = specs, profiles
+        self._names = [spec.name for spec in specs]
+        self._accepted: dict[Any, Fit] = {}
+
+    def __call__(self, inputs: Tensors) -> Fit:
+        """What the inputs fit as. Raises DataError as `check_inputs` and `fitting_profile` do."""
+        try:
+            key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
+            fit = self._accepted[key]
+        except (KeyError, AttributeError, TypeError):  # not met yet, or no array
+            return self._checked(inputs)
+        return fit if len(inputs) == len(self._names) else self._checked(inputs)
+
+    def _checked(self, inputs: Tensors) -> Fit:
+        sizes = check_inputs(self.specs, inputs)
+        fit = Fit(sizes, fitting_profile(self._profiles, inputs) if self._profiles else 0)
+        if len(self._accepted) >= MOST_ACCEPTED:
+            self._accepted.clear()
+        arrays = [inputs[name] for name in self._names]
+        self._accepted[tuple([(type(array), array.dtype, array.shape) for array in arrays])] = fit
+        return fit
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors) -> dict[str, int]:

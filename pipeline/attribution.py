@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """One graph or engine that was asked about. found: None where it cannot be taken apart, as `told.headline` says."""
+    """One graph or engine that was asked about. found: None where there is no attribution; `told.headline` says why.
+
+    failed: whether it was tried and did not end; what cannot be taken apart at all has not failed.
+    """
 
     told: Attributed
     found: "Attribution | None" = None
+    failed: bool = False
 
 
 def attribute_version(
@@ -41,7 +45,7 @@ def attribute_version(
             yield Answer(item)
             continue
         told = attribute(item, spec, manifest.sources["onnx"], manifest.sources["golden"], shop)
-        yield Answer(told, read_attribution(shop.store, told.digest) if told.digest else None)
+        yield Answer(told, read_attribution(shop.store, told.digest)) if told.digest else Answer(told, failed=True)
 
 
 def _chosen(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
@@ -106,4 +110,5 @@ class _NamedFlavour(Flavour):
 def to_json(answer: Answer) -> dict[str, object]:
     """What `enginery attribute --json` prints of one."""
     told = vars(answer.told)
-    return {**told, "units": list(told["units"]), "attribution": answer.found.to_json() if answer.found else None}
+    found = answer.found.to_json() if answer.found else None
+    return {**told, "units": list(told["units"]), "attribution": found, "failed": answer.failed}

@@ -2,13 +2,13 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from builders import held_shapes
 from builders.errors import DataError, EngineryError
+from builders.tensors import InputCheck
 from builders.types import Engine, Tensors, TensorSpec
 
 
@@ -20,7 +20,8 @@ class PackageSession:
 
         self.inputs: Sequence[TensorSpec] = engine.request.inputs
         self.outputs: Sequence[TensorSpec] = engine.request.outputs
-        self._request, self._name = engine.request, engine.path.name
+        self._name = engine.path.name
+        self._accepts = InputCheck(engine.request.inputs, engine.request.profiles)
         self._device = torch.device("cpu" if engine.request.target.is_cpu else "cuda")
         try:
             # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
@@ -35,7 +36,7 @@ class PackageSession:
 
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
-        held_shapes.checked_inputs(self._request, inputs)
+        self._accepts(inputs)
         given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
         try:
             results = self._model.boxed_run(list(given))
@@ -47,6 +48,21 @@ class PackageSession:
         # An output that is an input would change with the caller's array.
         shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
         return {name: array.copy() if name in shared else array for name, array in made.items()}
+
+    def prepared(self, inputs: Tensors) -> Callable[[], object]:
+        """See `profiles.Prepared`: the package's own call on tensors of its device."""
+        import torch
+
+        self.run(inputs)
+        given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
+
+        def call() -> object:
+            found = self._model.boxed_run(list(given))
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            return found
+
+        return call
 
     def _check(self, fine: Any) -> None:
         """Raise DataError for an index out of range or a division by zero; the results are then of other numbers."""

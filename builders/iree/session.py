@@ -9,6 +9,7 @@ import numpy as np
 
 from builders import held_shapes
 from builders.errors import EngineryError
+from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
@@ -43,6 +44,7 @@ class IreeSession:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._request = request
+        self._check = InputCheck(request.inputs, request.profiles)
         self._main: Any = main
 
     def close(self) -> None:
@@ -53,7 +55,7 @@ class IreeSession:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
         if self._main is None:
             raise EngineryError("the session of this IREE engine is closed; open it again")
-        given, sizes = held_shapes.checked_inputs(self._request, inputs)
+        given, sizes = held_shapes.checked_inputs(self._check, inputs)
         try:
             found = self._main(*given)
         except (ValueError, RuntimeError, IndexError) as error:

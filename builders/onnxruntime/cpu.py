@@ -39,6 +39,7 @@ from builders.types import (
     Engine,
     QuantizationScheme,
     Session,
+    ShapeProfile,
     Target,
     Tensors,
     TensorSpec,
@@ -57,6 +58,9 @@ _LEVELS = {
 # Fusions whose kernel is slower than its parts. Measured with 1.31 on MiniLM (batch 8, 64 tokens, one thread): 145 ms
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
 _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
+# Threads that wait for the next operator stay awake so long. Asleep at once, they cost a small net 15 to 50 µs a run to
+# wake; ONNX Runtime's default keeps them busy for some 20 ms after each run, on cores that builds share.
+_SPIN_US = "200"
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
 _IO = {
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -198,6 +202,7 @@ class OrtSession:
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
     opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
     name: what errors call the model; default: its file's name.
+    profiles: shapes that it answers for; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 
@@ -210,12 +215,17 @@ class OrtSession:
         level: str | None = None,
         opens: Callable[[Path, Any], Any] | None = None,
         name: str | None = None,
+        profiles: Sequence[ShapeProfile] = (),
     ) -> None:
+        from builders.tensors import InputCheck
+
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name
         self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads))
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
+        self._output_names = [spec.name for spec in self.outputs]
+        self._check = InputCheck(self.inputs, profiles)
 
     def __enter__(self) -> Self:
         return self
@@ -225,16 +235,19 @@ class OrtSession:
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray[Any, Any]]":
         """Run once. Raises DataError for arrays that do not fit, ModelError when an operator fails on them."""
-        from builders.tensors import check_inputs
-
         if self._session is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
-        check_inputs(self.inputs, inputs)
-        names = [spec.name for spec in self.outputs]
+        self._check(inputs)
+        names = self._output_names
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
         except failures() as error:
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
+
+    def prepared(self, inputs: Tensors) -> Callable[[], object]:
+        """See `profiles.Prepared`: ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
+        self.run(inputs)
+        return partial(self._session.run, self._output_names, dict(inputs))
 
 
 def session_options(level: str, threads: int) -> Any:
@@ -246,7 +259,7 @@ def session_options(level: str, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # what it logs as an error it also raises
     options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(_SLOWER_FUSIONS))
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # builds share this machine
+    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     return options
 
 

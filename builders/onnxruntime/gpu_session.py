@@ -8,15 +8,12 @@ are refused unless they only compute shapes, which CUDA leaves to the CPU on pur
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from builders.errors import EngineryError, ModelError
 from builders.onnxruntime.cpu import OrtSession
 from builders.onnxruntime.reasons import failures, words_of
-from builders.types import ShapeProfile, Tensors
-
-if TYPE_CHECKING:
-    import numpy as np
+from builders.types import ShapeProfile
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 # Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
@@ -46,17 +43,7 @@ class GpuSession(OrtSession):
         *,
         cpu_operators: bool = False,
     ) -> None:
-        super().__init__(model, opens=_opener(providers, cpu_operators))
-        self._profiles = profiles
-
-    def run(self, inputs: Tensors) -> "dict[str, np.ndarray[Any, Any]]":
-        """Run once. Raises DataError for arrays that do not fit or lie outside the profiles."""
-        from builders.tensors import check_inputs, fitting_profile
-
-        check_inputs(self.inputs, inputs)
-        if self._profiles:
-            fitting_profile(self._profiles, inputs)
-        return super().run(inputs)
+        super().__init__(model, opens=_opener(providers, cpu_operators), profiles=profiles)
 
 
 def provider_failures() -> tuple[type[Exception], ...]:

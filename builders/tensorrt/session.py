@@ -17,7 +17,7 @@ from builders.tensorrt.lanes import Lane, Lanes
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.refit import refit
 from builders.tensorrt.words import builder_reason
-from builders.tensors import check_inputs, fitting_profile
+from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 
@@ -75,6 +75,7 @@ class EngineSession:
         self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
         self._on_host = {spec.name for spec in self.inputs if self._is_on_host(spec.name)}
         self._profiler: Any = None
+        self._check = InputCheck(request.inputs, request.profiles)
         self._lanes = Lanes(self._new_lane)
         if self._graphs:
             self._check_capturable()
@@ -110,9 +111,8 @@ class EngineSession:
 
     def _bound(self, inputs: Tensors) -> Lane:
         """The lane for these shapes, its inputs on the GPU."""
-        check_inputs(self.inputs, inputs)
+        profile = self._check(inputs).profile
         self._said.messages.clear()
-        profile = fitting_profile(self._request.profiles, inputs) if self._request.profiles else 0
         shapes = tuple(inputs[spec.name].shape for spec in self.inputs) if self._graphs else ()
         lane = self._lanes.at((profile, shapes))
         lane.bind(inputs, self.outputs)

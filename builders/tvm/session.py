@@ -11,6 +11,7 @@ import numpy as np
 
 from builders import cuda, held_shapes
 from builders.errors import EngineryError
+from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 
@@ -53,6 +54,7 @@ class TvmSession:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._request, self._device = request, device
+        self._check = InputCheck(request.inputs, request.profiles)
         self._main: Any = main
 
     def close(self) -> None:
@@ -66,7 +68,7 @@ class TvmSession:
 
         if self._main is None:
             raise EngineryError("the session of this TVM engine is closed; open it again")
-        arrays, sizes = held_shapes.checked_inputs(self._request, inputs)
+        arrays, sizes = held_shapes.checked_inputs(self._check, inputs)
         given = [tvm.runtime.tensor(array, self._device) for array in arrays]
         try:
             found = self._main(*given)

@@ -11,7 +11,7 @@ import jax.export
 import numpy as np
 
 from builders.errors import EngineryError, IntegrityError
-from builders.tensors import check_inputs, fitting_profile
+from builders.tensors import InputCheck
 from builders.types import Engine, Shape, Target, Tensors, TensorSpec
 from builders.xla.file import read_engine
 
@@ -26,7 +26,8 @@ class XlaSession:
         request = engine.request
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._name, self._profiles, self._kept = engine.path.name, request.profiles, kept
+        self._name, self._kept = engine.path.name, kept
+        self._check = InputCheck(request.inputs, request.profiles)
         self._device = _device(request.target)
         file = read_engine(engine.path)
         try:
@@ -54,9 +55,7 @@ class XlaSession:
         or lie outside the profiles."""
         if self._weights is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
-        check_inputs(self.inputs, inputs)
-        if self._profiles:
-            fitting_profile(self._profiles, inputs)
+        self._check(inputs)
         given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
         executable = self._for(tuple(array.shape for array in given))
         with jax.enable_x64(True):

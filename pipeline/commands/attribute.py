@@ -45,7 +45,8 @@ def attribute(
 ) -> None:
     """Find the nodes that drifted in the graphs and engines of REF: the error each adds, and the error it inherits.
 
-    For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed.
+    For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
+    and for an attribution that could not be made.
     """
     from builders.local import LocalExecutor
     from builders.targets import parse_targets
@@ -76,7 +77,11 @@ def attribute(
     else:
         for answer in answers:
             _show(answer)
-    ctx.exit(1 if any(answer.found and answer.found.finding != "nothing-failed" for answer in answers) else 0)
+    ctx.exit(1 if any(map(_tells_of_failure, answers)) else 0)
+
+
+def _tells_of_failure(answer: "Answer") -> bool:
+    return answer.failed or (answer.found is not None and answer.found.finding != "nothing-failed")
 
 
 def _show(answer: "Answer") -> None:
@@ -84,7 +89,7 @@ def _show(answer: "Answer") -> None:
 
     echo(f"{answer.told.name} ({answer.told.joint})")
     if answer.found is None:
-        echo(f"  {answer.told.headline}")
+        echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.told.headline}")
         return
     first, *rest = lines(answer.found)
     echo(f"  {first}")

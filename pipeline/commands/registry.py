@@ -250,7 +250,7 @@ def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
     from validation.latency.machine import machine_text
     from validation.latency.words import bucket_row, diagnosis_text, remarks
 
-    columns = ("bucket", "p50", "p99", "items/s", "memory")
+    columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
     for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
         reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
         echo(f"\nlatency on {machine}")

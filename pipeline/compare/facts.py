@@ -1,8 +1,10 @@
 """What was measured of one engine in a comparison, and of two against each other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+
+from pipeline.registry.speeds import Timed
 
 Status = Literal["proven", "unproven", "failed", "refused"]
 # Answers sizes beyond the spec's dims, too; every size within them; only some of these.
@@ -17,7 +19,10 @@ class Facts:
     """One unit. Times in seconds, None where nothing ran here.
 
     reason: why it is no proven engine.  median_s, low_s, high_s: of one run at the bucket that is compared, with the
-    95 % interval.  load_s: from the runtime's import to a session.  memory_bytes: peak over the process before.
+    95 % interval: what engines are ranked by.  timed: whether that is the runtime's own call, which it is where every
+    engine's session gives it, or `Session.run`.  session_s: the median of `Session.run`.  runtime: median_s, low_s and
+    high_s of the runtime's own call, where it is known.  load_s: from the runtime's import to a session.
+    memory_bytes: peak over the process before.
     sqnr_db: the least of the quantization and the engine joint.  covers: of the fleet's targets, those that its backend
     builds this precision for.  shapes: what it answers; None where that was not tried.  busy: why the machine counts as
     busy while it was timed (`validation.latency.surroundings`).
@@ -31,6 +36,9 @@ class Facts:
     median_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
+    timed: Timed = "session"
+    session_s: float | None = None
+    runtime: Mapping[str, float | None] | None = None
     items_per_s: float | None = None
     load_s: float | None = None
     memory_bytes: int | None = None
@@ -51,6 +59,14 @@ class Facts:
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
         return asdict(self)
+
+
+def ranked_alike(facts: Sequence[Facts]) -> list[Facts]:
+    """The facts, with the runtimes' own times for what engines are ranked by where all that ran have them."""
+    if not all(item.runtime for item in facts if item.runs):
+        return list(facts)
+    own: Timed = "runtime"
+    return [replace(item, timed=own, **item.runtime) if item.runtime else item for item in facts]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

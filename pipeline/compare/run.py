@@ -14,7 +14,7 @@ from builders.errors import EngineryError, InputError, StepError, UnavailableErr
 from builders.jobs import Job, Needs
 from builders.types import BuildRequest, Precision, Target
 from pipeline import steps
-from pipeline.compare.facts import Duel, Facts, Shapes, fastest
+from pipeline.compare.facts import Duel, Facts, Shapes, fastest, ranked_alike
 from pipeline.compare.recommend import recommend
 from pipeline.compile import Prepared, Runner, prepare
 from pipeline.moment import now
@@ -75,7 +75,7 @@ def compare(spec: ModelSpec, asked: Asked, shop: Workshop, run: Runner) -> Json:
     built = run.map(steps.build, ready.plan.wanted, wide, shop)
     judged = run.map(steps.validate, built, wide, ready.exported, shop)
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), asked.target.name)))
-    facts = [_measured(item, wide, ready, asked, fleet, shop) for item in judged]
+    facts = ranked_alike([_measured(item, wide, ready, asked, fleet, shop) for item in judged])
     facts += [_refused(unit) for unit in ready.plan.refused]
     by_unit = {item.built.unit.name: item for item in judged}
     duels = _duels(facts, by_unit, wide, ready.exported, asked, shop)
@@ -133,10 +133,13 @@ def _measured(
 def _times(report: Json, spec: ModelSpec) -> Json:
     bucket = next((item for item in report["buckets"] if item["name"] == bucket_name(spec)), report["buckets"][-1])
     middle = next((item for item in bucket["quantiles"] if item["p"] == 0.5 and item["value"] is not None), None)
+    own = bucket["runtime"]
     return {
         "median_s": bucket["median_s"],
         "low_s": middle and middle["low"],
         "high_s": middle and middle["high"],
+        "session_s": bucket["median_s"],
+        "runtime": own and own["value"] and {"median_s": own["value"], "low_s": own["low"], "high_s": own["high"]},
         "items_per_s": bucket["items_per_s"],
         "load_s": report["load_s"] + (report["import_s"] or 0.0),
         "memory_bytes": bucket["memory_bytes"],

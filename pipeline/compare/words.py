@@ -9,7 +9,20 @@ from validation.latency.words import busiest, count_text
 from validation.plots.texts import seconds_text
 
 Json = Mapping[str, Any]
-COLUMNS = ("engine", "status", "median", "items/s", "start", "memory", "file", "build", "SQNR", "sizes", "fleet")
+COLUMNS = (
+    "engine",
+    "status",
+    "median",
+    "session",
+    "items/s",
+    "start",
+    "memory",
+    "file",
+    "build",
+    "SQNR",
+    "sizes",
+    "fleet",
+)
 _SIZES = {"any": "any", "within": "all in dims", "some": "some", None: ""}
 _AXES = {
     "throughput": "peak throughput",
@@ -39,6 +52,7 @@ def _row(engine: Json, metrics: Sequence[str], fleet: int) -> list[str]:
         f"{engine['precision']} {engine['backend']}",
         engine["status"],
         told("median_s", seconds_text),
+        told("session_s", seconds_text) if engine["timed"] == "runtime" else "",
         told("items_per_s", count_text),
         told("load_s", seconds_text),
         told("memory_bytes", _mib),
@@ -57,6 +71,10 @@ def _mib(size: float) -> str:
 
 def lines(found: Json) -> Iterator[str]:
     """Everything but the table."""
+    if any(engine["timed"] == "runtime" for engine in found["engines"]):
+        yield "median: of the runtime's own call, which engines are ranked by; session: of Session.run, with its checks"
+    elif any(engine["median_s"] for engine in found["engines"]):
+        yield "median: of Session.run, with its checks, as not every engine's runtime can be timed alone"
     yield from _reasons(found["engines"])
     busy = [reason for timed in (*found["engines"], *found["duels"]) for reason in timed["busy"]]
     if busy:

@@ -1,6 +1,5 @@
-"""Timing engines, each in a process of its own: nothing else was loaded, and nothing else runs in it."""
+"""Timing engines, each in processes of its own: nothing else was loaded, and nothing else runs in them."""
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,8 +43,9 @@ def measure_engine(
     backend = backends.configure(wanted.backend, dict(wanted.options))
     made = fetched_engine(place, wanted, engine, suffix, workdir)
     buckets = _buckets(place, golden, model, asked, workdir)
-    imported = _import_runtime(backend)
-    speed = measure_speed(partial(open_engine, made), buckets, Asked(asked["seconds"], asked["streams"]))
+    imports = backend.load_runtime if isinstance(backend, Profiling) else None
+    wanted_runs = Asked(asked["seconds"], asked["streams"])
+    speed = measure_speed(partial(open_engine, made), buckets, wanted_runs, workdir, imports)
     dims = dims_from(model["dims"])
     at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned_for(dims)), len(buckets) - 1)
     graph = graph_costs(
@@ -60,7 +60,6 @@ def measure_engine(
         "machine": machine(),
         "created_at": now(),
         "asked": asked,
-        "import_s": imported,
         "size_bytes": made.size_bytes,
         **speed.to_json(),
         "anatomy": parts,
@@ -101,14 +100,6 @@ def _buckets(place: Store, golden: str, model: Json, asked: Mapping[str, object]
     return make_buckets(sizes, specs, real)
 
 
-def _import_runtime(backend: Backend) -> float | None:
-    if not isinstance(backend, Profiling):
-        return None
-    begun = time.perf_counter()
-    backend.load_runtime()
-    return time.perf_counter() - begun
-
-
 def _taken_apart(
     backend: Backend,
     engine: Engine,
@@ -120,7 +111,7 @@ def _taken_apart(
     from validation.latency.anatomy import anatomy
 
     bucket, speed, at = measured
-    median = speed.buckets[at].median_s
+    median = speed.buckets[at].runtime_s
     profile = _profile(backend, engine, bucket, round(seconds / 2 / median), workdir)
     roofs = _roofs(backend, profile, graph, seconds, workdir)
     return anatomy(bucket.name, median, graph, profile, roofs).to_json()

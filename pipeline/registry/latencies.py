@@ -15,7 +15,7 @@ from pipeline.registry.parsing import Malformed
 from pipeline.registry.store import Store
 
 MAX_BYTES = 16 << 20
-FORMAT = 1
+FORMAT = 2
 
 
 def attach_latency(store: Store, manifest: Manifest, report: str) -> None:

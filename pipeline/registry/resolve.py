@@ -248,7 +248,8 @@ def _comparison(candidates: Sequence[Candidate]) -> str | None:
         return None
     pairs = zip(alike[:3], ratios, strict=False)
     told = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
-    return f"the fastest as timed on such a machine: {told}"
+    own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
+    return f"the fastest as timed on such a machine{own}: {told}"
 
 
 def _ratio(candidate: Candidate, best: Candidate) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from builders.targets import product_of
 from pipeline.registry.latencies import latencies
@@ -10,17 +10,21 @@ from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.store import Store
 
+# Of the runtime's own call, or of `Session.run` with its checks.
+Timed = Literal["runtime", "session"]
+
 
 @dataclass(frozen=True)
 class Speed:
     """The median time of a run in seconds, added up over `buckets`, which are named as in the report.
 
-    busy: whether the machine was busy with other work meanwhile: then it ranks nothing.
+    busy: whether the machine was busy with other work meanwhile: then it ranks nothing.  timed: what was.
     """
 
     seconds: float
     buckets: tuple[str, ...]
     busy: bool = False
+    timed: Timed = "session"
 
 
 def measured_speeds(
@@ -28,15 +32,19 @@ def measured_speeds(
 ) -> dict[str, Speed]:
     """By the engine's digest: its speed on machines of this kind, by the newest report; without those not measured.
 
+    The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
     Reads every latency report of the version. Raises IntegrityError for a damaged one.
     """
     reports = latencies(store, manifest)
-    found = {}
+    newest: dict[str, Mapping[str, Any]] = {}
     for entry in engines:
         alike = (report for report in reports.get(entry.digest or "", []) if _is_alike(report["machine"], machine))
-        if (report := next(alike, None)) and (speed := _speed(report)):
-            found[str(entry.digest)] = speed
-    return found
+        if report := next(alike, None):
+            newest[str(entry.digest)] = report
+    buckets = [bucket for report in newest.values() for bucket in report["buckets"]]
+    timed: Timed = "runtime" if all(_runtime(bucket) for bucket in buckets) else "session"
+    speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
+    return {digest: speed for digest, speed in speeds.items() if speed}
 
 
 def _is_alike(told: Mapping[str, Any], machine: Machine) -> bool:
@@ -48,16 +56,25 @@ def _is_alike(told: Mapping[str, Any], machine: Machine) -> bool:
     return machine.product is not None and products == {machine.product}
 
 
-def _speed(report: Mapping[str, Any]) -> Speed | None:
-    times = {str(item.get("name")): _median(item) for item in report["buckets"]}
+def _speed(report: Mapping[str, Any], timed: Timed) -> Speed | None:
+    median = _runtime if timed == "runtime" else _session
+    times = {str(item.get("name")): median(item) for item in report["buckets"]}
     known = [value for value in times.values() if value]
     busy = any((item.get("surroundings") or {}).get("busy") for item in report["buckets"])
-    return Speed(sum(known), tuple(sorted(times)), busy) if known and len(known) == len(times) else None
+    return Speed(sum(known), tuple(sorted(times)), busy, timed) if known and len(known) == len(times) else None
 
 
-def _median(bucket: Mapping[str, Any]) -> float | None:
+def _session(bucket: Mapping[str, Any]) -> float | None:
     """Seconds of the median run; the mean where runs were too few for a median."""
     quantiles = bucket.get("quantiles")
     middle = next((item.get("value") for item in quantiles or () if item.get("p") == 0.5), None)
-    value = middle if middle is not None else bucket.get("mean_s")
+    return _seconds(middle if middle is not None else bucket.get("mean_s"))
+
+
+def _runtime(bucket: Mapping[str, Any]) -> float | None:
+    """Seconds of the runtime's own median call."""
+    return _seconds((bucket.get("runtime") or {}).get("value"))
+
+
+def _seconds(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -3,10 +3,15 @@ import pytest
 
 from builders import held_shapes
 from builders.errors import DataError, EngineryError
+from builders.tensors import InputCheck
 from builders.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 REQUEST = graphs.request("cpu", backend="tvm")
+
+
+def check(request=REQUEST):
+    return InputCheck(request.inputs, request.profiles)
 
 
 def image(batch, width=8, dtype="float32"):
@@ -15,25 +20,25 @@ def image(batch, width=8, dtype="float32"):
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_shapes_inside_the_profiles_are_taken(batch):
-    (array,), sizes = held_shapes.checked_inputs(REQUEST, image(batch))
+    (array,), sizes = held_shapes.checked_inputs(check(), image(batch))
     assert array.shape == (batch, 8) and sizes == {"batch": batch}
 
 
 @pytest.mark.parametrize("inputs", [image(0), image(17), image(2, 9), image(2, 8, "float64"), {}])
 def test_every_other_shape_type_and_name_is_a_data_error(inputs):
     with pytest.raises(DataError):
-        held_shapes.checked_inputs(REQUEST, inputs)
+        held_shapes.checked_inputs(check(), inputs)
 
 
 def test_without_profiles_any_size_will_do():
-    held_shapes.checked_inputs(graphs.request("cpu", profiles=()), image(1000))
+    held_shapes.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
 
 
 def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars():
     inputs = (TensorSpec("b", "float32", ()), TensorSpec("a", "float32", (3, 2)))
     request = graphs.request("cpu", inputs=inputs, profiles=())
     given = {"a": np.arange(6, dtype="f").reshape(2, 3).T, "b": np.array(1, "f")}
-    (scalar, matrix), _ = held_shapes.checked_inputs(request, given)
+    (scalar, matrix), _ = held_shapes.checked_inputs(check(request), given)
     assert scalar.shape == () and matrix.flags.c_contiguous and (matrix == given["a"]).all()
 
 

@@ -15,6 +15,7 @@ import onnx
 
 from builders.errors import DataError, EngineryError
 from builders.fitting import check_fits
+from builders.profiles import Prepared
 from builders.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of
 from tests.conformance.torture.graph import model, noise
@@ -191,6 +192,22 @@ def says_the_same_again(session: Session) -> Iterator[str]:
         yield "other bits for the same inputs"
 
 
+def prepares_its_runtimes_own_call(session: Session) -> Iterator[str]:
+    """Its runtime's own call, where it gives one, can be called again; it is refused for misfits."""
+    if not isinstance(session, Prepared):
+        return
+    call = session.prepared(inputs(4))
+    for _ in range(3):
+        call()
+    if reason := _wrong(session, inputs(5)):
+        yield f"after its runtime's own calls: {reason}"
+    try:
+        session.prepared({**inputs(4), "x": np.zeros((4, 5), "f")})
+    except DataError:
+        return
+    yield "it prepares a call on inputs that do not fit"
+
+
 def works_in_another_thread(session: Session) -> Iterator[str]:
     """What is opened in one thread is used in another."""
     found: list[str] = []
@@ -242,5 +259,6 @@ CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (
     takes_arrays_however_they_lie,
     minds_its_own_memory,
     says_the_same_again,
+    prepares_its_runtimes_own_call,
     works_in_another_thread,
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from builders.errors import ModelError
 from pipeline.registry.attributions import attributions
 from pipeline.registry.names import parse_reference
 from pipeline.registry.store import open_store
@@ -102,3 +103,17 @@ def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> No
     done = built.run("attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
     (only,) = done.json["attributions"]
     assert done.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
+
+
+def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")
+
+    monkeypatch.setattr("pipeline.steps.attributions._found", fail)
+    asked = ("attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
+    done = built.run(*asked)
+    assert done.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in done.out
+    (only,) = built.run(*asked, "--json").json["attributions"]
+    assert only["failed"] and only["attribution"] is None and "ShapeInferenceError" in only["headline"]

@@ -40,6 +40,8 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     assert [bucket["sizes"]["batch"] for bucket in report["buckets"]] == [1, 4, 8]
     for bucket in report["buckets"]:
         assert bucket["runs"] >= 6 and bucket["items_per_s"] > 0 and bucket["memory_bytes"] > 0
+        assert 0 < bucket["runtime"]["low"] <= bucket["runtime"]["value"] and len(bucket["process_medians_s"]) == 5
+    assert report["processes"] == 5 and report["import_s"] > 0
     assert report["load_s"] > 0 and report["anatomy"]["graph"]["macs"] == 4 * (8 * 16 + 16 * 10)
     # Nothing but overhead bounds so small a model; on a machine that others use the limits may not be known.
     assert report["anatomy"]["diagnosis"]["bound"] in ("overhead", None)
@@ -112,7 +114,7 @@ def test_a_mistake_in_the_spec_is_one_line(project: Project) -> None:
 def test_a_report_about_another_engine_is_refused(built: Project) -> None:
     store = open_store(built.registry)
     shown = {"machine": {}, "created_at": "", "unit": "", "buckets": [], "anatomy": {}}
-    blob = store.put_bytes(json.dumps({"format": 1, "engine": "0" * 64, **shown}).encode())
+    blob = store.put_bytes(json.dumps({"format": 2, "engine": "0" * 64, **shown}).encode())
     with pytest.raises(IntegrityError, match="which tiny@1 does not have"):
         attach_latency(store, load(store, "tiny", "1"), blob)
     with pytest.raises(IntegrityError, match="no latency report"):

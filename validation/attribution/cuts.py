@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from validation.attribution.tappable import Step
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+RECURRENT = ("GRU", "LSTM", "RNN")
 # What a runtime lets the kernel before it do.
 JOINED = ("Add", "Clip", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
 # What a rewrite adds between the nodes of the model.
@@ -29,7 +30,7 @@ class Segment:
     def main(self) -> Step:
         """The step that the segment is named after: the last with weights, else the last that is the model's own."""
         own = [step for step in self.steps if step.op_type not in ADDED]
-        weighted = [step for step in own if step.op_type in WEIGHTED]
+        weighted = [step for step in own if step.op_type in (*WEIGHTED, *RECURRENT)]
         return (weighted or own or [*self.steps])[-1]
 
     @property
@@ -40,9 +41,11 @@ class Segment:
 
 
 def shared(reference: Sequence[Step], candidate: Sequence[Step]) -> list[str]:
-    """The tensors that a node of both makes, in the reference's order."""
+    """The tensors that a node of both makes, in the reference's order; a weight that a rewrite converts is none: it
+    belongs to its reader."""
     known = {name for step in candidate for name in step.makes}
-    return [name for step in reference for name in step.makes if name in known]
+    activations = (step for step in reference if step.reads or step.op_type not in ADDED)
+    return [name for step in activations for name in step.makes if name in known]
 
 
 def unjoined(tensors: Sequence[str], steps: Sequence[Step]) -> list[str]:

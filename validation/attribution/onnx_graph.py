@@ -31,6 +31,8 @@ class OnnxGraph:
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
         import onnx
 
+        from builders.onnxruntime.file import embed_shapes, restore_names
+
         workdir.mkdir(parents=True, exist_ok=True)
         self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0
         self._model = onnx.load(path)
@@ -42,6 +44,8 @@ class OnnxGraph:
             location="weights",
             size_threshold=EXTERNAL_FROM_BYTES,
         )
+        embed_shapes(self._model, workdir)
+        restore_names(self._model)
         graph = self._model.graph
         self.fuses = fuses
         self.outputs: Sequence[str] = [value.name for value in graph.output]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from builders.errors import EngineryError
-from builders.tensors import check_inputs
+from builders.tensors import InputCheck
 from builders.types import BuildRequest, Session, Tensors, TensorSpec
 from validation.gpu.clocks import seconds_of
 from validation.npz import Array
@@ -33,13 +33,13 @@ class TorchSession:
     def __init__(self, request: BuildRequest, module: Callable[..., Any], device: str) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._module, self._device = module, device
+        self._module, self._device, self._check = module, device, InputCheck(request.inputs)
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """Run once. Raises DataError for wrong arrays."""
         import torch
 
-        check_inputs(self.inputs, inputs)
+        self._check(inputs)
         with torch.no_grad():
             found = self._module(*self._placed(inputs))
         return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, found, strict=True)}

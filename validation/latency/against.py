@@ -4,21 +4,26 @@ meanwhile happens to both.
 A session's luck (where its memory lies, which threads it got) stays with it however often it runs, and can be as large
 as a real difference (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both are opened anew several times,
 and the interval takes in what the openings differ by (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
+
+What is timed is the runtime's own call where both sessions give it, else `Session.run` of both.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from builders.profiles import Prepared
 from builders.types import Session, Tensors
 from validation.canary.criteria import LEAST_BEYOND, Effect, quantile_effects
 from validation.canary.distributions import NORMAL, t_quantile
 from validation.canary.rates import POWER
 from validation.latency.loop import latencies, timed
+from validation.latency.once import taken
 from validation.npz import Array
 
 Opens = Callable[[], AbstractContextManager[Session]]
@@ -31,6 +36,8 @@ REPLICATES = 400
 SHOWN = (0.5, 0.99)
 # A block lasts about so long, and holds no more runs than this.
 _BLOCK_S, _BLOCK_RUNS = 1e-3, 32
+# Runs before a block, of which none counts: threads of the other side stay awake for a while after its block.
+_LEAD_S = 0.25e-3
 # Of an opening's time, to warm up.
 _WARM = 0.15
 
@@ -81,20 +88,25 @@ def _opening(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: n
         sessions: dict[int, Session] = {}
         for side in rng.permutation(2):
             sessions[int(side)] = stack.enter_context(opens[side]())
-        runs = [_runner(sessions[side], inputs) for side in (0, 1)]
+        runs = _runners((sessions[0], sessions[1]), inputs)
         slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)
-        size = min(max(1, round(_BLOCK_S / slowest)), _BLOCK_RUNS)
-        rounds = max(2, round((1 - _WARM) * seconds / (2 * size * slowest)))
+        size, lead = (min(max(1, round(time / slowest)), _BLOCK_RUNS) for time in (_BLOCK_S, _LEAD_S))
+        rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
             for side in rng.permutation(2):
+                for _ in range(lead):
+                    runs[side]()
                 found[side].extend(timed(runs[side]) for _ in range(size))
     return np.array(found[0]), np.array(found[1])
 
 
-def _runner(session: Session, inputs: Tensors) -> Callable[[], object]:
-    given = {spec.name: inputs[spec.name] for spec in session.inputs}
-    return lambda: session.run(given)
+def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callable[[], object]]:
+    """What is timed of either, the same kind of both."""
+    given = [taken(session, inputs) for session in sessions]
+    pairs = list(zip(sessions, given, strict=True))
+    own = [session.prepared(arrays) for session, arrays in pairs if isinstance(session, Prepared)]
+    return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
 
 
 def judge(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> Race:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builders.profiles import Prepared
 from builders.types import Session
 from validation.latency.loop import latencies
 
@@ -118,7 +119,8 @@ def _times(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: 
     path.write_bytes(model.SerializeToString())
     with opens(path) as session:
         session.run(inputs)
-        return latencies(lambda: session.run(inputs), seconds, _LEAST)
+        call = session.prepared(inputs) if isinstance(session, Prepared) else lambda: session.run(inputs)
+        return latencies(call, seconds, _LEAST)
 
 
 def _product(kind: str) -> tuple["ModelProto", dict[str, Any]]:

@@ -22,8 +22,8 @@ _ROUNDING_S = 0.03
 @dataclass(frozen=True)
 class Surroundings:
     """One stretch of time. others: share of all cores' time that other processes used.  steal: share that a hypervisor
-    took.  switches: involuntary context switches of this process per second.  throttled: periods in which the
-    control group's CPU quota was used up.  load: the load average over a minute, at the end."""
+    took.  switches: involuntary context switches per second of this process and those that it started.  throttled:
+    periods in which the control group's CPU quota was used up.  load: the load average over a minute, at the end."""
 
     seconds: float
     load: float | None
@@ -76,8 +76,10 @@ class Watch:
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return time.perf_counter(), _ticks(), usage.ru_utime + usage.ru_stime, usage.ru_nivcsw, _throttled()
+    # Processes that were started here and have ended are no others.
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), _throttled()
 
 
 def _ticks() -> dict[str, float]:

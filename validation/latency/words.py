@@ -3,11 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from validation.latency.between import LEAST_PROCESSES
 from validation.latency.machine import machine_text
 from validation.plots.texts import seconds_text
 
 Json = Mapping[str, Any]
-COLUMNS = ("bucket", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
+COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
 SHOWN_NODES = 12
 # A mean that is so many times the median says that some runs took far longer.
@@ -60,7 +61,8 @@ def bucket_row(bucket: Json) -> dict[str, str]:
     memory = bytes_text(bucket["memory_bytes"])
     if bucket["device_bytes"] is not None:
         memory += f" (device {bytes_text(bucket['device_bytes'])})"
-    return {"bucket": bucket["name"], **quantiles, "items/s": rate, "memory": memory, "runs": runs}
+    own = quantile_text(bucket["runtime"]) if bucket["runtime"] else ""
+    return {"bucket": bucket["name"], "runtime": own, **quantiles, "items/s": rate, "memory": memory, "runs": runs}
 
 
 def bytes_text(size: float) -> str:
@@ -95,6 +97,7 @@ def lines(report: Json) -> Iterator[str]:
     yield f"on {machine_text(report['machine'])}, {report['created_at']}"
     imported = "" if report["import_s"] is None else f", after {seconds_text(report['import_s'])} to import the runtime"
     first = ", ".join(f"{seconds_text(item['first_s'])} at {item['name']}" for item in report["buckets"])
+    yield measured_text(report)
     yield f"cold load {seconds_text(report['load_s'])} from a file in the page cache{imported}; first run {first}"
     yield from _device_lines(report)
     yield from remarks(report)
@@ -103,9 +106,20 @@ def lines(report: Json) -> Iterator[str]:
     yield from anatomy_lines(report["anatomy"])
 
 
+def measured_text(report: Json) -> str:
+    """What the times are of, and what their intervals hold."""
+    own = any(bucket["runtime"] for bucket in report["buckets"])
+    what = "runtime: the runtime's own call, its median; p50 and on: " if own else ""
+    count = report["processes"]
+    held = (
+        f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
+    )
+    return f"{what}Session.run, with its checks of the inputs; the 95 % intervals {held}"
+
+
 def _device_lines(report: Json) -> Iterator[str]:
     """How much of a run is the device's, where its events tell."""
-    told = [(item["name"], item.get("device_s"), item["median_s"]) for item in report["buckets"]]
+    told = [(item["name"], item["device_s"], item["median_s"]) for item in report["buckets"]]
     texts = [
         f"{seconds_text(busy)} of {seconds_text(whole)} at {name}" for name, busy, whole in told if busy is not None
     ]
@@ -131,11 +145,10 @@ def anatomy_lines(anatomy: Json) -> Iterator[str]:
     """Costs, traffic and diagnosis."""
     yield diagnosis_text(anatomy)
     graph, moved = anatomy["graph"], anatomy["traffic"]
-    # The first reports of format 1 did not have it, and lie in registries.
-    at_hand = f", and needs {bytes_text(graph['working_bytes'])} at hand" if "working_bytes" in graph else ""
     yield (
         f"the graph does {count_text(graph['macs'])} multiply-adds in {graph['nodes']} nodes "
-        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte){at_hand}"
+        f"({count_text(graph['operations'])} operations, {graph['intensity']:.3g} for each byte), "
+        f"and needs {bytes_text(graph['working_bytes'])} at hand"
     )
     yield traffic_text(moved)
     for kind, names in (("operations", graph["uncounted"]), ("shapes", graph["unsized"])):

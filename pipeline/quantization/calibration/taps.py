@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from builders.errors import ModelError
+from builders.onnxruntime.file import embed_shapes
 from builders.onnxruntime.reasons import words_of
 from builders.types import Tensors
 from pipeline.quantization.graphs.graph import constants, element_types, reads
@@ -133,6 +134,7 @@ def _optimized(
         location="source.weights",
         size_threshold=EXTERNAL_FROM_BYTES,
     )
+    embed_shapes(model, workdir)
     _check_tensors(model, tensors)  # only now, when the model is light
     if not inner:
         del graph.node[:], graph.output[:], graph.initializer[:]
@@ -142,6 +144,7 @@ def _optimized(
     onnx.save(model, source)
     open_session(source, "ORT_ENABLE_ALL", threads, _SAVING, save=str(workdir / "optimized.onnx"))
     optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
+    embed_shapes(optimized, workdir)
     return optimized, _places(optimized, inner)
 
 

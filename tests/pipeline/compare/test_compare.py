@@ -29,6 +29,7 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     for unit in ("cpu fp32 onnxruntime", "cpu int8 onnxruntime"):
         engine = engines[unit]
         assert engine["status"] == "proven" and engine["shapes"] == "any" and engine["covers"] == ["cpu"]
+        assert engine["timed"] == "runtime" and engine["session_s"] > 0
         assert 0 < engine["low_s"] <= engine["median_s"] <= engine["high_s"]
         assert min(engine[name] for name in ("build_s", "load_s", "items_per_s", "size_bytes", "sqnr_db")) > 0
         assert engine["metrics"]["accuracy"] >= 0.9
@@ -89,7 +90,7 @@ def test_engines_of_one_reason_are_named_together():
     refused = FOUND["engines"][1]
     others = [{**refused, "precision": "int8"}, {**refused, "precision": "fp16", "reason": "c"}]
     told = [*words.lines({**FOUND, "engines": [*FOUND["engines"], *others]})]
-    assert told[:2] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
+    assert told[1:3] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
 
 
 def test_sizes_are_tried_that_no_bucket_ends_at_and_beyond_the_last():
@@ -105,11 +106,13 @@ FOUND = {
     "machine": {"cpu": "C", "kind": "k", "cores": 2, "gpus": []},
     "engines": [
         {"unit": "cpu fp32 a", "precision": "fp32", "backend": "a", "status": "proven", "reason": "", "median_s": 1e-3,
+         "timed": "runtime", "session_s": 1.1e-3,
          "items_per_s": 1000.0, "load_s": 0.1, "memory_bytes": 1 << 20, "size_bytes": 1 << 20, "build_s": 1.0,
          "sqnr_db": 99.0, "metrics": {}, "covers": ["cpu"], "shapes": None,
          "busy": []},
         {"unit": "cpu fp32 b", "precision": "fp32", "backend": "b", "status": "refused", "reason": "a | b",
-         "median_s": None, "items_per_s": None, "load_s": None, "memory_bytes": None, "size_bytes": None,
+         "median_s": None, "timed": "session", "session_s": None, "items_per_s": None,
+         "load_s": None, "memory_bytes": None, "size_bytes": None,
          "build_s": None, "sqnr_db": None, "metrics": {}, "covers": [], "shapes": None, "busy": []},
     ],
     "duels": [
@@ -128,6 +131,7 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     assert "sizes" not in columns and "SQNR" in columns
     assert table[0][0] == "fp32 a" and "1 of 2" in table[0]
     text = "\n".join(words.lines(json.loads(json.dumps(FOUND))))
+    assert "session" in columns and text.startswith("median: of the runtime's own call")
     assert "fp32 b is refused: a | b" in text and "take cpu fp32 a: because" in text
     assert "cpu fp32 c instead, for cold start: if so" in text
     assert "faster: x against y; too few runs" in text and "far faster: x against z, by the times" in text

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.compare.facts import Duel, Facts, fastest
+from pipeline.compare.facts import Duel, Facts, fastest, ranked_alike
 from pipeline.compare.recommend import recommend
 from pipeline.compare.words import duel_text
 
@@ -168,3 +168,14 @@ def test_a_duel_turned_round_says_the_same():
     turned = Duel("a", "b", "faster", 0.5, 0.4, 0.8, 0.1).turned()
     assert turned == Duel("b", "a", "slower", 2.0, 1.25, 2.5, 0.1)
     assert Duel("a", "b", SAME).turned() == Duel("b", "a", SAME)
+
+
+def test_engines_are_ranked_by_their_runtimes_where_all_of_them_can_be_and_by_the_sessions_else():
+    own = {"median_s": 4e-4, "low_s": 3e-4, "high_s": 5e-4}
+    first, second = engine("cpu fp32 a", 1e-3, runtime=own), engine("cpu fp32 b", 9e-4)
+    failed = Facts("cpu int8 a", "a", "int8", "failed", "why")
+    assert [item.timed for item in ranked_alike([first, second, failed])] == ["session"] * 3
+    alone = ranked_alike([first, failed])
+    assert (alone[0].timed, alone[0].median_s, alone[0].low_s) == ("runtime", 4e-4, 3e-4)
+    both = ranked_alike([first, engine("cpu fp32 b", 9e-4, runtime={**own, "median_s": 8e-4})])
+    assert fastest(both) == both[0]

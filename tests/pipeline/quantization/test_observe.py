@@ -160,6 +160,17 @@ def test_a_damaged_file_is_refused(tmp_path: Path, at: int) -> None:
         Observations.from_bytes(bytes(data))
 
 
+def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:
+    """The 128 lengths of the Split are 1024 bytes, which shape inference reads from the model alone."""
+    count = 128
+    weights = {"w": np.eye(count), **{f"i{i}": np.array([i]) for i in range(count + 1)}}
+    text = " ".join(f"s{i} = Slice(h, i{i}, i{i + 1}, i1)" for i in range(count))
+    joined = f"h = Relu(x) {text} c = Concat<axis=1>({', '.join(f's{i}' for i in range(count))}) y = MatMul(c, w)"
+    model = build(f"float[batch,{count}] x", f"float[batch,{count}] y", joined, weights)
+    found = open_tapped(model, ["c"], (), tmp_path).run({"x": np.eye(count, dtype=np.float32)})
+    assert [(item.low, item.high) for item in found] == [(0.0, 1.0)]
+
+
 def test_only_scalars_leave_the_session_without_histograms(tmp_path: Path) -> None:
     model = prepared(attention_net())
     tapped = open_tapped(model, taps(find_sites(model)[0]), (), tmp_path)

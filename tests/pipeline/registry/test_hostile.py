@@ -59,7 +59,7 @@ class Scene:
         self.manifest = publish_engines(self.store, [entry, other], others=[refusal()], channel="candidate").manifest
         proof = attest(self.store, self.manifest, report(other, "proven"))
         timing = {
-            "format": 1,
+            "format": 2,
             "engine": entry.digest,
             "machine": {"cpu": "x"},
             "created_at": "2026",

@@ -16,12 +16,16 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     manifest = publish_engines(store, entries).manifest
     found = latency_report()
 
-    def tell(kind: str, scale: float, at: str, **more: object) -> None:
+    def tell(kind: str, scale: float, at: str, own: float | None = None, of: int = 0, **more: object) -> None:
         buckets = [
-            {**item, "quantiles": [{**q, "value": scale} if q["p"] == 0.5 else q for q in item["quantiles"]]}
+            {
+                **item,
+                "quantiles": [{**q, "value": scale} if q["p"] == 0.5 else q for q in item["quantiles"]],
+                "runtime": own and {**item["runtime"], "value": own},
+            }
             for item in found["buckets"]
         ]
-        told = {**found, "engine": entries[0].digest, "created_at": at, "buckets": buckets}
+        told = {**found, "engine": entries[of].digest, "created_at": at, "buckets": buckets}
         told["machine"] = {**found["machine"], "kind": kind, **more}
         attach_latency(store, manifest, store.put_bytes(canonical_json(told)))
 
@@ -37,8 +41,16 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     gpu = replace(entries[0], compute_capability=(8, 9))
     assert measured_speeds(store, manifest, Machine((8, 9), "l4"), [gpu])[str(gpu.digest)].seconds == 21.0
     assert measured_speeds(store, manifest, Machine((8, 9), "l40s"), [gpu]) == {}
+    tell("x86-64-v3", 1.0, "2026-11-24T08:00:00+00:00", own=0.5)
+    fast, slow = (str(entry.digest) for entry in entries)
+    alone = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)[fast]
+    assert (alone.seconds, alone.timed) == (1.5, "runtime")
+    tell("x86-64-v3", 1.2, "2026-11-24T08:00:00+00:00", of=1)
+    both = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)
+    assert {(both[name].seconds, both[name].timed) for name in (fast, slow)} == {(3.0, "session"), (1.2 * 3, "session")}
+    entries = entries[:1]
     found["buckets"][1]["surroundings"] = {**found["buckets"][1]["surroundings"], "busy": ["others took 40 %"]}
-    tell("x86-64-v3", 1.5, "2026-11-23T08:00:00+00:00")
+    tell("x86-64-v3", 1.5, "2026-11-25T08:00:00+00:00")
     assert [
         speed.busy for speed in (*measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries).values(),)
     ] == [True]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from builders.onnxruntime import OrtSession
 from validation.attribution.attribute import attribute
@@ -67,4 +67,15 @@ def with_weight(model: ModelProto, name: str, values: np.ndarray) -> ModelProto:
     copy.CopyFrom(model)
     item = next(item for item in copy.graph.initializer if item.name == name)
     item.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, weight(model, name).dtype), name))
+    return copy
+
+
+def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
+    """A copy where the node that makes `tensor` has other attributes."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    node = next(item for item in copy.graph.node if tensor in item.output)
+    kept = [item for item in node.attribute if item.name not in attributes]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
     return copy

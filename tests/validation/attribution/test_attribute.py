@@ -30,7 +30,15 @@ from tests.pipeline.quantization.small_nets import (
     x_net,
     x_values,
 )
-from tests.validation.attribution.planted import found, golden_of, graph, weight, with_names, with_weight
+from tests.validation.attribution.planted import (
+    found,
+    golden_of,
+    graph,
+    weight,
+    with_attribute,
+    with_names,
+    with_weight,
+)
 from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.sweep import Size
@@ -40,13 +48,6 @@ from validation.budget import default_budget
 ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())
 TENSORS = ("x", "n", "a", "u5", "y")
 INT8_LIMITS = default_budget("quantization", "int8")
-
-
-def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    maker(copy, tensor).attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-    return copy
 
 
 def swapped(model: ModelProto, name: str) -> ModelProto:
@@ -170,6 +171,25 @@ def test_a_fault_in_an_engine_is_told_in_the_names_of_its_graph(
     assert not clean.blamed and not clean.taps.changed
     faulty = result(engine(net, tmp_path / "faulty", lambda built: swapped(built, planted)))
     assert [row.node for row in faulty.blamed] == [node]
+
+
+def test_many_slices_that_become_one_split_are_taken_apart(tmp_path: Path) -> None:
+    """The lengths of the Split are 1024 bytes of integers, which shape inference reads from the model alone."""
+    count = 128
+    weights = {f"k{i}": np.float32(i + 1) for i in range(count)}
+    weights |= {f"i{i}": np.array([i]) for i in range(count + 1)}
+    text = " ".join(f"s{i} = Slice(x, i{i}, i{i + 1}, i1) p{i} = Mul(s{i}, k{i})" for i in range(count))
+    joined = f"y = Concat<axis=1>({', '.join(f'p{i}' for i in range(count))})"
+    net = with_names(build(f"float[batch,{count}] x", f"float[batch,{count}] y", f"{text} {joined}", weights))
+    faulty = with_weight(net, "k77", np.float32(5))
+    reference = graph(net, tmp_path, "graph")
+    path = engine(faulty, tmp_path / "engine")
+    assert [item.op_type for item in onnx.load(path).graph.node].count("Split") == 1
+    tapped = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().session, fuses=True)
+    values = {"x": np.random.default_rng(0).normal(size=(8, count)).astype(np.float32)}
+    limits = default_budget("engine", "fp32")
+    found = attribute("engine", "fp32", reference, tapped, golden_of(values), limits, ["sqnr_db"])
+    assert [row.node for row in found.blamed] == ["Mul_p77"]
 
 
 def chain(length: int, wrong: int | None = None) -> ModelProto:

@@ -42,11 +42,19 @@ def test_the_diagnosis_comes_with_its_evidence():
     assert "measured for CPU engines only" in diagnosis_text(report["anatomy"])
 
 
-def test_a_report_of_before_the_working_set_is_still_shown():
+def test_what_was_timed_and_what_the_intervals_hold_is_said():
     report = latency_report()
     assert any(line.endswith("at hand") for line in lines(report))
-    del report["anatomy"]["graph"]["working_bytes"]
-    assert any(line.endswith("for each byte)") for line in lines(report))
+    assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", bucket_row(report["buckets"][0])["runtime"])
+    told = list(lines(report))[1]
+    assert told.startswith("runtime: the runtime's own call") and told.endswith(
+        "intervals are those of one more process, by 5"
+    )
+    for bucket in report["buckets"]:
+        bucket["runtime"] = None
+    told = list(lines({**report, "processes": 1}))[1]
+    assert told.startswith("Session.run, with its checks") and told.endswith("within this process alone")
+    assert bucket_row(report["buckets"][0])["runtime"] == ""
 
 
 def test_a_busy_machine_is_said_once_for_each_reason():
@@ -139,6 +147,3 @@ def test_what_the_device_itself_takes_is_told_where_it_tells():
     report["buckets"][1]["device_s"] = 2e-3
     (told,) = [line for line in lines(report) if "device itself" in line]
     assert told.startswith("the device itself is busy, without copies: 2 ms of ")
-    for bucket in report["buckets"]:
-        bucket.pop("device_s", None)
-    assert not any("device itself" in line for line in lines(report)), "a report of before that"

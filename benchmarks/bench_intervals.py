@@ -1,0 +1,100 @@
+"""Whether the intervals of latency reports hold: `python -m benchmarks.bench_intervals [--times N]`.
+
+Each report is the job of a build, in a process of its own: N of each engine in turn, with pauses. Counted is how many
+of an engine's intervals hold the median of its N medians, and how long a job takes.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from builders.jobs import Job
+from builders.process import run_job
+from tests.faults.bench import Bench
+from tests.pipeline.quantization.small_nets import build
+from tests.validation.attribution.families import BATCH, FAMILIES, Family, spec
+
+SIDE = 512
+PAUSE_S = 4.0
+
+
+def wide(seed: int) -> ModelProto:
+    """Four products of `SIDE` by `SIDE`."""
+    rng = np.random.default_rng(seed)
+    weights: dict[str, object] = {f"w{index}": rng.normal(size=(SIDE, SIDE)) / SIDE**0.5 for index in range(4)}
+    steps = [f"h{index} = MatMul({f'h{index - 1}' if index else 'x'}, w{index})" for index in range(3)]
+    text = " ".join([*steps, "logits = MatMul(h2, w3)"])
+    return build(f"float[batch,{SIDE}] x", f"float[batch,{SIDE}] logits", text, weights)
+
+
+def rows() -> dict[str, np.ndarray]:
+    """Samples for `wide`."""
+    return {"x": np.random.default_rng(0).normal(size=(24, SIDE)).astype(np.float32)}
+
+
+NETS = {"mlp": FAMILIES["mlp"], "detector": FAMILIES["detector"], "wide": Family(wide, rows, (spec("x", SIDE),), {})}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each bucket, as in a spec")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        benches = {name: _bench(Path(folder) / name, family) for name, family in NETS.items()}
+        found: dict[str, list[Any]] = {name: [] for name in NETS}
+        for _ in range(chosen.times):
+            for name, (bench, arguments) in benches.items():
+                found[name].append(_report(bench, {**arguments, "asked": _asked(chosen.seconds)}))
+            time.sleep(PAUSE_S)
+    print("| net | of | median, µs | intervals that hold it | width | busy | job, s |\n|---|---|---|---|---|---|---|")
+    for name, reports in found.items():
+        for what in ("runtime", "session"):
+            print(_row(name, what, reports))
+
+
+def _bench(folder: Path, family: Family) -> tuple[Bench, dict[str, Any]]:
+    bench = Bench(folder, family.net(0), family.data(), family.inputs, (BATCH,))
+    engine = bench.engine()
+    model = {"inputs": [asdict(item) for item in bench.inputs], "dims": [asdict(dim) for dim in bench.dims]}
+    made = {"request": engine.request, "suffix": engine.suffix, "engine": engine.digest}
+    return bench, {"store": bench.store.uri, **made, "golden": bench.golden, "model": model}
+
+
+def _asked(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "buckets": "few", "streams": 1}
+
+
+def _report(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
+    begun = time.perf_counter()
+    told = run_job(Job("latency", "pipeline.jobs.latency:measure_engine", arguments), bench.room())
+    bucket = json.loads(bench.store.read_blob(told["latency"]))["buckets"][1]
+    return {
+        "took": time.perf_counter() - begun,
+        "busy": bool(bucket["surroundings"]["busy"]),
+        "runtime": bucket["runtime"],
+        "session": bucket["quantiles"][0],
+    }
+
+
+def _row(name: str, what: str, reports: list[Any]) -> str:
+    found = [report[what] for report in reports]
+    middle = statistics.median(item["value"] for item in found)
+    held = sum(item["low"] <= middle <= item["high"] for item in found)
+    width = statistics.median((item["high"] - item["low"]) / item["value"] for item in found)
+    busy, took = sum(report["busy"] for report in reports), statistics.median(report["took"] for report in reports)
+    cells = (name, what, f"{middle * 1e6:.1f}", f"{held} of {len(found)}", f"{width:.1%}", str(busy), f"{took:.2f}")
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
