@@ -9,19 +9,11 @@ keeps the bootstrap quick and still gives the standard error to 4 %.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 MOST_BLOCKS = 400
 LEAST_BLOCKS = 20
-# Blocks so many autocorrelation times long that their means are correlated by some 5 %; fewer than so many of these
-# blocks do not tell what their variance is.
-BLOCK_TIMES = 5.0
-LEAST_INDEPENDENT = 10
-# Levels of 10 % and 1 % of the test against a level that moves.
-DOUBTFUL, DRIFTING = 0.347, 0.739
 
 
 def block_length(*series: np.ndarray) -> int:
@@ -39,7 +31,7 @@ def politis_white(series: np.ndarray) -> float:
     if count < 16 or variance <= 0.0:
         return 1.0
     most = math.ceil(math.sqrt(count)) + 5
-    covariance = _autocovariance(centred)[: min(2 * most, count)]
+    covariance = autocovariance(centred)[: min(2 * most, count)]
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     reach = min(2 * _first_quiet(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))), most)
     if reach == 0:
@@ -53,7 +45,7 @@ def politis_white(series: np.ndarray) -> float:
     return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
 
 
-def _autocovariance(centred: np.ndarray) -> np.ndarray:
+def autocovariance(centred: np.ndarray) -> np.ndarray:
     """Autocovariances of a series less its mean, by lag."""
     count = len(centred)
     size = 1 << (2 * count - 1).bit_length()
@@ -107,95 +99,3 @@ def _ranks(count: int, probability: float) -> np.ndarray:
     centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
     steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
     return np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a series' mean is worth. block: requests that make one independent observation of it, about.  variance: of
-    the mean; infinite where there are fewer than LEAST_INDEPENDENT such blocks, so that it cannot be known.
-    """
-
-    block: int
-    variance: float
-
-    def design_effect(self, series: np.ndarray) -> float:
-        """How many requests that follow each other count as one; at least 1."""
-        variance = float(series.var())
-        return max(1.0, self.variance * len(series) / variance) if variance > 0.0 else 1.0
-
-
-def memory_of(series: np.ndarray, least: int = 1) -> Memory:
-    """The memory of a series, from its autocorrelation, from that of means of ever longer blocks, and from its drift.
-
-    least: the shortest block.
-    """
-    count = len(series)
-    block = max(least, _independent(series))
-    if count // block < LEAST_INDEPENDENT:
-        return Memory(block, math.inf)
-    variance = variance_of_mean(series, block)
-    drift = _drift(series, variance)
-    if drift > DRIFTING:
-        return Memory(count, math.inf)
-    if drift > DOUBTFUL:
-        block = max(block, count // LEAST_INDEPENDENT)
-        variance = max(variance, variance_of_mean(series, block))
-    return Memory(block, variance)
-
-
-def _independent(series: np.ndarray) -> int:
-    """A length of blocks whose means are nearly independent: BLOCK_TIMES integrated autocorrelation times.
-
-    A component that is weak and slow hides in the noise of single requests, and not in that of the means of blocks: so
-    these are asked, too.
-    """
-    count, block = len(series), 1
-    for share in (math.inf, 400, 160, 60, 25):
-        step = max(block, math.ceil(count / share))
-        means = _means(series, step)
-        if len(means) < LEAST_INDEPENDENT:
-            break
-        time, window = autocorrelation_time(means)
-        chance = (1.0 + 4.0 * math.sqrt(window / len(means))) / _bias(window, len(means))
-        if time > chance:
-            block = math.ceil(BLOCK_TIMES * time * step)
-    return max(block, math.ceil(count / MOST_BLOCKS))
-
-
-def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
-    """1 + 2 * the sum of autocorrelations, and over how many lags: up to five such times (Sokal 1989)."""
-    centred = series - series.mean()
-    covariance = _autocovariance(centred)
-    if not covariance[0] > 0.0:
-        return 1.0, 1
-    lags = np.arange(1, max(len(series) // 2, 2))
-    times = 1.0 + 2.0 * np.cumsum(covariance[lags] / covariance[0])
-    times /= _bias(lags, len(series))
-    wide = lags >= 5.0 * np.maximum(times, 1.0)
-    last = int(wide.argmax()) if wide.any() else len(times) - 1
-    return max(1.0, float(times[last])), last + 1
-
-
-def _bias(lags: Any, count: int) -> Any:
-    """What a sum of autocovariances loses around a mean that is estimated from the same series."""
-    return 1.0 - (2.0 * lags + 1.0) / (count + 2.0)
-
-
-def _means(series: np.ndarray, block: int) -> np.ndarray:
-    blocks = len(series) // block
-    found: np.ndarray = series[: blocks * block].reshape(blocks, block).mean(1)
-    return found
-
-
-def variance_of_mean(series: np.ndarray, block: int) -> float:
-    """Variance of the mean of a series, by the means of its blocks."""
-    means = _means(series, block)
-    return float(means.var(ddof=1)) * block / len(series)
-
-
-def _drift(series: np.ndarray, variance: float) -> float:
-    """The statistic of Kwiatkowski, Phillips, Schmidt & Shin (Journal of Econometrics 54, 1992) of a level that moves."""
-    if variance <= 0.0:
-        return 0.0
-    walk = np.cumsum(series - series.mean())
-    return float(walk @ walk) / (float(len(series)) ** 3 * variance)

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from validation.canary import rates
-from validation.canary.blocks import LEAST_BLOCKS, LEAST_INDEPENDENT, block_length
+from validation.canary.blocks import LEAST_BLOCKS
 from validation.canary.distributions import NORMAL, t_quantile
-from validation.canary.evidence import Array, Evidence, Side
+from validation.canary.evidence import Array, Evidence
+from validation.canary.memory import LEAST_INDEPENDENT
+from validation.canary.rates import POWER
 from validation.canary.slowdown import Effect, answered, quantile_effects, rank_bounds
 from validation.canary.thresholds import Thresholds, probability
 
@@ -24,11 +25,11 @@ REPLICATES = 1000
 # The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
 # remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
 _CALIBRATED = 0.9
-import os
-_RANKF=float(os.environ.get('RANKF','1'))
+# The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
+_RANKS = 0.9
 # Below this many requests beyond it a quantile is hardly more than the greatest value seen.
 LEAST_BEYOND = 10
-_Z_POWER = NORMAL.inv_cdf(rates.POWER)
+Z_POWER = NORMAL.inv_cdf(POWER)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Criterion:
     detectable: the smallest true effect that this much data would have failed with a probability of 0.8.
     provable: the smallest margin that an equal candidate would have passed at with that probability.
     needed: requests at which an equal candidate would pass, about.
+    assumed: what the interval takes for granted.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Criterion:
     needed: int | None = None
     requests: int = 0
     note: str = ""
+    assumed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -98,9 +101,11 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
     levels_kept = (_CALIBRATED * level for level in (levels.passing, levels.failing))
     z_pass, z_fail = (t_quantile(1.0 - level, effect.freedom) for level in levels_kept)
     error = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1))
-    least, most = rank_bounds(sides, probability(name), _RANKF*z_fail * effect.share_error, _RANKF*z_pass * effect.share_error)
+    least, most = rank_bounds(
+        sides, probability(name), _RANKS * z_fail * effect.share_error, _RANKS * z_pass * effect.share_error
+    )
     low, high = min(least, effect.log_ratio - z_fail * error), max(most, effect.log_ratio + z_pass * error)
-    provable = high - effect.log_ratio + _Z_POWER * error
+    provable = high - effect.log_ratio + Z_POWER * error
     return Criterion(
         f"latency {name}",
         "latency",
@@ -109,7 +114,7 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
         math.expm1(effect.log_ratio),
         math.expm1(low),
         math.expm1(high),
-        math.expm1(limit + effect.log_ratio - low + _Z_POWER * error),
+        math.expm1(limit + effect.log_ratio - low + Z_POWER * error),
         math.expm1(provable),
         math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None,
         effect.requests,
@@ -121,10 +126,7 @@ def _unknown(name: str, effect: Effect) -> str:
     share = min(probability(name), 1 - probability(name))
     least = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
     if effect.requests >= least and math.isinf(effect.share_error):
-        return (
-            f"latency stays high or low for some {effect.block} of {effect.requests} requests at a time; it takes "
-            f"{LEAST_INDEPENDENT} such stretches, {LEAST_INDEPENDENT * effect.block} requests, or requests that go to both sides"
-        )
+        return unsteady("latency", effect.block, effect.requests)
     if effect.beyond < LEAST_BEYOND or math.isinf(effect.share_error):
         return (
             f"{effect.requests} answered requests say nothing about {name}; it takes {least}, "
@@ -133,107 +135,9 @@ def _unknown(name: str, effect: Effect) -> str:
     return ""
 
 
-def error_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criterion:
-    """The difference of the shares of failed requests."""
-    failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
-    if evidence.paired:
-        failed = [failed[0] & ~failed[1], failed[1] & ~failed[0]]
-    ours, theirs = (rates.effective(flags, _burst(flags)) for flags in failed)
-    estimate = float(failed[0].mean()) - float(failed[1].mean()) if min(map(len, failed)) else math.nan
-    high = rates.upper(*ours, levels.passing / 2) - rates.lower(*theirs, levels.passing / 2)
-    low = rates.lower(*ours, levels.failing / 2) - rates.upper(*theirs, levels.failing / 2)
-    count = min(map(len, failed))
-    return Criterion(
-        "errors",
-        "share",
-        margin,
-        verdict_of(low, high, margin),
-        _known(estimate),
-        low,
-        high,
-        rates.detectable(count, margin, levels.failing, True),
-        rates.upper(0.0, count, levels.passing / 2),
-        rates.needed(margin, levels.passing / 2),
-        count,
+def unsteady(what: str, block: int, count: int) -> str:
+    """What is said of a series that remembers too long for its length."""
+    return (
+        f"{what} keeps its level for some {block} of {count} requests, or moves over all of them; it takes at least "
+        f"{LEAST_INDEPENDENT * block} such requests, or the same requests sent to both sides"
     )
-
-
-def share_criterion(name: str, flags: Array, margin: float, levels: Levels) -> Criterion:
-    """A share of requests that must not be above a margin."""
-    count, total = rates.effective(flags, _burst(flags))
-    low, high = rates.lower(count, total, levels.failing), rates.upper(count, total, levels.passing)
-    return Criterion(
-        name,
-        "share",
-        margin,
-        verdict_of(low, high, margin),
-        _known(float(flags.mean()) if len(flags) else math.nan),
-        low,
-        high,
-        rates.detectable(len(flags), margin, levels.failing, False),
-        rates.upper(0.0, len(flags), levels.passing),
-        rates.needed(margin, levels.passing),
-        len(flags),
-    )
-
-
-def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criterion | None:
-    """How much the mean score drops; None where scores were not observed."""
-    scored = [_scored(side) for side in (evidence.candidate, evidence.baseline)]
-    if evidence.paired:
-        both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
-        scored = [values[both] for values in scored]
-    else:
-        scored = [values[~np.isnan(values)] for values in scored]
-    count = min(map(len, scored))
-    if count == 0:
-        return None
-    if count < 2 * LEAST_BLOCKS:
-        note = f"{count} requests have a score; {2 * LEAST_BLOCKS} are the least"
-        return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
-    estimate = float(scored[1].mean() - scored[0].mean())
-    error, freedom = _mean_error([scored[1] - scored[0]] if evidence.paired else scored)
-    z_pass, z_fail = (t_quantile(1.0 - level, freedom) for level in (levels.passing, levels.failing))
-    # Scores that never differed do not prove that they never will.
-    span = max(float(values.max()) for values in scored) - min(float(values.min()) for values in scored)
-    floor = rates.upper(0.0, count, levels.passing) * max(span, min(1.0, margin * 100))
-    width = max(z_pass * error, floor)
-    low, high = estimate - max(z_fail * error, floor), estimate + width
-    return Criterion(
-        "score",
-        "score",
-        margin,
-        verdict_of(low, high, margin),
-        estimate,
-        low,
-        high,
-        margin + max(z_fail * error, floor) + _Z_POWER * error,
-        width + _Z_POWER * error,
-        math.ceil(count * ((width + _Z_POWER * error) / margin) ** 2),
-        count,
-    )
-
-
-def _scored(side: Side) -> Array:
-    return np.where(side.ok, side.score, np.nan)
-
-
-def _mean_error(series: list[Array]) -> tuple[float, float]:
-    """Standard error of the mean (or of a difference of two) from the means of blocks, and its degrees of freedom."""
-    total, freedom = 0.0, math.inf
-    for values in series:
-        length = block_length(values)
-        blocks = len(values) // length
-        means = values[: blocks * length].reshape(blocks, length).mean(1)
-        total += float(means.var(ddof=1)) / blocks
-        freedom = min(freedom, blocks - 1.0)
-    return math.sqrt(total), freedom
-
-
-def _burst(flags: Array) -> int:
-    """Blocks for the design effect of rare events: as many as there is data for, up to 100."""
-    return max(1, math.ceil(len(flags) / 100))
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -8,21 +8,13 @@ samples Mathisen, Annals of Mathematical Statistics 14, 1943). That takes no den
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from validation.canary.blocks import (
-    LEAST_BLOCKS,
-    LEAST_INDEPENDENT,
-    Memory,
-    drawn,
-    memory_of,
-    quantile_replicates,
-    variance_of_mean,
-)
+from validation.canary.blocks import LEAST_BLOCKS, drawn, quantile_replicates
 from validation.canary.evidence import Array, Evidence
+from validation.canary.memory import LEAST_INDEPENDENT, memories_of, memory_of
 
 
 @dataclass(frozen=True)
@@ -63,26 +55,8 @@ def quantile_effects(
     if count < 2 * LEAST_BLOCKS:
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     # A tail has few requests to show in what the middle shows better: that the load changes slowly.
-    middle = [memory.block for memory in _memories([_marks(values, 0.5) for values in sides], paired)]
+    middle = [memory.block for memory in memories_of([_marks(values, 0.5) for values in sides], paired)]
     return [_effect(sides, p, paired, middle, rng, replicates) for p in probabilities]
-
-
-def _memories(marks: list[Array], paired: bool, least: Sequence[int] = (1, 1)) -> list[Memory]:
-    """The memories of what tells the sides apart: of either by itself, or of pairs how they differ.
-
-    What moves both sides of pairs slowly cancels in how they differ. Where it is seen not to, because either moves by
-    itself, each must be known as well as if there were no pairs.
-    """
-    if not paired:
-        return [memory_of(mark, block) for mark, block in zip(marks, least, strict=True)]
-    memory, sides = memory_of(marks[0] - marks[1], least[0]), [memory_of(mark) for mark in marks]
-    slowest = max(sides, key=lambda one: one.block)
-    if math.isfinite(memory.variance) and math.isinf(max(one.variance for one in sides)):
-        block = len(marks[0]) // LEAST_INDEPENDENT
-        apart = sum(variance_of_mean(mark, block) for mark in marks)
-        if variance_of_mean(marks[0] - marks[1], block) > apart / 2:
-            return [Memory(slowest.block, math.inf)]
-    return [memory]
 
 
 def _effect(
@@ -92,7 +66,7 @@ def _effect(
     quantiles = [_quantile(values, p) for values in sides]
     marks = [_marks(values, p) for values in sides]
     series = [marks[0] - marks[1]] if paired else marks
-    memories = _memories(marks, paired, least)
+    memories = memories_of(marks, paired, least)
     slowest = max(memories, key=lambda memory: memory.block)
     lengths = [min(memory.block, count // LEAST_INDEPENDENT) for memory in memories]
     if paired:

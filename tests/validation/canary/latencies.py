@@ -119,6 +119,6 @@ KINDS: dict[str, Kind] = {
     "Pareto 1.5": each(lambda rng, count: 1 + rng.pareto(1.5, size=count)),
     "outliers": each(outliers),
     "queue": each(queue),
+    "rounded to 10 %": each(lambda rng, count: noise(rng, count, 0.2)),
+    "rounded to 0.1 %": each(lambda rng, count: noise(rng, count, 0.2)),
 }
-ROUNDED = 0.1
-KINDS["rounded"] = KINDS["lognormal"]

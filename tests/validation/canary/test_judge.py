@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.validation.canary.simulated import KINDS, pair_evidence, seeds
+from tests.validation.canary.latencies import KINDS
+from tests.validation.canary.simulated import pair_evidence, seeds
 from validation.canary.evidence import Evidence, side
 from validation.canary.judge import Looks, describe, judge
 from validation.canary.rates import lower
@@ -93,7 +94,7 @@ def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault
         median, _, errors, _ = found.criteria
         assert median.detectable > 0.03 and median.needed > 300
         assert median.verdict == "PASS" or f"{median.requests} requests would" in describe(median)
-        assert errors.detectable > 0.005
+        assert errors.detectable is None or errors.detectable > 0.005
 
 
 def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10():
