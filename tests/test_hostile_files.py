@@ -20,7 +20,8 @@ from pipeline.canary.verdicts import read_report_file
 from tests.hostile import damaged, documents, either, encoded
 from tests.pipeline.registry.registries import engine, report
 from tests.validation.canary.reports import report as canary_report
-from validation.canary.observations import read_head, read_observations
+from validation.canary.observations import Observations, add_to, read_head, read_observations
+from validation.canary.pairing import evidence_of
 from validation.canary.traffic import encoded as encoded_inputs
 from validation.canary.traffic import read_traffic
 from validation.golden import GoldenSet, freeze
@@ -85,9 +86,14 @@ def test_observations(place: Path) -> None:
 
     def read(path: Path) -> None:
         calm(lambda: read_head(path))
-        read_observations(path)
+        found = read_observations(path)
+        evidence_of(found, found, 15.0)
+        evidence_of(found, other, 15.0)
 
-    attacked(place, "o.jsonl", lines(head, seen, failed), read)
+    other = Observations(place / "other.jsonl")
+    for number in range(3):
+        add_to(other, {**seen, "time": float(number), "request": number})
+    attacked(place, "o.jsonl", lines(head, seen, failed, {"kind": "enginery-end", "requests": 2, "died": "x"}), read)
 
 
 def test_canary_reports(place: Path) -> None:

@@ -10,7 +10,8 @@ from builders import backends
 from builders.cpu_kinds import this_kind
 from builders.errors import InputError
 from builders.fitting import open_engine
-from builders.types import Session, Target
+from builders.types import Target
+from pipeline.canary.isolated import IsolatedSession, isolated
 from pipeline.jobs.blobs import fetched_engine
 from pipeline.registry.attestations import judged
 from pipeline.registry.machine import Machine
@@ -66,15 +67,15 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
 
 
 @contextmanager
-def opened(store: Store, chosen: Chosen, folder: Path) -> Iterator[Session]:
-    """The engine, fetched into `folder` and verified, ready to run."""
+def opened(store: Store, role: str, chosen: Chosen, folder: Path) -> Iterator[IsolatedSession]:
+    """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
     engine = fetched_engine(store, request_of(entry), str(entry.digest), str(entry.suffix), folder)
-    with open_engine(engine) as session:
+    with isolated(role, partial(open_engine, engine)) as session:
         yield session
 
 
-def check_alike(candidate: Session, baseline: Session) -> None:
+def check_alike(candidate: IsolatedSession, baseline: IsolatedSession) -> None:
     """Raise InputError unless both engines take the same requests."""
     takes = [{spec.name: spec.dtype for spec in session.inputs} for session in (candidate, baseline)]
     if takes[0] != takes[1]:

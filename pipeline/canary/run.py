@@ -17,9 +17,10 @@ from pipeline.registry.names import Reference
 from pipeline.registry.store import Store
 from validation.canary.append import LineFile
 from validation.canary.judge import Judgement, Looks, judge
-from validation.canary.observations import Observations, add_to, evidence_of
-from validation.canary.recorder import header_of
-from validation.canary.replay import Clock, Pace, replay
+from validation.canary.observations import Observations, add_to
+from validation.canary.pairing import evidence_of
+from validation.canary.recorder import end_of, header_of
+from validation.canary.replay import Clock, Pace, RemoteSession, replay
 from validation.canary.report import make_report
 from validation.canary.thresholds import Quality, Thresholds
 from validation.canary.traffic import Traffic, read_traffic
@@ -28,6 +29,7 @@ SIDES = ("candidate", "baseline")
 LEAST_PER_LOOK = 100
 MOST_BYTES = 1 << 40
 Say = Callable[[str], None]
+Sessions = tuple[Session | RemoteSession, Session | RemoteSession]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = 
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-canary-"))) for _ in sides]
         sessions = [
-            stack.enter_context(opened(store, side, folder)) for side, folder in zip(sides, folders, strict=True)
+            stack.enter_context(opened(store, role, side, folder))
+            for role, side, folder in zip(SIDES, sides, folders, strict=True)
         ]
         check_alike(*sessions)
         traffic = read_traffic(wanted.traffic, sessions[0].inputs)
@@ -76,38 +79,52 @@ class Canary:
         self._wanted, self._limits, self._source, self._traffic, self._say = wanted, limits, source, traffic, say
         self._planned = traffic.count(wanted.pace.scale, wanted.pace.duration)
         self._looks = Looks(self._planned)
+        self._lines: tuple[dict[str, Any], ...] = ()
         self._paths = [wanted.out / f"{name}.jsonl" for name in SIDES]
         self._seen = [
             Observations(path, dict(side.identity), planned=self._planned)
             for path, side in zip(self._paths, sides, strict=True)
         ]
 
-    def run(self, candidate: Session, baseline: Session, clock: Clock | None) -> Written:
-        """Replay until a look decides, or to the end."""
+    def run(
+        self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: Clock | None
+    ) -> Written:
+        """Replay until a look decides, or to the end. However it ends, the files say that both sides were stopped."""
         with reachable(f"writing {self._wanted.out}"):
             make_folder(self._wanted.out)
-        stops = self._stops()
+        stops, sessions = self._stops(), (candidate, baseline)
         with ExitStack() as stack:
             files = [
                 stack.enter_context(closing(LineFile(path, header_of(seen.identity, self._planned), MOST_BYTES)))
                 for path, seen in zip(self._paths, self._seen, strict=True)
             ]
+            stack.callback(self._end, files, sessions)
             for pair in replay(candidate, baseline, self._traffic, self._wanted.pace, clock):
-                for file, seen, line in zip(files, self._seen, pair.lines(), strict=True):
+                self._lines = pair.lines()
+                for file, seen, line in zip(files, self._seen, self._lines, strict=True):
                     file.append(line)
                     add_to(seen, line)
-                if len(self._seen[0]) in stops and (written := self._look()):
+                if len(self._seen[0]) in stops and (written := self._look(sessions)):
                     return written
         raise InputError("the traffic gives no request within this duration; give a longer one")
+
+    def _end(self, files: list[LineFile], sessions: Sessions) -> None:
+        """Say in both files that they were stopped in order, after the same request."""
+        if files[0].appended > files[1].appended:  # interrupted between the two
+            files[1].append(self._lines[1])
+        for file, session in zip(files, sessions, strict=True):
+            file.append(end_of(file.appended, _death(session)))
 
     def _stops(self) -> set[int]:
         """After how many requests to look; fewer looks where each would see hardly anything."""
         looks = max(1, min(self._wanted.looks, self._planned // LEAST_PER_LOOK))
         return {self._planned * look // looks for look in range(1, looks + 1)}
 
-    def _look(self) -> Written | None:
+    def _look(self, sessions: Sessions) -> Written | None:
         """Judge what is there. The report is written each time, so that an interrupted run can go on from it."""
         quality = self._limits.quality or Quality()
+        for seen, session in zip(self._seen, sessions, strict=True):
+            seen.accounted, seen.died = len(seen), _death(session)
         evidence, notes = evidence_of(self._seen[0], self._seen[1], quality.sqnr_db)
         judgement = judge(evidence, self._limits, self._looks, seed=self._wanted.pace.seed)
         for seen in self._seen:
@@ -151,6 +168,10 @@ class Canary:
         if self._traffic.cut:
             found.append("half a line at the end of the traffic was left out")
         return found
+
+
+def _death(session: Session | RemoteSession) -> str:
+    return session.died if isinstance(session, RemoteSession) else ""
 
 
 def _fresh(out: Path) -> None:

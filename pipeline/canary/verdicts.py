@@ -16,8 +16,9 @@ from pipeline.registry.store import Store
 from pipeline.verdict import host
 from pipeline.workshop import versions
 from validation.canary.judge import Looks, judge
-from validation.canary.observations import Observations, evidence_of, read_observations
+from validation.canary.observations import Observations, read_both
 from validation.canary.page import render
+from validation.canary.pairing import evidence_of
 from validation.canary.report import MOST_BYTES, CanaryReport, continued, make_report, read_report
 from validation.canary.thresholds import Quality, Thresholds
 
@@ -55,7 +56,7 @@ def judge_files(candidate: Path, baseline: Path, asked: Asked, out: Path) -> Wri
 
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
-    ours, theirs = read_observations(candidate), read_observations(baseline)
+    ours, theirs = read_both(candidate, baseline)
     looks = continued(asked.previous, ours, theirs) if asked.previous else Looks(asked.planned or ours.planned)
     if asked.previous and dict(asked.previous.thresholds) != asked.limits.to_json():
         raise InputError("the earlier look had other thresholds; they may not change between looks")

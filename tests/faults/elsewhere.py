@@ -24,7 +24,7 @@ from tests.validation.canary.reports import observations, report
 from tests.validation.contracts.test_rebuilds import rebuilt
 from validation.budget import Budgets, default_budget
 from validation.canary.judge import judge
-from validation.canary.observations import evidence_of
+from validation.canary.pairing import evidence_of
 from validation.canary.report import read_report
 from validation.contracts.rebuilds import reproducibility
 

@@ -27,19 +27,32 @@ class LineFile:
         self.path = path
         self._header = _line(header)
         self._most = most_bytes
+        self._appended = 0
         self._lock = threading.Lock()
         self._pid, self._fd = os.getpid(), self._open()
+
+    @property
+    def appended(self) -> int:
+        """How many lines this process appended; a forked child's count starts at zero."""
+        return self._appended if self._pid == os.getpid() else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be appended any more."""
+        return self._fd < 0
 
     def append(self, value: Mapping[str, Any]) -> bool:
         """Add a line; False when the file is full. Raises ValueError for NaN, UnavailableError."""
         data = _line(value)
         with self._lock:
             if self._pid != os.getpid():  # a child must not share its parent's lock
-                self._pid, self._fd = os.getpid(), self._open()
+                self._pid, self._fd, self._appended = os.getpid(), self._open(), 0
             try:
-                return self._append(data)
+                kept = self._append(data)
             except OSError as error:
                 raise UnavailableError(f"writing {self.path}: {error.strerror or error}") from error
+            self._appended += kept
+            return kept
 
     def close(self) -> None:
         """Close the file; what was appended stays."""

@@ -22,11 +22,18 @@ class Side:
     def __len__(self) -> int:
         return len(self.ok)
 
+    def take(self, indices: Array) -> "Side":
+        """The requests at `indices`, in that order."""
+        return Side(self.time[indices], self.latency[indices], self.ok[indices], self.score[indices])
+
 
 @dataclass(frozen=True)
 class Evidence:
-    """paired: whether entry i of both sides is the same request.
+    """paired: whether entry i of both sides belongs together.  matched: whether those are different requests of about
+    the same moment, and not the same request.
 
+    stopped: why the end of a log may hide that an engine died: no PASS.  unlike: why the sides do not compare: no
+    verdict but INSUFFICIENT.  Both are sentences with a remedy, and '' where there is nothing to say.
     differs: by request, whether the candidate's answer is another one; flipped: whether an argmax is. Of those
     requests that both answered; None where that was not observed.
     """
@@ -36,6 +43,9 @@ class Evidence:
     paired: bool
     differs: Array | None = None
     flipped: Array | None = None
+    stopped: str = ""
+    unlike: str = ""
+    matched: bool = False
 
     @property
     def requests(self) -> int:

@@ -19,6 +19,7 @@ from validation.canary.criteria import (
     latency_criteria,
 )
 from validation.canary.evidence import Evidence
+from validation.canary.matching import match_in_time
 from validation.canary.scores import score_criterion
 from validation.canary.sequential import level_of
 from validation.canary.shares import error_criterion, share_criterion
@@ -71,19 +72,26 @@ def judge(
     seed: int = SEED,
     replicates: int = REPLICATES,
 ) -> Judgement:
-    """Judge a candidate by what was observed. seed, replicates: of the bootstrap.
+    """Judge a candidate by what was observed; sides that do not pair are matched in time. seed, replicates: of the
+    bootstrap.
 
     Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
+    evidence = evidence if evidence.paired or evidence.unlike else match_in_time(evidence)
     count = _criteria_count(limits)
     fractions = looks.fractions(evidence.requests)
     levels = Levels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
-    rng = np.random.default_rng(seed)
-    criteria = latency_criteria(evidence, limits, levels, rng, replicates)
-    if limits.error_rate is not None:
-        criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_burst))
-    criteria += quality_criteria(evidence, limits, levels)
+    criteria: list[Criterion] = []
+    if not evidence.unlike:
+        rng = np.random.default_rng(seed)
+        criteria = latency_criteria(evidence, limits, levels, rng, replicates)
+        if limits.error_rate is not None:
+            criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_burst))
+        criteria += quality_criteria(evidence, limits, levels)
+    for name, note in (("sides that compare", evidence.unlike), ("logs to the end", evidence.stopped)):
+        if note:
+            criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
     verdict = overall([item.verdict for item in criteria])
     return Judgement(verdict, reason_of(verdict, criteria), tuple(criteria), levels, fractions)
 
@@ -130,7 +138,7 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     deciding = [item for item in criteria if item.verdict == verdict]
     if not deciding:
         return "there was nothing to judge by: every threshold is lifted"
-    first = min(deciding, key=lambda item: item.kind == "latency")
+    first = min(deciding, key=lambda item: (item.kind == "latency", item.name != "logs to the end"))
     more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
     return f"{describe(first)}{more}"
 

@@ -1,7 +1,9 @@
 """JSON lines that somebody else may have written: read one at a time, within a limit, errors with the line number."""
 
+import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,11 +16,18 @@ Record = Mapping[str, Any]
 class JsonLines:
     """The objects of a file, with their line numbers. `cut`: whether its last line was half written, and left out.
 
+    size: bytes to read, for a file that may grow meanwhile; default: all.  `digest`: SHA-256 of what was read.
     Raises DataError for a line that is longer than `most_bytes`, is no JSON object, or holds NaN.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, most_bytes: int, size: int | None = None) -> None:
         self.path, self._most, self.cut = path, most_bytes, False
+        self._left, self._hash = sys.maxsize if size is None else size, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes that were read so far."""
+        return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         try:
@@ -30,8 +39,10 @@ class JsonLines:
     def of(self, stream: BinaryIO) -> Iterator[tuple[int, Record]]:
         """The same, of an open file."""
         number = 0
-        while line := stream.readline(self._most + 1):
+        while line := stream.readline(min(self._most + 1, self._left)):
             number += 1
+            self._left -= len(line)
+            self._hash.update(line)
             if len(line) > self._most:
                 raise self.error(number, f"is longer than {self._most} bytes")
             if line.strip() and (found := self._read(line, number)) is not None:

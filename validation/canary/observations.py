@@ -3,7 +3,8 @@
     {"time": 1763640000.2, "latency": 0.0123, "ok": true, "request": 17, "output": sha256, "score": 0.9}
 
 `time` (seconds), `latency` (seconds from arrival to answer) and `ok` are needed. The first line may say which engine
-they are of (`"kind": "enginery-observations"`). Whatever else a line holds is left alone.
+they are of (`"kind": "enginery-observations"`); whoever wrote some and stopped in order ends them with a line that says
+how many (`"kind": "enginery-end", "requests": 10000`). Whatever else a line holds is left alone.
 """
 
 from collections import Counter
@@ -14,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from builders.digest import digest_of_file, is_digest
+from builders.digest import is_digest
 from builders.errors import DataError
-from validation.canary.evidence import Array, Evidence, Side
+from validation.canary.evidence import Array, Side
 from validation.canary.lines import JsonLines, Record, number_in, text_in, truth_in
-from validation.canary.outputs import EQUAL_DB
-from validation.canary.recorder import FORMAT, IDENTITY, OBSERVATIONS
+from validation.canary.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000
@@ -32,7 +32,8 @@ class Observations:
     """The columns of one file, in its order. sqnr_db, score: NaN where there is none; flipped: None likewise.
 
     identity: which engine they are of.  digest: of the file.  cut: whether a half line at the end was left out.
-    planned: how many requests a replay is to have in the end.
+    planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
+    writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
     """
 
     path: Path
@@ -40,6 +41,8 @@ class Observations:
     digest: str = ""
     cut: bool = False
     planned: int | None = None
+    accounted: int = 0
+    died: str = ""
     time: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
     ok: list[bool] = field(default_factory=list)
@@ -53,6 +56,11 @@ class Observations:
     def __len__(self) -> int:
         return len(self.ok)
 
+    @property
+    def ended(self) -> bool:
+        """Whether everyone who wrote them stopped in order. Without that, the end may be where a process died."""
+        return self.accounted == len(self)
+
     def side(self, order: Array) -> Side:
         """The entries at `order`, as a side; an index of -1 stands for a request that was never answered."""
         gone = order < 0
@@ -62,12 +70,30 @@ class Observations:
         return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score)
 
 
-def read_observations(path: Path) -> Observations:
-    """Read and check a file of observations. Raises DataError naming the line, what is wrong and what is needed."""
-    found, lines = Observations(path), JsonLines(path, MOST_LINE_BYTES)
+def read_both(candidate: Path, baseline: Path) -> tuple[Observations, Observations]:
+    """Both files as far as they go now, so that one that is still written to is no longer than the other for it.
+
+    Raises DataError as `read_observations`.
+    """
+    sizes = [_size(path) for path in (candidate, baseline)]
+    return read_observations(candidate, sizes[0]), read_observations(baseline, sizes[1])
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def read_observations(path: Path, size: int | None = None) -> Observations:
+    """Read and check the first `size` bytes of a file of observations; default: all of it.
+
+    Raises DataError naming the line, what is wrong and what is needed.
+    """
+    found, lines = Observations(path), JsonLines(path, MOST_LINE_BYTES, size)
     for number, record in lines:
         try:
-            if "kind" in record:
+            if record.get("kind") == END:
+                add_end(found, record)
+            elif "kind" in record:
                 found.identity = _identity(record, found)
             else:
                 add_to(found, record)
@@ -80,7 +106,7 @@ def read_observations(path: Path) -> Observations:
     names = Counter(name for name in found.request if name is not None)
     if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
         raise DataError(f"{path}: request {str(twice)[:60]!r} was observed twice; each needs a name of its own")
-    found.cut, found.digest = lines.cut, digest_of_file(path)
+    found.cut, found.digest = lines.cut, lines.digest
     return found
 
 
@@ -130,6 +156,15 @@ def add_to(found: Observations, record: Record) -> None:
         getattr(found, name).append(value)
 
 
+def add_end(found: Observations, record: Record) -> None:
+    """Add what a line says of the end of its writer. Raises ValueError that names the field."""
+    requests = record.get("requests")
+    if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:
+        raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations of its writer is needed")
+    found.accounted += requests
+    found.died = text_in(record, "died", 200) or found.died
+
+
 def _optional(record: Record, name: str) -> float:
     return float("nan") if record.get(name) is None else number_in(record, name)
 
@@ -146,68 +181,6 @@ def _name(record: Record) -> Name | None:
     if name is None or type(name) is int or (isinstance(name, str) and 0 < len(name) <= 200):
         return name
     raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-
-
-def evidence_of(
-    candidate: Observations, baseline: Observations, sqnr_db: float, *, ignore_missing: bool = False
-) -> tuple[Evidence, tuple[str, ...]]:
-    """What two files say together, and remarks on how they were read.
-
-    They are paired when each observation on both sides names its request. A request that only one side observed counts
-    as one that the other failed, or is left out with `ignore_missing`; those behind the last common one are always left
-    out, because there a run was interrupted. sqnr_db: answers nearer to each other than that are the same.
-    """
-    notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
-    if None in candidate.request or None in baseline.request:
-        orders = [np.argsort(np.asarray(one.time), kind="stable") for one in (candidate, baseline)]
-        sides = [one.side(order) for one, order in zip((candidate, baseline), orders, strict=True)]
-        return Evidence(sides[0], sides[1], paired=False), (*notes, "the two sides answered different requests")
-    pairs, lonely, behind = _pairs(candidate, baseline)
-    if not len(pairs):
-        raise DataError(f"{candidate.path.name} and {baseline.path.name} have no request in common; were they swapped?")
-    if lonely and ignore_missing:
-        pairs = pairs[(pairs >= 0).all(1)]
-        notes.append(f"{lonely} requests were observed on one side only, and are left out, as was asked for")
-    elif lonely:
-        notes.append(
-            f"{lonely} requests were observed on one side only, and count as failed on the other; "
-            "--missing ignored leaves them out"
-        )
-    if behind:
-        notes.append(f"{behind} requests at the end were observed on one side only, and are left out")
-    ours, theirs = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
-    both = ours.ok & theirs.ok
-    differs, flipped = _answers(candidate, baseline, pairs[both], sqnr_db)
-    return Evidence(ours, theirs, True, differs, flipped), tuple(notes)
-
-
-def _pairs(candidate: Observations, baseline: Observations) -> tuple[Array, int, int]:
-    """Index pairs in the order of arrival, -1 where one side is missing; how many miss one; how many were left out."""
-    ours = {name: index for index, name in enumerate(candidate.request)}
-    theirs = {name: index for index, name in enumerate(baseline.request)}
-    arrivals: dict[Name | None, float] = {name: baseline.time[index] for name, index in theirs.items()}
-    arrivals |= {name: candidate.time[index] for name, index in ours.items()}
-    common = [arrivals[name] for name in ours.keys() & theirs.keys()]
-    last = max(common, default=-np.inf)
-    kept = sorted((name for name in arrivals if arrivals[name] <= last), key=lambda name: (arrivals[name], str(name)))
-    pairs = np.asarray([(ours.get(name, -1), theirs.get(name, -1)) for name in kept], dtype=np.int64).reshape(-1, 2)
-    return pairs, int((pairs < 0).any(1).sum()), len(arrivals) - len(kept)
-
-
-def _answers(
-    candidate: Observations, baseline: Observations, pairs: Array, sqnr_db: float
-) -> tuple[Array | None, Array | None]:
-    """Whether each answer is another one: by the distance that was measured, else by the digests."""
-    measured = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
-    ours = [candidate.output[index] for index in pairs[:, 0]]
-    theirs = [baseline.output[index] for index in pairs[:, 1]]
-    same = np.asarray([a == b for a, b in zip(ours, theirs, strict=True)], bool)
-    known = np.asarray([a is not None and b is not None for a, b in zip(ours, theirs, strict=True)], bool)
-    distance = np.where(np.isnan(measured), np.where(same, EQUAL_DB, -np.inf), measured)
-    differs = distance < sqnr_db
-    flips = [candidate.flipped[index] for index in pairs[:, 0]]
-    flipped = None if None in flips or not flips else np.asarray(flips, bool)
-    return (differs if len(pairs) and bool((known | ~np.isnan(measured)).all()) else None), flipped
 
 
 def identity_of(values: Mapping[str, Any]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from validation.canary.traffic import TRAFFIC, encoded
 
 FORMAT = 1
 OBSERVATIONS = "enginery-observations"
+END = "enginery-end"
 IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "backend")
 MOST_BYTES = 1 << 30
 
@@ -103,6 +104,10 @@ class Recorder(_Log):
 class ObservationLog(_Log):
     """Appends what became of requests to a file that `enginery canary judge` reads.
 
+    `close` adds a line that says that this process stopped in order, and after how many requests: without it the end of
+    the file may be the end of a process that died. A `with` block that an error leaves adds none, and neither does a
+    log that lost lines.
+
     description: the JSON that `enginery pull` wrote beside the engine; it binds the observations to that very engine.
     Raises DataError for a description that is none, UnavailableError for a file that cannot be opened.
     """
@@ -135,6 +140,29 @@ class ObservationLog(_Log):
             return {"time": float(when), "latency": float(latency), "ok": bool(ok), **known}
 
         return self._append(line)
+
+    def close(self) -> None:
+        """Say that this process stopped in order, and close the file."""
+        if self._file.appended and not self.lost and not self._file.closed:
+            try:
+                self._file.append(end_of(self._file.appended))
+            except EngineryError as error:
+                self.failure = f"{type(error).__name__}: {error}"
+        super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            super().close()
+        else:
+            self.close()
+
+
+def end_of(requests: int, died: str = "") -> dict[str, Any]:
+    """The last line of whoever wrote `requests` observations into a file and stopped in order.
+
+    died: what ended the process of the engine that they are of, where that is known.
+    """
+    return {"kind": END, "requests": requests, **({"died": died} if died else {})}
 
 
 def header_of(identity: Mapping[str, Any], planned: int | None = None) -> dict[str, Any]:

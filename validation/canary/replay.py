@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,25 @@ class Clock:
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
+
+
+class Served(NamedTuple):
+    """What came of one request. service: seconds.  outputs: None where it failed.  error: '' for none."""
+
+    service: float
+    outputs: Tensors | None
+    error: str
+
+
+@runtime_checkable
+class RemoteSession(Protocol):
+    """An engine in another process, which measures its own time. died: what ended that process; '' while it lives."""
+
+    died: str
+
+    def serve(self, inputs: Tensors) -> Served:
+        """Run once. Whatever goes wrong is the request's error."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -87,13 +106,17 @@ class Pair:
 
 
 def replay(
-    candidate: Session, baseline: Session, traffic: Traffic, pace: Pace | None = None, clock: Clock | None = None
+    candidate: Session | RemoteSession,
+    baseline: Session | RemoteSession,
+    traffic: Traffic,
+    pace: Pace | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Pair]:
     """Send traffic to both engines and give what came of each request. The first requests warm both up, unobserved."""
     pace, clock = pace or Pace(), clock or Clock()
     for request in traffic.requests[: pace.warmup]:
         for session in (candidate, baseline):
-            _run(session, request.inputs, clock)
+            serve(session, request.inputs, clock)
     order = np.random.default_rng(pace.seed)
     free = [0.0, 0.0]
     begun = clock.now()
@@ -108,7 +131,7 @@ def _pair(
     index: int,
     at: float,
     request: Request,
-    sessions: tuple[Session, Session],
+    sessions: tuple[Session | RemoteSession, Session | RemoteSession],
     first: int,
     free: list[float],
     clock: Clock,
@@ -116,7 +139,7 @@ def _pair(
     answers: list[Answer | None] = [None, None]
     outputs: list[Tensors | None] = [None, None]
     for turn in (first, 1 - first):
-        service, outputs[turn], error = _run(sessions[turn], request.inputs, clock)
+        service, outputs[turn], error = serve(sessions[turn], request.inputs, clock)
         free[turn] = max(at, free[turn]) + service
         found = outputs[turn]
         digest = None if found is None else digest_of_outputs(found)
@@ -127,8 +150,11 @@ def _pair(
     return Pair(index, at, ours, theirs, unlike, ("candidate", "baseline")[first])
 
 
-def _run(session: Session, inputs: Tensors, clock: Clock) -> tuple[float, Tensors | None, str]:
-    """Seconds of service, the answer or None, and what went wrong. Whatever an engine raises is a failed request."""
+def serve(session: Session | RemoteSession, inputs: Tensors, clock: Clock) -> Served:
+    """Run once; whatever an engine raises is a failed request. service: above 0, without the way to another process."""
+    if isinstance(session, RemoteSession):
+        served = session.serve(inputs)
+        return served._replace(service=max(served.service, 1e-9))
     begun = clock.now()
     try:
         outputs: Tensors | None = session.run(inputs)
@@ -136,4 +162,4 @@ def _run(session: Session, inputs: Tensors, clock: Clock) -> tuple[float, Tensor
     except Exception as failure:
         outputs, error = None, f"{type(failure).__name__}: {failure}"[:1000]
     service = clock.now() - begun
-    return (service if math.isfinite(service) and service > 0 else 1e-9), outputs, error
+    return Served(service if math.isfinite(service) and service > 0 else 1e-9, outputs, error)

@@ -58,7 +58,7 @@ def make_report(
         "reason": judgement.reason,
         "candidate": dict(candidate.identity),
         "baseline": dict(baseline.identity),
-        "paired": evidence.paired,
+        "paired": evidence.paired and not evidence.matched,
         "observations": {
             name: {"digest": one.digest, "requests": len(one), "failed": one.ok.count(False)}
             for name, one in (("candidate", candidate), ("baseline", baseline))

@@ -70,22 +70,28 @@ def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
     path, out = record(built, 3000, 100), tmp_path / "canary"
     words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
     words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
-    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (out / "report.json").exists():
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engines' processes get it too
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
+    assert "Traceback" not in said
     assert process.returncode == 130 and f"--previous {out}/report.json" in said
     files = ["--candidate", str(out / "candidate.jsonl"), "--baseline", str(out / "baseline.jsonl")]
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert 150 <= len(seen[1]) < 3000 and abs(len(seen[0]) - len(seen[1])) <= 1 and not seen[0].cut
+    assert 150 <= len(seen[1]) < 3000 and seen[0].request == seen[1].request and not seen[0].cut
+    assert all(one.ended for one in seen), "both say that they were stopped in order"
     judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
     assert judged.code == 1 and judged.json["looks"]["planned"] == 3000, "what was planned is remembered"
     assert judged.json["looks"]["fractions"][0] < 0.5
+    for path in (out / "candidate.jsonl", out / "baseline.jsonl"):  # as kill -9 leaves them
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
+    assert any("the run was killed after" in item["note"] for item in judged.json["criteria"])
 
 
 def test_requests_from_stdin(tmp_path):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -12,8 +13,9 @@ from pipeline.cli import enginery
 from pipeline.registry import channels
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store, open_store
-from tests.pipeline.canary.files import write_observations
+from tests.pipeline.canary.files import identity, write_observations
 from tests.pipeline.registry.registries import engine, publish_engines
+from tests.validation.canary.simulated_logs import apart, write_log
 
 
 @pytest.fixture
@@ -76,6 +78,36 @@ def test_nothing_but_a_pass_promotes(store, versions, tmp_path):
     assert "verdict is INSUFFICIENT" in said
     assert "no such file" in refused(run("promote", "digits@2", "--canary", tmp_path / "gone.json"))
     assert channels.read(store, "digits", "stable").version == "1"
+
+
+@pytest.mark.parametrize(("kept", "words"), [(4000, ()), (4000, ("--missing", "ignored")), (9980, ())])
+def test_a_candidate_that_dies_is_not_promoted(store, versions, tmp_path, kept, words):
+    """10,000 requests to both; the candidate's log ends early."""
+    one, two, _ = versions
+    paths = write_observations(tmp_path / "c", two, one, count=10_000)
+    lines = paths[0].read_text().splitlines(keepends=True)
+    paths[0].write_text("".join(lines[: kept + 1]))
+    result = run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], *words)
+    assert result.exit_code == 1 and result.output.startswith(
+        "INSUFFICIENT" if words or kept > 9000 else "FAIL: errors"
+    )
+    assert "candidate.jsonl (candidate) stops" in result.output
+    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json"))
+    assert "verdict is" in said and channels.read(store, "digits", "stable").version == "1"
+
+
+def test_logs_of_other_hours_are_not_promoted_by(store, versions, tmp_path):
+    """The issue's case: unnamed requests, the candidate 10 % slower and measured at night."""
+    one, two, _ = versions
+    logs = apart(np.random.default_rng(0), 6000, slower=0.1)
+    for side, manifest in ((logs.candidate, two), (logs.baseline, one)):
+        side.identity = identity(manifest)
+    paths = [write_log(tmp_path, side) for side in (logs.candidate, logs.baseline)]
+    result = run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", tmp_path / "c")
+    assert result.exit_code == 1 and result.output.startswith(
+        "INSUFFICIENT: sides that compare: the logs are of different"
+    )
+    assert "verdict is INSUFFICIENT" in refused(run("promote", "digits@2", "--canary", tmp_path / "c/report.json"))
 
 
 def test_a_pass_against_what_is_no_longer_served_does_not_count(store, versions, tmp_path):

@@ -7,7 +7,8 @@ import numpy as np
 
 from tests.validation.canary.simulated import pair_evidence
 from validation.canary.judge import Looks, judge
-from validation.canary.observations import Observations, add_to, evidence_of
+from validation.canary.observations import Observations, add_to
+from validation.canary.pairing import evidence_of
 from validation.canary.report import make_report
 from validation.canary.thresholds import Thresholds
 

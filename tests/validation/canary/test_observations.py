@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from builders.errors import DataError
-from validation.canary.observations import MOST_LINE_BYTES, evidence_of, read_head, read_observations
+from validation.canary.observations import MOST_LINE_BYTES, read_head, read_observations
+from validation.canary.pairing import evidence_of
 
 DIGEST = "ab" * 32
 HEAD = {"format": 1, "kind": "enginery-observations", "model": "tiny", "version": "2", "manifest": DIGEST}
@@ -76,7 +77,7 @@ def test_half_a_line_at_the_end_is_left_out_and_told(tmp_path):
     assert len(candidate) == 2 and candidate.cut
     baseline = read_observations(written(tmp_path, line(0), line(1), line(2), name="baseline.jsonl"))
     evidence, notes = evidence_of(candidate, baseline, 15.0)
-    assert evidence.requests == 2 and "half a line" in notes[0] and "1 requests at the end" in notes[1]
+    assert evidence.requests == 2 and "half a line" in notes[0] and "in flight to the candidate" in notes[1]
 
 
 def test_nothing_and_twice(tmp_path):

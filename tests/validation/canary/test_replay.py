@@ -5,8 +5,9 @@ import pytest
 
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judge import judge
-from validation.canary.observations import Observations, add_to, evidence_of
+from validation.canary.observations import Observations, add_to
 from validation.canary.outputs import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
+from validation.canary.pairing import evidence_of
 from validation.canary.replay import Pace, replay
 from validation.canary.thresholds import Thresholds
 

@@ -1,0 +1,106 @@
+"""An engine in a process of its own: one that ends its process is evidence against it, and does not end the canary.
+
+The engine's time is measured in its own process, so the way there and back counts for nothing.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from builders.errors import EngineryError
+from builders.types import Session, Tensors, TensorSpec
+from validation.canary.replay import Clock, Served, serve
+
+Opener = Callable[[], AbstractContextManager[Session]]
+JOIN_S = 10.0
+
+
+class IsolatedSession:
+    """The engine that `process` serves. inputs: its specs.  died: what ended its process; '' while it lives.
+
+    A request to an engine that died fails at once: nothing restarts it.
+    """
+
+    def __init__(self, process: BaseProcess, connection: Connection, inputs: Sequence[TensorSpec]) -> None:
+        self._process, self._connection, self._requests = process, connection, 0
+        self.inputs, self.died = inputs, ""
+
+    def serve(self, inputs: Tensors) -> Served:
+        """Seconds of service, the answer or None, and what went wrong or ''."""
+        if not self.died:
+            self._requests += 1
+            try:
+                self._connection.send(inputs)
+                served: Served = self._connection.recv()
+                return served
+            except (EOFError, OSError):
+                self.died = f"{_ending(self._process)}, at request {self._requests} with the warm-up's"
+        return Served(0.0, None, f"the engine ended its process: {self.died}"[:1000])
+
+
+@contextmanager
+def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
+    """The engine that `opener` opens in a process of its own; opener is pickled.
+
+    Raises the EngineryError that `opener` raises, and one for whatever else ends the opening. role: whose engine it is.
+    """
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_serve, args=(theirs, opener), daemon=True)
+    # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    try:
+        yield IsolatedSession(process, ours, _opened(role, process, ours))
+    finally:
+        ours.close()
+        process.join(JOIN_S)
+        process.kill()
+        process.join()
+
+
+def _opened(role: str, process: BaseProcess, connection: Connection) -> Sequence[TensorSpec]:
+    try:
+        found: Sequence[TensorSpec] | EngineryError = connection.recv()
+    except EOFError:
+        raise EngineryError(
+            f"the {role}'s engine ended its process while it was opened: {_ending(process)}; it serves nothing here"
+        ) from None
+    if isinstance(found, EngineryError):
+        raise found
+    return found
+
+
+def _serve(connection: Connection, opener: Opener) -> None:
+    """Answer requests until the other end is closed."""
+    os.dup2(2, 1)  # what an engine prints is no result
+    with ExitStack() as stack, suppress(EOFError):
+        try:
+            session = stack.enter_context(opener())
+        except Exception as error:
+            told = error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
+            connection.send(told)
+            return
+        connection.send(list(session.inputs))
+        while True:
+            connection.send(serve(session, connection.recv(), Clock()))
+
+
+def _ending(process: BaseProcess) -> str:
+    """'signal 11 (SIGSEGV)' or 'exit status 3' of a process whose pipe was closed."""
+    process.join(JOIN_S)
+    code = process.exitcode
+    if code is None:
+        return "it closed its pipe"
+    if code >= 0:
+        return f"exit status {code}"
+    name = signal.Signals(-code).name if -code in {item.value for item in signal.Signals} else "unknown"
+    return f"signal {-code} ({name})"

@@ -1,0 +1,103 @@
+"""Engines that end their process: evidence against them, and never the end of the canary."""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.errors import DataError, EngineryError
+from pipeline.canary.engines import Chosen
+from pipeline.canary.isolated import isolated
+from pipeline.canary.run import Canary, CanaryRun
+from pipeline.canary.verdicts import Asked, Written, judge_files, promotion_refusal
+from pipeline.registry.machine import target_named
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.names import parse_reference
+from pipeline.registry.store import open_store
+from tests.pipeline.canary.dying import opened
+from tests.pipeline.registry.registries import engine, publish_engines
+from tests.validation.canary.simulated import traffic
+from validation.canary.observations import read_both
+from validation.canary.replay import Clock, Pace, serve
+from validation.canary.report import read_report
+from validation.canary.thresholds import Thresholds
+
+LIMITS = Thresholds({"p50": 9.0}, error_rate=0.01)
+X = {"x": np.ones((1, 4), np.float32)}
+
+
+@pytest.fixture
+def manifests(tmp_path: Path) -> list[Manifest]:
+    store = open_store(tmp_path / "registry", create=True)
+    return [
+        publish_engines(store, [engine(store, data=one)], one.decode(), channel=None).manifest for one in (b"a", b"b")
+    ]
+
+
+def replayed(
+    folder: Path, manifests: list[Manifest], candidate: partial, baseline: partial, count: int = 800
+) -> Written:
+    """A canary of engines in processes of their own."""
+    reference = parse_reference("digits@1")
+    wanted = CanaryRun(reference, reference, target_named("cpu"), folder, folder / "out", pace=Pace(warmup=2), looks=2)
+    sides = [Chosen(manifest, manifest.engines[0]) for manifest in manifests]
+    canary = Canary(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
+    with ExitStack() as stack:
+        sessions = [
+            stack.enter_context(isolated(role, opener))
+            for role, opener in (("candidate", candidate), ("baseline", baseline))
+        ]
+        return canary.run(sessions[0], sessions[1], None)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("segfault", "signal 11 (SIGSEGV)"), ("exit", "exit status 3"), ("killed", "signal 9 (SIGKILL)")]
+)
+def test_a_candidate_that_ends_its_process_fails(tmp_path, manifests, how, words):
+    written = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))
+    assert written.verdict == "FAIL" and written.report["reason"].startswith("errors: +2"), written.report["reason"]
+    found = read_both(tmp_path / "out/candidate.jsonl", tmp_path / "out/baseline.jsonl")
+    assert found[0].ok == [True] * 300 + [False] * 100 and all(found[1].ok) and len(found[1]) == 400
+    assert words in found[0].error[300] and found[0].died == f"{words}, at request 303 with the warm-up's"
+    assert found[0].ended and found[1].ended and not found[1].died
+    report = read_report(written.json.read_bytes())
+    assert "verdict is FAIL" in str(promotion_refusal(report, manifests[1], None))
+
+
+def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
+    written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened))
+    assert written.verdict == "INSUFFICIENT"
+    assert "logs to the end: the candidate's engine ended its process: exit status 3" in written.report["reason"]
+    again = judge_files(
+        *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), Asked(LIMITS, ""), tmp_path
+    )
+    assert again.verdict == "INSUFFICIENT" and "ended its process" in again.report["reason"], "the files remember it"
+
+
+def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):
+    written = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
+    assert written.verdict == "INSUFFICIENT" and "the baseline's engine ended its process" in written.report["reason"]
+
+
+def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():
+    with isolated("candidate", partial(opened, "raises", 1)) as session:
+        failed, answered = (serve(session, X, Clock()) for _ in "ab")
+        assert failed.error == "ValueError: a request that fails" and failed.service > 0 and not session.died
+        assert answered.outputs is not None and np.array_equal(answered.outputs["y"], X["x"] * 2)
+        assert 1e-4 <= answered.service < 10 and [spec.name for spec in session.inputs] == ["x"]
+    with isolated("candidate", partial(opened, "sys.exit", 1)) as session:
+        assert "exit status 4, at request 1" in serve(session, X, Clock()).error and session.died
+
+
+def test_an_engine_that_cannot_be_opened_says_so():
+    died = "the candidate's engine ended its process while it was opened: signal 11"
+    with pytest.raises(EngineryError, match=died), isolated("candidate", partial(opened, "segfault", 0)):
+        pass
+    for how, kind, words in (
+        ("refused", DataError, "engine is none"),
+        ("broken", EngineryError, "RuntimeError: no such"),
+    ):
+        with pytest.raises(kind, match=words), isolated("baseline", partial(opened, how)):
+            pass

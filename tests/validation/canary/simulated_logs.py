@@ -1,0 +1,182 @@
+"""Simulated logs of two sides as serving code leaves them, each with the verdicts that are right for it.
+
+`SIMULATIONS` names them; each makes both sides' observations from a generator. `write_log` writes a side as a file.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from validation.canary.observations import Observations
+from validation.canary.recorder import end_of, header_of
+
+Rng = np.random.Generator
+Array = np.ndarray[Any, Any]
+HOUR = 3600.0
+MIDNIGHT = 1_763_596_800.0
+OUTPUT = "ab" * 32
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Both sides, and the verdicts that are right: a judge may give any of them."""
+
+    candidate: Observations
+    baseline: Observations
+    right: tuple[str, ...]
+
+
+Simulation = Callable[[Rng, int], Logs]
+
+
+def log(
+    name: str, times: Array, latencies: Array, *, named: bool = False, ok: Array | None = None, ended: bool = False
+) -> Observations:
+    """A side: named gives its requests the names 0, 1, ..; ended is whether its writer stopped in order."""
+    count = len(times)
+    return Observations(
+        Path(f"{name}.jsonl"),
+        accounted=count if ended else 0,
+        time=list(map(float, times)),
+        latency=list(map(float, latencies)),
+        ok=[True] * count if ok is None else list(map(bool, ok)),
+        score=[float("nan") if named else 1.0] * count,
+        sqnr_db=[float("nan")] * count,
+        flipped=[None] * count,
+        output=[OUTPUT if named else None] * count,
+        request=list(range(count)) if named else [None] * count,
+        error=[""] * count,
+    )
+
+
+def write_log(folder: Path, observed: Observations) -> Path:
+    """The side as a file in `folder`, under its own name."""
+    lines = [header_of(observed.identity, observed.planned)]
+    for index, name in enumerate(observed.request):
+        line = {"time": observed.time[index], "latency": observed.latency[index], "ok": observed.ok[index]}
+        optional = {"request": name, "output": observed.output[index], "score": observed.score[index]}
+        lines.append(line | {key: value for key, value in optional.items() if value is not None and value == value})
+    if observed.accounted:
+        lines.append(end_of(observed.accounted, observed.died))
+    path = folder / observed.path.name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def dying(
+    rng: Rng, count: int, *, side: str = "candidate", after: float = 0.4, closed: tuple[bool, bool] = (False, False)
+) -> Logs:
+    """The same requests to both, 20 a second; one side stops after a share of them. closed: candidate, baseline."""
+    times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
+    kept = {name: int(after * count) if name == side else count for name in ("candidate", "baseline")}
+    sides = [
+        log(name, times[: kept[name]], _noise(rng, kept[name]) * 0.02, named=True, ended=ended)
+        for name, ended in zip(kept, closed, strict=True)
+    ]
+    return Logs(sides[0], sides[1], ("FAIL", "INSUFFICIENT") if side == "candidate" else ("INSUFFICIENT",))
+
+
+def mirrored(rng: Rng, count: int, *, slower: float = 0.0, in_flight: int = 0) -> Logs:
+    """The same requests to both, still being served; the last ones are not answered by the candidate yet."""
+    times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
+    ours = log(
+        "candidate", times[: count - in_flight], _noise(rng, count - in_flight) * 0.02 * (1 + slower), named=True
+    )
+    return Logs(ours, log("baseline", times, _noise(rng, count) * 0.02, named=True), ("FAIL",) if slower else ("PASS",))
+
+
+def apart(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
+    """The baseline in the busy hours, the candidate in the quiet ones: nothing of it is the engine's."""
+    ours, theirs = arrivals(rng, count, 0, 8), arrivals(rng, count, 9, 17)
+    return _of_a_day(rng, ours, theirs, slower, ("INSUFFICIENT",))
+
+
+def same_hours_of_two_days(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
+    """From 9 to 17, the candidate a day later, when the machine was a tenth faster."""
+    ours, theirs = (arrivals(rng, count, 9, 17) for _ in "ab")
+    return _of_a_day(rng, ours + 24 * HOUR, theirs, slower - 0.1, ("INSUFFICIENT",))
+
+
+def hour_about(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
+    """The two sides serve in turns of an hour."""
+    times = arrivals(rng, 2 * count, 0, 24)
+    mine = (times // HOUR) % 2 == 0
+    return _of_a_day(rng, times[mine], times[~mine], slower, ("INSUFFICIENT",))
+
+
+def halves(rng: Rng, count: int, *, slower: float = 0.0, drift: float = 0.0) -> Logs:
+    """Each request of a day goes to one side by chance. drift: how far the candidate's share is above one half in the
+    quiet hours, and below it in the busy ones."""
+    times = arrivals(rng, 2 * count, 0, 24)
+    mine = rng.random(len(times)) < 0.5 - drift * (load(times) - 1.0)
+    return _of_a_day(rng, times[mine], times[~mine], slower, ("FAIL",) if slower else ("PASS", "INSUFFICIENT"))
+
+
+def ramp(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
+    """The candidate's share grows from a tenth to nine tenths in the course of a day, and its load with it."""
+    times = arrivals(rng, 2 * count, 0, 24)
+    mine = rng.random(len(times)) < 0.1 + 0.8 * (times - times[0]) / (times[-1] - times[0])
+    return _of_a_day(rng, times[mine], times[~mine], slower, ("INSUFFICIENT",))
+
+
+def dying_half(rng: Rng, count: int) -> Logs:
+    """Halves of a day, and the candidate stops in the evening: nobody names the requests that it never answered."""
+    found = halves(rng, count)
+    last = MIDNIGHT + 18 * HOUR
+    kept = np.asarray(found.candidate.time) < last
+    ours = log("candidate", np.asarray(found.candidate.time)[kept], np.asarray(found.candidate.latency)[kept])
+    return Logs(ours, found.baseline, ("INSUFFICIENT",))
+
+
+def arrivals(rng: Rng, count: int, first: float, last: float) -> Array:
+    """Arrivals between two hours of a day, as dense as its load; in order."""
+    grid = MIDNIGHT + np.linspace(first, last, 2001) * HOUR
+    share = np.concatenate([[0.0], np.cumsum(load(grid)[1:])])
+    return np.interp(np.sort(rng.random(count)) * share[-1], share, grid)
+
+
+def load(times: Array) -> Array:
+    """Requests relative to the mean of the day: 0.2 at 4 in the morning, 1.8 at 16."""
+    found: Array = 1.0 - 0.8 * np.cos(2 * np.pi * ((times - MIDNIGHT) / HOUR - 4.0) / 24.0)
+    return found
+
+
+def _of_a_day(rng: Rng, ours: Array, theirs: Array, slower: float, right: tuple[str, ...]) -> Logs:
+    """Latency follows the load: half as long again in the busiest hour as in the quietest."""
+    sides = [
+        log(name, times, 0.02 * (1.0 + 0.25 * load(times)) * _noise(rng, len(times)) * factor)
+        for name, times, factor in (("candidate", ours, 1.0 + slower), ("baseline", theirs, 1.0))
+    ]
+    return Logs(sides[0], sides[1], right)
+
+
+def _noise(rng: Rng, count: int) -> Array:
+    found: Array = np.exp(rng.normal(size=count) * 0.2)
+    return found
+
+
+SIMULATIONS: dict[str, Simulation] = {
+    "candidate dies": dying,
+    "candidate dies, baseline was closed": lambda rng, count: dying(rng, count, closed=(False, True)),
+    "candidate stops first, both were closed": lambda rng, count: dying(rng, count, closed=(True, True)),
+    "candidate dies ten requests before the end": lambda rng, count: dying(rng, count, after=1 - 10 / count),
+    "baseline dies": lambda rng, count: dying(rng, count, side="baseline"),
+    "baseline stops first, both were closed": lambda rng, count: dying(
+        rng, count, side="baseline", closed=(True, True)
+    ),
+    "one in flight": lambda rng, count: mirrored(rng, count, in_flight=1),
+    "equal, other hours": apart,
+    "10 % slower, at night": lambda rng, count: apart(rng, count, slower=0.1),
+    "10 % slower, on a faster day": lambda rng, count: same_hours_of_two_days(rng, count, slower=0.1),
+    "10 % slower, an hour each in turns": lambda rng, count: hour_about(rng, count, slower=0.1),
+    "equal, a share that grows": ramp,
+    "equal halves of a day": halves,
+    "10 % slower half of a day": lambda rng, count: halves(rng, count, slower=0.1),
+    "equal, more of the quiet hours": lambda rng, count: halves(rng, count, drift=0.05),
+    "10 % slower, more of the quiet hours": lambda rng, count: halves(rng, count, slower=0.1, drift=0.05),
+    "half that dies in the evening": dying_half,
+}
