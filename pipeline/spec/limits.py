@@ -63,7 +63,10 @@ class CanaryQuality(Part):
     flips: float | None = Field(None, gt=0, lt=1, description="share of requests whose argmax differs")
     score: float | None = Field(0.01, gt=0, description="drop of the mean score, where scores are observed")
     burst: int = Field(
-        1, ge=1, le=MOST_BURST, description="requests with another answer that come together, assumed until seen"
+        1,
+        ge=1,
+        le=MOST_BURST,
+        description="requests with another answer that come together, assumed where none was seen",
     )
 
 
@@ -78,7 +81,7 @@ class Canary(Part):
         100,
         ge=1,
         le=MOST_BURST,
-        description="requests that one outage fails, assumed until errors were seen; 1: independent",
+        description="requests that one outage fails, assumed where no error was seen; 1: one by one",
     )
     quality: CanaryQuality | None = CanaryQuality()
     alpha: float = Field(0.05, gt=0, lt=0.5, description="error of a wrong verdict, each way")

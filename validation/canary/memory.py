@@ -1,10 +1,10 @@
 """How long a series of requests remembers, and what its mean is worth.
 
-A load that changes slowly makes neighbours alike, and a mean of n such requests is worth that of fewer
-independent ones. Blocks of consecutive requests are taken so long that their means are nearly independent: a multiple of the integrated
-autocorrelation time (Sokal, Monte Carlo Methods in Statistical Mechanics, 1989), which is estimated from the requests
-and again from the means of ever longer blocks. The variance of the mean is that of the blocks' means. A run that does
-not hold enough of these blocks, or whose level moves over the whole of it, tells no variance, and nothing is claimed.
+A load that changes slowly makes neighbours alike, and a mean of n such requests is worth that of fewer independent
+ones. Blocks of consecutive requests are taken so long that their means are nearly independent: a multiple of the
+integrated autocorrelation time (Sokal, Monte Carlo Methods in Statistical Mechanics, 1989), which is estimated from the
+requests, and again from the means of ever longer blocks. The variance of the mean is that of the blocks' means. A run
+that does not hold enough of these blocks, or whose level moves over the whole of it, tells no variance.
 """
 
 import math

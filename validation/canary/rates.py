@@ -8,8 +8,8 @@ and cost O(n^2) sums. Where requests went to both sides, only those count that o
 
 Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests,
 over what independent requests would give, is the design effect; the bounds are taken at the count and the number of
-requests divided by it (Korn & Graubard, Survey Methodology 24, 1998). Where fewer than two bursts or single failures
-were seen, the data does not tell how they come, and a size is assumed: n requests without a failure are then n / size
+requests divided by it (Korn & Graubard, Survey Methodology 24, 1998). Where no failure
+was seen at all, nothing tells how they come, and a size is assumed: n requests without a failure are then n / size
 pieces of evidence.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 from validation.canary.distributions import NORMAL, beta_quantile
 
 POWER = 0.8
-# Fewer bursts, or single failures, do not tell how they come.
-LEAST_BURSTS = 2.0
+# Of fewer flags two may well fall into one block by chance.
+FEW = 10
 
 
 @lru_cache(maxsize=8192)
@@ -55,20 +55,16 @@ def clustering(values: np.ndarray, block: int) -> float:
 
 
 def burst_size(sides: Sequence[np.ndarray], assumed: int) -> tuple[float, str]:
-    """How many flags come together, and in words what that is from. sides: flags that come in the same way.
+    """How many flags come together, and in words where that is from. sides: flags that come in the same way.
 
-    assumed: the size where fewer than LEAST_BURSTS bursts were seen.
+    assumed: the size where none was seen.
     """
-    sizes = [_clustered(flags, assumed) for flags in sides]
-    bursts = sum(float(flags.sum()) / size for flags, size in zip(sides, sizes, strict=True))
-    size = max(sizes)
-    if bursts >= LEAST_BURSTS:
-        return size, "" if size == 1.0 else f"they come in bursts of some {size:.0f} requests, as those that were seen"
-    if size >= assumed:
-        return size, "" if size == 1.0 else f"they come in bursts of some {size:.0f} requests, as the one that was seen"
-    if assumed == 1:
-        return size, "each comes by itself, and not in bursts: too few were seen to tell"
-    return float(assumed), f"they may come in bursts of {assumed} requests: too few were seen to tell"
+    size = max(_clustered(flags, assumed) for flags in sides)
+    if not any(flags.any() for flags in sides):
+        size = float(assumed)
+        one = "one by one" if assumed == 1 else f"in bursts of {assumed} requests"
+        return size, f"none was seen, so that they come {one} is assumed"
+    return size, f"they come in bursts of some {size:.0f} requests, as those that were seen" if size >= 2.0 else ""
 
 
 def _clustered(flags: np.ndarray, assumed: int) -> float:
@@ -78,10 +74,11 @@ def _clustered(flags: np.ndarray, assumed: int) -> float:
     for blocks in {100, 20, len(flags) // assumed if assumed > 1 else 100}:
         if 20 <= blocks <= len(flags):
             effect = clustering(values, len(flags) // blocks)
-            # Of few flags or blocks that are independent, chi-squared over its degrees of freedom: beyond this in 1 %.
+            # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom is beyond this in 1 %.
             chance = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (blocks - 1))
-            few = blocks < 100 or float(values.sum()) < 10.0
-            found = max(found, effect if effect > chance or not few else 1.0)
+            few = float(values.sum()) < FEW
+            if effect > (max(chance, 1.6) if few else chance) or (blocks == 100 and not few):
+                found = max(found, effect)
     return found
 
 

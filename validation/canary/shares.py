@@ -8,8 +8,8 @@ from validation.canary.evidence import Array, Evidence
 
 
 def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: int = 1) -> Criterion:
-    """The difference of the shares of failed requests. burst: requests that one outage fails, assumed until errors were
-    seen to come otherwise."""
+    """The difference of the shares of failed requests. burst: requests that one outage fails, assumed where no error
+    was seen."""
     failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
     seen = [failed[0] | failed[1]] if evidence.paired else failed
     if evidence.paired:

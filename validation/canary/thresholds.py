@@ -18,7 +18,7 @@ class Quality:
     """sqnr_db: an output nearer to the baseline's than this counts as the same answer.  disagreement: the share of
     requests that may be answered differently.  flips: the share whose argmax may differ.  score: how much the mean
     score may drop.  None lifts a limit.  burst: how many requests that are answered differently come together, assumed
-    where too few were seen to tell.
+    where none was seen.
     """
 
     sqnr_db: float = 15.0
@@ -31,7 +31,7 @@ class Quality:
 @dataclass(frozen=True)
 class Thresholds:
     """latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed
-    requests.  error_burst: requests that one outage fails, assumed where too few errors were seen to tell.
+    requests.  error_burst: requests that one outage fails, assumed where no error was seen.
     quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong
     verdict, each way.
     """
