@@ -56,7 +56,10 @@ def _of_pairs(
     candidate: Observations, baseline: Observations, sqnr_db: float, ignore_missing: bool
 ) -> tuple[Evidence, list[str]]:
     if not set(candidate.request) & set(baseline.request):
-        raise DataError(f"{candidate.path.name} and {baseline.path.name} have no request in common; were they swapped?")
+        raise DataError(
+            f"{candidate.path.name} and {baseline.path.name} have no request in common; send the same ones to both, or "
+            "log without `request` to compare different ones of the same time"
+        )
     end = end_of_pairs(candidate, baseline, ignore_missing)
     pairs, notes = _pairs(candidate, baseline, set(end.in_flight)), [*end.notes]
     lonely = int((pairs < 0).any(1).sum())

@@ -8,7 +8,7 @@ import pytest
 
 import enginery
 from builders.errors import DataError
-from tests.validation.canary.simulated_logs import SIMULATIONS, dying, mirrored, write_log
+from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS, dying, mirrored, write_log
 from validation.canary import observations
 from validation.canary.ends import MOST_IN_FLIGHT
 from validation.canary.judge import judge
@@ -20,7 +20,7 @@ ENDS = [name for name in SIMULATIONS if "dies" in name or "stops first" in name 
 
 def judged(logs, **how):
     evidence, notes = evidence_of(logs.candidate, logs.baseline, 15.0, **how)
-    return judge(evidence, replicates=200), " ".join(notes)
+    return judge(evidence, LIMITS, replicates=200), " ".join(notes)
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -32,7 +32,8 @@ def test_the_verdict_on_a_log_that_ends_early_is_right(name):
 
 def test_what_a_dead_candidate_never_answered_counts_against_it():
     found, notes = judged(dying(np.random.default_rng(0), 10_000))
-    assert found.verdict == "FAIL" and found.reason.startswith("errors: +60 %")
+    errors = next(item for item in found.criteria if item.name == "errors")
+    assert found.verdict != "PASS" and errors.estimate == pytest.approx(0.6, abs=0.01) and errors.verdict != "PASS"
     assert "6000 requests were observed on one side only, and count as failed" in notes
     assert any(
         item.note.startswith("candidate.jsonl (candidate) stops 6000 requests before baseline.jsonl, and not both")

@@ -6,6 +6,7 @@ import pytest
 
 from tests.validation.canary.simulated_logs import (
     HOUR,
+    LIMITS,
     SIMULATIONS,
     Logs,
     apart,
@@ -23,10 +24,10 @@ from validation.canary.pairing import evidence_of
 from validation.canary.report import make_report
 from validation.canary.thresholds import Thresholds
 
-MEDIAN = Thresholds({"p50": 0.02})
+MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)
 
 
-def judged(logs: Logs, limits: Thresholds | None = None):
+def judged(logs: Logs, limits: Thresholds = LIMITS):
     evidence, notes = evidence_of(logs.candidate, logs.baseline, 15.0)
     return judge(evidence, limits, replicates=200), " ".join(notes)
 
