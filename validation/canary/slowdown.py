@@ -15,6 +15,7 @@ import numpy as np
 from validation.canary.blocks import LEAST_BLOCKS, drawn, quantile_replicates
 from validation.canary.evidence import Array, Evidence
 from validation.canary.memory import LEAST_INDEPENDENT, memories_of, memory_of
+from validation.canary.rates import clustering
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def _effect(
         for values, length, draw in zip(sides, lengths, draws, strict=True)
     ]
     blocks = min(draw.shape[1] for draw in draws)
-    worth = max(memory.design_effect(one) for memory, one in zip(memories, series, strict=True))
+    worth = max(
+        memory.design_effect(one) if math.isfinite(memory.variance) else clustering(one, length)
+        for memory, one, length in zip(memories, series, lengths, strict=False)
+    )
     beyond = count * min(p, 1 - p) / worth
     return Effect(
         math.log(quantiles[0] / quantiles[1]),

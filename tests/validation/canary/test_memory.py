@@ -7,6 +7,7 @@ import pytest
 
 from tests.validation.canary.latencies import autoregressive
 from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, memories_of, memory_of
+from validation.canary.slowdown import quantile_effects
 
 
 def test_the_autocorrelation_time_is_that_of_the_process():
@@ -54,3 +55,12 @@ def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
     assert shared.variance == pytest.approx(2 * 0.01 / 5000, rel=0.5)
     [apart] = memories_of((ours + own[0], theirs + own[1]), True)
     assert math.isinf(apart.variance)
+
+
+def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond():
+    """What races engines opening by opening has its own variance, and asks for these alone."""
+    rng = np.random.default_rng(3)
+    levels = np.repeat(rng.normal(size=8) * 0.05, 250)
+    sides = np.exp(levels + rng.normal(size=2000) * 0.02), np.exp(rng.normal(size=2000) * 0.02)
+    [effect] = quantile_effects(sides, [0.5], True, rng, 100)
+    assert math.isinf(effect.share_error) and effect.beyond > 0.0 and math.isfinite(effect.error)
