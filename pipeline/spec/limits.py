@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from builders.types import Precision
 from pipeline.spec.contract import Contract
 from pipeline.spec.words import File, Mistakes, Part, as_value_error, off
-from validation.canary.thresholds import Thresholds
+from validation.canary.thresholds import MOST_BURST, Thresholds
 
 
 class Metric(Part):
@@ -64,6 +64,12 @@ class CanaryQuality(Part):
     disagreement: float | None = Field(0.01, gt=0, lt=1, description="share of requests with another answer")
     flips: float | None = Field(None, gt=0, lt=1, description="share of requests whose argmax differs")
     score: float | None = Field(0.01, gt=0, description="drop of the mean score, where scores are observed")
+    burst: int = Field(
+        1,
+        ge=1,
+        le=MOST_BURST,
+        description="requests with another answer that come together, assumed where none was seen",
+    )
 
 
 class Canary(Part):
@@ -73,6 +79,12 @@ class Canary(Part):
         {}, description="relative slowdown by quantile, e.g. {p50: 0.02, p99: 0.05}"
     )
     error_rate: float | None = Field(0.001, gt=0, lt=1, description="difference of the shares of failed requests")
+    error_burst: int = Field(
+        100,
+        ge=1,
+        le=MOST_BURST,
+        description="requests that one outage fails, assumed where no error was seen; 1: one by one",
+    )
     quality: CanaryQuality | None = CanaryQuality()
     alpha: float = Field(0.05, gt=0, lt=0.5, description="error of a wrong verdict, each way")
 

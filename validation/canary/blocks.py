@@ -31,9 +31,7 @@ def politis_white(series: np.ndarray) -> float:
     if count < 16 or variance <= 0.0:
         return 1.0
     most = math.ceil(math.sqrt(count)) + 5
-    size = 1 << (2 * count - 1).bit_length()
-    spectrum = np.fft.rfft(centred, size)
-    covariance = np.fft.irfft(spectrum * spectrum.conj(), size)[: min(2 * most, count)] / count
+    covariance = autocovariance(centred)[: min(2 * most, count)]
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     reach = min(2 * _first_quiet(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))), most)
     if reach == 0:
@@ -45,6 +43,14 @@ def politis_white(series: np.ndarray) -> float:
     if power <= 0.0:
         return 1.0
     return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
+
+
+def autocovariance(centred: np.ndarray) -> np.ndarray:
+    """Autocovariances of a series less its mean, by lag."""
+    count = len(centred)
+    size = 1 << (2 * count - 1).bit_length()
+    spectrum = np.fft.rfft(centred, size)
+    return np.fft.irfft(spectrum * spectrum.conj(), size)[:count] / count
 
 
 def _first_quiet(quiet: np.ndarray, run: int) -> int:

@@ -16,14 +16,13 @@ from validation.canary.criteria import (
     Criterion,
     Levels,
     Verdict,
-    error_criterion,
     latency_criteria,
-    score_criterion,
-    share_criterion,
 )
 from validation.canary.evidence import Evidence
 from validation.canary.matching import match_in_time
+from validation.canary.scores import score_criterion
 from validation.canary.sequential import level_of
+from validation.canary.shares import error_criterion, share_criterion
 from validation.canary.thresholds import Thresholds
 
 SEED = 0
@@ -88,7 +87,7 @@ def judge(
         rng = np.random.default_rng(seed)
         criteria = latency_criteria(evidence, limits, levels, rng, replicates)
         if limits.error_rate is not None:
-            criteria.append(error_criterion(evidence, limits.error_rate, levels))
+            criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_burst))
         criteria += quality_criteria(evidence, limits, levels)
     for name, note in (("sides that compare", evidence.unlike), ("logs to the end", evidence.stopped)):
         if note:
@@ -111,9 +110,11 @@ def quality_criteria(evidence: Evidence, limits: Thresholds, levels: Levels) -> 
         return []
     found: list[Criterion] = []
     if quality.disagreement is not None and evidence.differs is not None:
-        found.append(share_criterion("answers that differ", evidence.differs, quality.disagreement, levels))
+        found.append(
+            share_criterion("answers that differ", evidence.differs, quality.disagreement, levels, quality.burst)
+        )
     if quality.flips is not None and evidence.flipped is not None:
-        found.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels))
+        found.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels, quality.burst))
     score = score_criterion(evidence, quality.score, levels) if quality.score is not None else None
     found += [score] if score else []
     if not found and any(limit is not None for limit in (quality.disagreement, quality.flips, quality.score)):
@@ -152,6 +153,7 @@ def describe(item: Criterion) -> str:
     if item.verdict == "INSUFFICIENT":
         found += f"; {item.requests} requests would have shown {text['detectable']} or more"
         found += f", and an equal candidate to be within {text['provable']}"
+        found += f"; {item.assumed}" if item.assumed else ""
     return found
 
 

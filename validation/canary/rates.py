@@ -8,17 +8,22 @@ and cost O(n^2) sums. Where requests went to both sides, only those count that o
 
 Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests,
 over what independent requests would give, is the design effect; the bounds are taken at the count and the number of
-requests divided by it (Korn & Graubard, Survey Methodology 24, 1998).
+requests divided by it (Korn & Graubard, Survey Methodology 24, 1998). Where no failure
+was seen at all, nothing tells how they come, and a size is assumed: n requests without a failure are then n / size
+pieces of evidence.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from validation.canary.distributions import beta_quantile
+from validation.canary.distributions import NORMAL, beta_quantile
 
 POWER = 0.8
+# Of fewer flags two may well fall into one block by chance.
+FEW = 10
 
 
 @lru_cache(maxsize=8192)
@@ -49,10 +54,38 @@ def clustering(values: np.ndarray, block: int) -> float:
     return max(1.0, float(means.var(ddof=1)) * block / variance)
 
 
-def effective(flags: np.ndarray, block: int) -> tuple[float, float]:
-    """Count and total, each divided by the design effect."""
-    effect = clustering(flags, block)
-    return float(flags.sum()) / effect, len(flags) / effect
+def burst_size(sides: Sequence[np.ndarray], assumed: int) -> tuple[float, str]:
+    """How many flags come together, and in words where that is from. sides: flags that come in the same way.
+
+    assumed: the size where none was seen.
+    """
+    size = max(_clustered(flags, assumed) for flags in sides)
+    if not any(flags.any() for flags in sides):
+        size = float(assumed)
+        one = "one by one" if assumed == 1 else f"in bursts of {assumed} requests"
+        return size, f"none was seen, so that they come {one} is assumed"
+    return size, f"they come in bursts of some {size:.0f} requests, as those that were seen" if size >= 2.0 else ""
+
+
+def _clustered(flags: np.ndarray, assumed: int) -> float:
+    """The greatest design effect of blocks of several lengths, less what chance gives: a block that is shorter than a
+    burst does not see all of it."""
+    values, found = flags.astype(float), 1.0
+    for blocks in {100, 20, len(flags) // assumed if assumed > 1 else 100}:
+        if 20 <= blocks <= len(flags):
+            effect = clustering(values, len(flags) // blocks)
+            # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom is beyond this in 1 %.
+            chance = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (blocks - 1))
+            few = float(values.sum()) < FEW
+            if effect > (max(chance, 1.6) if few else chance) or (blocks == 100 and not few):
+                found = max(found, effect)
+    return found
+
+
+def effective(flags: np.ndarray, size: float) -> tuple[float, float]:
+    """Count and total, each divided by the size of bursts, which is the flags' own where that is greater."""
+    size = max(size, _clustered(flags, 1))
+    return float(flags.sum()) / size, len(flags) / size
 
 
 @lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ from typing import Any
 
 from builders.errors import InputError
 
+MOST_BURST = 1_000_000
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 
@@ -16,19 +17,22 @@ _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 class Quality:
     """sqnr_db: an output nearer to the baseline's than this counts as the same answer.  disagreement: the share of
     requests that may be answered differently.  flips: the share whose argmax may differ.  score: how much the mean
-    score may drop.  None lifts a limit.
+    score may drop.  None lifts a limit.  burst: how many requests that are answered differently come together, assumed
+    where none was seen.
     """
 
     sqnr_db: float = 15.0
     disagreement: float | None = 0.01
     flips: float | None = None
     score: float | None = 0.01
+    burst: int = 1
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed
-    requests.  quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong
+    requests.  error_burst: requests that one outage fails, assumed where no error was seen.
+    quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong
     verdict, each way.
     """
 
@@ -36,6 +40,7 @@ class Thresholds:
     error_rate: float | None = 0.001
     quality: Quality | None = Quality()
     alpha: float = 0.05
+    error_burst: int = 100
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back."""
@@ -44,7 +49,7 @@ class Thresholds:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Thresholds":
         """Read `validation.canary` of a spec: what is not given keeps its default, null lifts it. Raises InputError."""
-        _known(data, ("latency", "error_rate", "quality", "alpha"), "")
+        _known(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
         latency = {**DEFAULT_LATENCY, **_mapping(data.get("latency", {}), "latency")}
         quality = data.get("quality", {})
         alpha = _number(data.get("alpha", 0.05), "alpha", 0.5)
@@ -53,6 +58,7 @@ class Thresholds:
             _share(data.get("error_rate", 0.001), "error_rate"),
             None if quality is None else _quality(_mapping(quality, "quality")),
             alpha,
+            _requests(data.get("error_burst", 100), "error_burst"),
         )
 
 
@@ -71,7 +77,7 @@ def _quantile(name: str, value: object) -> bool:
 
 
 def _quality(data: Mapping[str, Any]) -> Quality:
-    _known(data, ("sqnr_db", "disagreement", "flips", "score"), "quality.")
+    _known(data, ("sqnr_db", "disagreement", "flips", "score", "burst"), "quality.")
     sqnr = data.get("sqnr_db", 15.0)
     if type(sqnr) not in (int, float) or not math.isfinite(sqnr):
         raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
@@ -80,11 +86,20 @@ def _quality(data: Mapping[str, Any]) -> Quality:
         _share(data.get("disagreement", 0.01), "quality.disagreement"),
         _share(data.get("flips"), "quality.flips"),
         None if data.get("score", 0.01) is None else _number(data.get("score", 0.01), "quality.score", math.inf),
+        _requests(data.get("burst", 1), "quality.burst"),
     )
 
 
 def _share(value: Any, where: str) -> float | None:
     return None if value is None else _number(value, where)
+
+
+def _requests(value: Any, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_BURST:
+        raise InputError(
+            f"validation.canary.{where} is {str(value)[:40]!r}; give a number of requests from 1 to {MOST_BURST}"
+        )
+    return value
 
 
 def _number(value: Any, where: str, most: float = 1.0) -> float:

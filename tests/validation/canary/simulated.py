@@ -1,6 +1,6 @@
 """Simulated canaries: latencies of several kinds, planted faults, and engines with a clock of their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,57 +8,10 @@ import numpy as np
 
 from builders.errors import ModelError
 from builders.types import TensorSpec
+from tests.validation.canary.latencies import KINDS, Rng
 from validation.canary.evidence import Evidence, side
 from validation.canary.replay import Clock
 from validation.canary.traffic import Request, Traffic
-
-Rng = np.random.Generator
-Pair = tuple[np.ndarray, np.ndarray]
-
-
-def autoregressive(rng: Rng, count: int, memory: float, spread: float) -> np.ndarray:
-    """AR(1), stationary."""
-    steps = rng.normal(size=count) * spread * np.sqrt(1 - memory**2)
-    values = np.empty(count)
-    values[0] = rng.normal() * spread
-    for index in range(1, count):
-        values[index] = memory * values[index - 1] + steps[index]
-    return values
-
-
-def lognormal(rng: Rng, count: int) -> Pair:
-    return np.exp(rng.normal(size=count) * 0.2), np.exp(rng.normal(size=count) * 0.2)
-
-
-def heavy(rng: Rng, count: int) -> Pair:
-    """Pareto tails of index 2.5: the variance is finite, the third moment is not."""
-    return 1 + rng.pareto(2.5, size=count), 1 + rng.pareto(2.5, size=count)
-
-
-def remembering(rng: Rng, count: int) -> Pair:
-    """Correlation 0.9 from one request to the next, on each side by itself."""
-    return np.exp(autoregressive(rng, count, 0.9, 0.2)), np.exp(autoregressive(rng, count, 0.9, 0.2))
-
-
-def shared(rng: Rng, count: int) -> Pair:
-    """What the machine does happens to both."""
-    both = autoregressive(rng, count, 0.9, 0.3)
-    return np.exp(both + rng.normal(size=count) * 0.05), np.exp(both + rng.normal(size=count) * 0.05)
-
-
-def two_humps(rng: Rng, count: int) -> Pair:
-    """3 % of the requests take three times as long."""
-    humps = [np.where(rng.random(count) < 0.03, 3.0, 1.0) * np.exp(rng.normal(size=count) * 0.1) for _ in "ab"]
-    return humps[0], humps[1]
-
-
-KINDS: dict[str, Callable[[Rng, int], Pair]] = {
-    "lognormal": lognormal,
-    "heavy": heavy,
-    "remembering": remembering,
-    "shared": shared,
-    "two humps": two_humps,
-}
 
 
 def pair_evidence(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.validation.canary.simulated import autoregressive
+from tests.validation.canary.latencies import autoregressive
 from validation.canary.blocks import block_length, drawn, politis_white, quantile_replicates
 
 

@@ -1,0 +1,66 @@
+"""How much a series is worth: the blocks follow its memory, and one that is too slow for its length tells nothing."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.validation.canary.latencies import autoregressive
+from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, memories_of, memory_of
+from validation.canary.slowdown import quantile_effects
+
+
+def test_the_autocorrelation_time_is_that_of_the_process():
+    for memory in (0.5, 0.9, 0.98):
+        values = autoregressive(np.random.default_rng(0), 40_000, memory, 1.0)
+        assert autocorrelation_time(values)[0] == pytest.approx((1 + memory) / (1 - memory), rel=0.25)
+    assert autocorrelation_time(np.ones(50)) == (1.0, 1)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.9, 0.98])
+def test_the_variance_of_a_mean_is_the_true_one(memory):
+    rng = np.random.default_rng(1)
+    count = 20_000
+    found = [memory_of(autoregressive(rng, count, memory, 1.0)).variance for _ in range(20)]
+    assert np.median(found) == pytest.approx((1 + memory) / (1 - memory) / count, rel=0.25)
+
+
+@pytest.mark.parametrize("memory", [0.99, 0.995, 0.999])
+def test_too_few_independent_stretches_tell_no_variance(memory):
+    found = [memory_of(autoregressive(np.random.default_rng(seed), 2000, memory, 1.0)) for seed in range(20)]
+    assert sum(math.isinf(one.variance) for one in found) >= 18
+    assert all(one.block * LEAST_INDEPENDENT > 2000 for one in found if math.isinf(one.variance))
+
+
+def test_a_slow_component_that_is_weak_is_seen_in_the_means_of_blocks():
+    found = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        weak = autoregressive(rng, 20_000, 0.999, math.sqrt(0.05)) + math.sqrt(0.95) * rng.normal(size=20_000)
+        found.append(autocorrelation_time(weak)[0] < 100 and math.isinf(memory_of(weak).variance))
+    assert sum(found) >= 12
+
+
+def test_a_level_that_moves_over_the_whole_run_tells_no_variance():
+    noise = np.random.default_rng(0).normal(size=5000)
+    assert math.isfinite(memory_of(noise).variance)
+    assert math.isinf(memory_of(noise + np.linspace(0, 1, 5000)).variance)
+
+
+def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
+    rng = np.random.default_rng(2)
+    both, ours, theirs = (autoregressive(rng, 5000, 0.999, 1.0) for _ in "abc")
+    own = rng.normal(size=(2, 5000)) * 0.1
+    [shared] = memories_of((both + own[0], both + own[1]), True)
+    assert shared.variance == pytest.approx(2 * 0.01 / 5000, rel=0.5)
+    [apart] = memories_of((ours + own[0], theirs + own[1]), True)
+    assert math.isinf(apart.variance)
+
+
+def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond():
+    """What races engines opening by opening has its own variance, and asks for these alone."""
+    rng = np.random.default_rng(3)
+    levels = np.repeat(rng.normal(size=8) * 0.05, 250)
+    sides = np.exp(levels + rng.normal(size=2000) * 0.02), np.exp(rng.normal(size=2000) * 0.02)
+    [effect] = quantile_effects(sides, [0.5], True, rng, 100)
+    assert math.isinf(effect.share_error) and effect.beyond > 0.0 and math.isfinite(effect.error)

@@ -1,0 +1,137 @@
+"""How long a series of requests remembers, and what its mean is worth.
+
+A load that changes slowly makes neighbours alike, and a mean of n such requests is worth that of fewer independent
+ones. Blocks of consecutive requests are taken so long that their means are nearly independent: a multiple of the
+integrated autocorrelation time (Sokal, Monte Carlo Methods in Statistical Mechanics, 1989), which is estimated from the
+requests, and again from the means of ever longer blocks. The variance of the mean is that of the blocks' means. A run
+that does not hold enough of these blocks, or whose level moves over the whole of it, tells no variance.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from validation.canary.blocks import MOST_BLOCKS, autocovariance
+
+# Blocks so many autocorrelation times long that their means are correlated by some 5 %; fewer than so many of these
+# blocks do not tell what their variance is.
+BLOCK_TIMES = 5.0
+LEAST_INDEPENDENT = 10
+# Levels of 10 % and 1 % of the test against a level that moves.
+DOUBTFUL, DRIFTING = 0.347, 0.739
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a series' mean is worth. block: requests that make one independent observation of it, about.  variance: of
+    the mean; infinite where there are fewer than LEAST_INDEPENDENT such blocks, so that it cannot be known.
+    """
+
+    block: int
+    variance: float
+
+    def design_effect(self, series: np.ndarray) -> float:
+        """How many requests that follow each other count as one; at least 1."""
+        variance = float(series.var())
+        return max(1.0, self.variance * len(series) / variance) if variance > 0.0 else 1.0
+
+
+def memory_of(series: np.ndarray, least: int = 1) -> Memory:
+    """The memory of a series, from its autocorrelation, from that of means of ever longer blocks, and from its drift.
+
+    least: the shortest block.
+    """
+    count = len(series)
+    block = max(least, _independent(series))
+    if count // block < LEAST_INDEPENDENT:
+        return Memory(block, math.inf)
+    variance = variance_of_mean(series, block)
+    drift = _drift(series, variance)
+    if drift > DRIFTING:
+        return Memory(count, math.inf)
+    if drift > DOUBTFUL:
+        block = max(block, count // LEAST_INDEPENDENT)
+        variance = max(variance, variance_of_mean(series, block))
+    return Memory(block, variance)
+
+
+def memories_of(sides: Sequence[np.ndarray], paired: bool, least: Sequence[int] = (1, 1)) -> list[Memory]:
+    """The memories of what tells two series apart: of either by itself, or of pairs how they differ.
+
+    What moves both sides of pairs slowly cancels in how they differ. Where it is seen not to, because either moves by
+    itself, each must be known as well as if there were no pairs.
+    """
+    if not paired:
+        return [memory_of(series, block) for series, block in zip(sides, least, strict=True)]
+    apart = sides[0] - sides[1]
+    memory, slowest = (
+        memory_of(apart, least[0]),
+        max((memory_of(series) for series in sides), key=lambda one: one.block),
+    )
+    block = len(apart) // LEAST_INDEPENDENT
+    if math.isfinite(memory.variance) and slowest.block > block:
+        alone = sum(variance_of_mean(series, block) for series in sides)
+        if variance_of_mean(apart, block) > alone / 2:
+            return [Memory(slowest.block, math.inf)]
+    return [memory]
+
+
+def _independent(series: np.ndarray) -> int:
+    """A length of blocks whose means are nearly independent: BLOCK_TIMES integrated autocorrelation times.
+
+    A component that is weak and slow hides in the noise of single requests, and not in that of the means of blocks: so
+    these are asked, too.
+    """
+    count, block = len(series), 1
+    for share in (math.inf, 400, 160, 60, 25):
+        step = max(block, math.ceil(count / share))
+        means = _means(series, step)
+        if len(means) < LEAST_INDEPENDENT:
+            break
+        time, window = autocorrelation_time(means)
+        chance = (1.0 + 4.0 * math.sqrt(window / len(means))) / _bias(window, len(means))
+        if time > chance:
+            block = math.ceil(BLOCK_TIMES * time * step)
+    return max(block, math.ceil(count / MOST_BLOCKS))
+
+
+def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
+    """1 + 2 * the sum of autocorrelations, and over how many lags: up to five such times (Sokal 1989)."""
+    centred = series - series.mean()
+    covariance = autocovariance(centred)
+    if not covariance[0] > 0.0:
+        return 1.0, 1
+    lags = np.arange(1, max(len(series) // 2, 2))
+    times = 1.0 + 2.0 * np.cumsum(covariance[lags] / covariance[0])
+    times /= _bias(lags, len(series))
+    wide = lags >= 5.0 * np.maximum(times, 1.0)
+    last = int(wide.argmax()) if wide.any() else len(times) - 1
+    return max(1.0, float(times[last])), last + 1
+
+
+def _bias(lags: Any, count: int) -> Any:
+    """What a sum of autocovariances loses around a mean that is estimated from the same series."""
+    return 1.0 - (2.0 * lags + 1.0) / (count + 2.0)
+
+
+def _means(series: np.ndarray, block: int) -> np.ndarray:
+    blocks = len(series) // block
+    found: np.ndarray = series[: blocks * block].reshape(blocks, block).mean(1)
+    return found
+
+
+def variance_of_mean(series: np.ndarray, block: int) -> float:
+    """Variance of the mean of a series, by the means of its blocks."""
+    means = _means(series, block)
+    return float(means.var(ddof=1)) * block / len(series)
+
+
+def _drift(series: np.ndarray, variance: float) -> float:
+    """How far a level moves: the statistic of Kwiatkowski, Phillips, Schmidt & Shin (J. of Econometrics 54, 1992)."""
+    if variance <= 0.0:
+        return 0.0
+    walk = np.cumsum(series - series.mean())
+    return float(walk @ walk) / (float(len(series)) ** 3 * variance)

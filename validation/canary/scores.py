@@ -1,0 +1,62 @@
+"""The mean score: how much it drops."""
+
+import math
+
+import numpy as np
+
+from validation.canary import rates
+from validation.canary.blocks import LEAST_BLOCKS, MOST_BLOCKS
+from validation.canary.criteria import Z_POWER, Criterion, Levels, unsteady, verdict_of
+from validation.canary.distributions import t_quantile
+from validation.canary.evidence import Array, Evidence, Side
+from validation.canary.memory import memories_of
+
+
+def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criterion | None:
+    """How much the mean score drops; None where scores were not observed."""
+    scored = [_scored(side) for side in (evidence.candidate, evidence.baseline)]
+    if evidence.paired:
+        both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
+        scored = [values[both] for values in scored]
+    else:
+        scored = [values[~np.isnan(values)] for values in scored]
+    count = min(map(len, scored))
+    if count == 0:
+        return None
+    if count < 2 * LEAST_BLOCKS:
+        note = f"{count} requests have a score; {2 * LEAST_BLOCKS} are the least"
+        return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
+    memories = memories_of(scored, evidence.paired)
+    variance, block = sum(memory.variance for memory in memories), max(memory.block for memory in memories)
+    if math.isinf(variance):
+        note = unsteady("the score", block, count)
+        return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
+    return _score(scored, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
+
+
+def _score(scored: list[Array], margin: float, levels: Levels, error: float, freedom: float) -> Criterion:
+    count = min(map(len, scored))
+    estimate = float(scored[1].mean() - scored[0].mean())
+    z_pass, z_fail = (t_quantile(1.0 - level, freedom) for level in (levels.passing, levels.failing))
+    # Scores that never differed do not prove that they never will.
+    span = max(float(values.max()) for values in scored) - min(float(values.min()) for values in scored)
+    floor = rates.upper(0.0, count, levels.passing) * max(span, min(1.0, margin * 100))
+    width = max(z_pass * error, floor)
+    low, high = estimate - max(z_fail * error, floor), estimate + width
+    return Criterion(
+        "score",
+        "score",
+        margin,
+        verdict_of(low, high, margin),
+        estimate,
+        low,
+        high,
+        margin + max(z_fail * error, floor) + Z_POWER * error,
+        width + Z_POWER * error,
+        math.ceil(count * ((width + Z_POWER * error) / margin) ** 2),
+        count,
+    )
+
+
+def _scored(side: Side) -> Array:
+    return np.where(side.ok, side.score, np.nan)
