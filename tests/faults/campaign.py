@@ -1,5 +1,6 @@
 """Plants each fault in each family of networks, seed and precision where it has a place, and asks the product."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +15,41 @@ from tests.faults.bench import Bench
 from tests.faults.families import FAMILIES, Family, floats_of
 from tests.faults.honest import KERNELS
 from tests.faults.plants import PLANTS, Plant
+from tests.faults.sessions import ONLY, SESSIONS, faulty_sessions
 from tests.pipeline.quantization.small_nets import CPU, ranges_of
 from validation.report import Check, describe
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "int8-dynamic", "int4")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4")
 # A GRU in fp16 ends the process that opens it with onnxruntime 1.31's NCHWc layout; what cannot be built is left out.
 LEFT_OUT = {("recurrent", "fp16")}
+# The family that bf16 is too coarse for: its graph is a fault.
+OFFSET = "far"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fault. by: names of the failed checks.  sqnr_db: least of the engine joint.  right: whether its
-    node was blamed; None where there is none, or nothing was caught."""
+    """What became of one fault. by: names of the failed checks.  ratio: amplitude of the error over that of honest
+    rounding, in the worst slice; NaN where it has none.  right: whether its node was blamed; None where there is none,
+    or nothing was caught."""
 
     fault: str
     family: str
     precision: str
     seed: int
     by: tuple[str, ...]
-    sqnr_db: float
-    right: bool | None
-    told: str = ""
+    ratio: float = math.nan
+    right: bool | None = None
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """Checks that failed where nothing is planted. kernel: 'graph', 'onnxruntime', or 'other' that is as right."""
+
+    family: str
+    precision: str
+    seed: int
+    kernel: str
+    failed: tuple[str, ...]
 
 
 class Subject:
@@ -67,20 +82,39 @@ class Subject:
             found = engine.attribution().blamed
             right = any(planted[1] in (row.node, *row.nodes) for row in found)
         by = tuple(dict.fromkeys(check.name for check in failed))
-        return Outcome(plant.name, self.family.name, precision, self.seed, by, least_sqnr(checks), right)
+        return Outcome(plant.name, self.family.name, precision, self.seed, by, math.nan, right)
 
-    def alarms(self, precision: Precision) -> dict[str, list[str]]:
+    def misbehave(self, name: str) -> Outcome:
+        """What the proof says of an fp32 engine whose session answers wrongly from call to call."""
+        with faulty_sessions(SESSIONS[name]), np.errstate(all="ignore"):
+            try:
+                failed = [check.name for check in self.bench.engine().checks() if not check.passed]
+            except Exception:  # whatever comes through instead of a failed check is a miss
+                failed = []
+        return Outcome(name, self.family.name, "fp32", self.seed, tuple(dict.fromkeys(failed)))
+
+    def alarms(self, precision: Precision) -> Iterator[Alarms]:
         """Checks that fail where nothing is planted, by kernel: onnxruntime's, and another that is as right."""
         graph = self.graph(precision)
         before = [] if precision == "fp32" else self.bench.graph_checks(graph, precision)
         found = {"graph": [*self.bench.checks, *before]}
+        if precision == "bf16":  # of which no engine runs on a CPU
+            yield self._alarms(precision, "graph", found["graph"])
+            return
         found["onnxruntime"] = self.bench.engine(None, graph, precision).checks()
         found["other"] = self.bench.engine(KERNELS[precision](graph), graph, precision).checks()
-        return {name: [describe(item) for item in checks if not item.passed] for name, checks in found.items()}
+        for kernel, checks in found.items():
+            yield self._alarms(precision, kernel, checks)
 
+    def _alarms(self, precision: Precision, kernel: str, checks: list[Check]) -> Alarms:
+        failed = tuple(describe(item) for item in checks if not item.passed)
+        return Alarms(self.family.name, precision, self.seed, kernel, failed)
 
-def least_sqnr(checks: list[Check]) -> float:
-    return min((check.value for check in checks if check.name == "sqnr_db" and check.value is not None), default=np.nan)
+    def coarse(self) -> Outcome:
+        """A bf16 graph, whose outputs of 288 and more are two apart: what the quantization joint says of it."""
+        checks = self.bench.graph_checks(self.graph("bf16"), "bf16")
+        failed = tuple(dict.fromkeys(check.name for check in checks if not check.passed))
+        return Outcome("a bf16 graph with an offset of 288", self.family.name, "bf16", self.seed, failed)
 
 
 def precisions_of(family: str) -> Iterator[Precision]:
@@ -94,3 +128,16 @@ def outcomes(folder: Path, family: str, seed: int) -> Iterator[Outcome]:
         for plant in PLANTS:
             if precision in plant.precisions and (found := subject.plant(plant, precision)):
                 yield found
+    if family == OFFSET:
+        yield subject.coarse()
+    for name in SESSIONS:
+        if ONLY.get(name, family) == family:
+            yield subject.misbehave(name)
+
+
+def alarms(folder: Path, family: str, seed: int) -> Iterator[Alarms]:
+    """Nothing is planted."""
+    subject = Subject(folder, FAMILIES[family], seed)
+    for precision in precisions_of(family):
+        if (family, precision) != (OFFSET, "bf16"):
+            yield from subject.alarms(precision)

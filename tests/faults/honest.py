@@ -10,7 +10,7 @@ from tests.validation.attribution.planted import weight
 
 
 def split_sums(model: ModelProto) -> ModelProto:
-    """Every matrix product and convolution with a constant weight in two halves that are added: another order of sums."""
+    """Matrix products and convolutions with a constant weight in two halves that are added: another order of sums."""
     changed = copy_of(model)
     known = {item.name for item in model.graph.initializer}
     for node in list(changed.graph.node):
@@ -32,10 +32,16 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
         prefix = f"{node.name}/half{index}"
         model.graph.initializer.append(numpy_helper.from_array(np.take(values, span, axis), f"{prefix}/w"))
         model.graph.initializer.append(numpy_helper.from_array(np.array(span, np.int64), f"{prefix}/i"))
-        nodes.append(helper.make_node("Gather", [node.input[0], f"{prefix}/i"], [f"{prefix}/x"], f"{prefix}/Gather", axis=along))
+        nodes.append(
+            helper.make_node("Gather", [node.input[0], f"{prefix}/i"], [f"{prefix}/x"], f"{prefix}/Gather", axis=along)
+        )
         part = NodeProto()
         part.CopyFrom(node)
-        part.name, part.input[:], part.output[:] = prefix, [f"{prefix}/x", f"{prefix}/w", *([] if index else node.input[2:])], [f"{prefix}/y"]
+        part.name, part.input[:], part.output[:] = (
+            prefix,
+            [f"{prefix}/x", f"{prefix}/w", *([] if index else node.input[2:])],
+            [f"{prefix}/y"],
+        )
         nodes.append(part)
         parts.append(f"{prefix}/y")
     nodes.append(helper.make_node("Add", parts, [node.output[0]], node.name))
@@ -46,7 +52,7 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
 
 
 def nudged(model: ModelProto) -> ModelProto:
-    """What is quantized is off by 2^-20 of itself, as where accumulators are scaled in one multiplication: ties go elsewhere."""
+    """What is quantized is off by 2^-20 of itself, as where accumulators are scaled at once: ties go elsewhere."""
     changed = copy_of(model)
     for node in list(changed.graph.node):
         if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") and node.input[0] in sources(changed):

@@ -36,7 +36,7 @@ def sources(model: ModelProto) -> dict[str, NodeProto]:
 
 
 def weighted(model: ModelProto) -> list[tuple[NodeProto, str]]:
-    """Nodes with a weight of two dims or more, and the initializer that holds it, behind a DequantizeLinear or a cast."""
+    """Nodes with a weight of two dims or more, and its initializer, maybe behind a DequantizeLinear or a cast."""
     makers, known = sources(model), {item.name: len(item.dims) for item in model.graph.initializer}
     found = []
     for node in model.graph.node:
@@ -213,7 +213,9 @@ def channel_scale(model: ModelProto, rng: np.random.Generator) -> Planted:
     return _weight_scale(model, rng, change)
 
 
-def _weight_scale(model: ModelProto, rng: np.random.Generator, change: Callable[[np.ndarray, int], np.ndarray]) -> Planted:
+def _weight_scale(
+    model: ModelProto, rng: np.random.Generator, change: Callable[[np.ndarray, int], np.ndarray]
+) -> Planted:
     known = {item.name for item in model.graph.initializer}
     nodes = [
         node for node in model.graph.node
@@ -224,12 +226,16 @@ def _weight_scale(model: ModelProto, rng: np.random.Generator, change: Callable[
         return None
     node = _drawn(nodes, rng)
     scale = weight(model, node.input[1])
-    return _with_input(model, node, 1, change(scale, int(rng.integers(len(scale))))), of(readers(model, node.output[0])[0])
+    return _with_input(model, node, 1, change(scale, int(rng.integers(len(scale))))), of(
+        readers(model, node.output[0])[0]
+    )
 
 
 def saturating(model: ModelProto, rng: np.random.Generator) -> Planted:
     """Products of uint8 and int8 added in pairs in 16 bits, as vpmaddubsw does on CPUs without VNNI: every MatMul."""
-    found = [node for node in activations(model) for reader in readers(model, node.output[0]) if reader.op_type == "MatMul"]
+    found = [
+        node for node in activations(model) for reader in readers(model, node.output[0]) if reader.op_type == "MatMul"
+    ]
     changed = copy_of(model)
     for node in found:
         for reader in readers(changed, node.output[0]):
@@ -289,7 +295,10 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
     nodes, total = [], ""
     for start in range(0, len(values), step):
         part = f"{prefix}/{start}"
-        for kind, value in (("w", values[start : start + step].astype(np.float32)), ("i", np.arange(start, start + step))):
+        for kind, value in (
+            ("w", values[start : start + step].astype(np.float32)),
+            ("i", np.arange(start, start + step)),
+        ):
             changed.graph.initializer.append(numpy_helper.from_array(value, f"{part}/{kind}"))
         nodes += [
             helper.make_node("Gather", [node.input[0], f"{part}/i"], [f"{part}/x"], f"{part}/Gather", axis=-1),
@@ -310,7 +319,7 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
 
 
 def _rounded(tensor: str, to: str) -> list[NodeProto]:
-    """To 11 bits, as fp16 has: x c - (x c - x) with c = 2^13 + 1 (Dekker 1971), which no optimization takes for nothing."""
+    """To fp16's 11 bits: x c - (x c - x) with c = 2^13 + 1 (Dekker 1971), which no optimization takes for nothing."""
     return [
         helper.make_node("Mul", [tensor, "narrow/c"], [f"{to}/c"], f"{to}/Mul"),
         helper.make_node("Sub", [f"{to}/c", tensor], [f"{to}/d"], f"{to}/Far"),

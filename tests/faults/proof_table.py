@@ -1,0 +1,87 @@
+"""The tables of `make proof`, in docs/validation.md: what is caught in which precision, and false alarms."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from tests.faults.campaign import PRECISIONS, Alarms, Outcome
+from tests.faults.table import PAGE as PAGE
+
+START, END = "<!-- proof: written by `make proof` -->\n\n", "\n<!-- end of proof -->\n"
+# A fault must be caught from here on: twice the amplitude of what an honest kernel's rounding does to the same graph.
+TWICE = 2.0
+MOST_ALARMS = 0.01
+
+
+def due(outcome: Outcome) -> bool:
+    """Whether a fault is large enough that it must be caught; one whose size is not measured always is."""
+    return not outcome.ratio < TWICE
+
+
+def fault_rows(found: Sequence[Outcome]) -> str:
+    """A row per fault: 'caught of those that are due, of all planted' per precision, who caught it, who was blamed."""
+    lines = [("fault", *PRECISIONS, "caught by", "its node blamed"), ("---",) * (len(PRECISIONS) + 3)]
+    for fault in dict.fromkeys(item.fault for item in found):
+        mine = [item for item in found if item.fault == fault]
+        cells = [_cell([item for item in mine if item.precision == precision]) for precision in PRECISIONS]
+        names = Counter(name for item in mine for name in item.by)
+        by = ", ".join(f"`{name}`" for name, _ in names.most_common(3))
+        told = [item.right for item in mine if item.right is not None and due(item)]
+        lines.append((fault, *cells, by, f"{sum(told)} of {len(told)}" if told else ""))
+    return _table(lines)
+
+
+def _cell(mine: Sequence[Outcome]) -> str:
+    if not mine:
+        return ""
+    must = [item for item in mine if due(item)]
+    less = [item for item in mine if not due(item)]
+    text = f"{sum(bool(item.by) for item in must)} of {len(must)}" if must else ""
+    small = f"{sum(bool(item.by) for item in less)} of {len(less)} smaller" if less else ""
+    return "; ".join(part for part in (text, small) if part)
+
+
+def alarm_rows(found: Sequence[Alarms]) -> str:
+    """A row per family and kernel: how many engines had a failed check, by precision."""
+    lines = [("family", "kernels", *PRECISIONS), ("---",) * (len(PRECISIONS) + 2)]
+    for family, kernel in dict.fromkeys((item.family, item.kernel) for item in found):
+        mine = [item for item in found if (item.family, item.kernel) == (family, kernel)]
+        cells = []
+        for precision in PRECISIONS:
+            these = [item for item in mine if item.precision == precision]
+            cells.append(f"{sum(bool(item.failed) for item in these)} of {len(these)}" if these else "")
+        lines.append((family, kernel, *cells))
+    return _table(lines)
+
+
+def missed(found: Sequence[Outcome], clean: Sequence[Alarms]) -> list[str]:
+    """The bars that are missed, a line each."""
+    return [*_let_through(found), *_too_many(clean)]
+
+
+def _let_through(found: Iterable[Outcome]) -> Iterator[str]:
+    for item in found:
+        where = f"{item.fault} in {item.family} {item.precision}, seed {item.seed}"
+        size = "" if math.isnan(item.ratio) else f", {item.ratio:.1f} times honest rounding"
+        if due(item) and not item.by:
+            yield f"not caught: {where}{size}"
+        elif due(item) and item.right is False:
+            yield f"another node blamed: {where}{size}"
+
+
+def _too_many(clean: Sequence[Alarms]) -> Iterator[str]:
+    for key in dict.fromkeys((item.family, item.kernel, item.precision) for item in clean):
+        mine = [item for item in clean if (item.family, item.kernel, item.precision) == key]
+        failed = [item for item in mine if item.failed]
+        if len(failed) > MOST_ALARMS * len(mine):
+            yield f"false alarms: {' '.join(key)}: {len(failed)} of {len(mine)}, such as {failed[0].failed[0]}"
+
+
+def with_tables(page: str, *tables: str) -> str:
+    """The page with other tables."""
+    before, _, rest = page.partition(START)
+    return before + START + "\n".join(tables) + END + rest.partition(END)[2]
+
+
+def _table(lines: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
