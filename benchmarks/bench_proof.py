@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from tests.faults.campaign import Alarms, Outcome, alarms, outcomes
 from tests.faults.families import FAMILIES
-from tests.faults.proof_table import PAGE, alarm_rows, fault_rows, missed, with_tables
+from tests.faults.proof_table import PAGE, Honest, alarm_rows, fault_rows, missed, with_tables
 
 
 def quietly(
@@ -54,7 +54,7 @@ def main() -> None:
     families = chosen.family or [*FAMILIES]
     found = list(spread(outcomes, families, range(chosen.seeds), chosen.workers))
     clean = list(spread(alarms, families, range(5000, 5000 + chosen.clean), chosen.workers))
-    tables = fault_rows(found), alarm_rows(clean)
+    tables = fault_rows(found, Honest(clean)), alarm_rows(clean)
     print("\n".join(tables))
     if chosen.write:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), *tables), encoding="utf-8")

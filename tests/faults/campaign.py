@@ -1,17 +1,18 @@
 """Plants each fault in each family of networks, seed and precision where it has a place, and asks the product."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 from onnx import ModelProto
 
+from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.types import Precision
+from pipeline.jobs.blobs import runnable
 from pipeline.quantization.schemes.write import write
-from tests.faults.bench import Bench
+from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family, floats_of
 from tests.faults.honest import KERNELS
 from tests.faults.plants import PLANTS, Plant
@@ -28,28 +29,31 @@ OFFSET = "far"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fault. by: names of the failed checks.  ratio: amplitude of the error over that of honest
-    rounding, in the worst slice; NaN where it has none.  right: whether its node was blamed; None where there is none,
-    or nothing was caught."""
+    """What became of one fault. by: names of the failed checks.  right: whether its node was blamed; None where there is
+    none, or nothing was caught.  noise: as `noise_of` gives it; empty for what no error of numbers is."""
 
     fault: str
     family: str
     precision: str
     seed: int
     by: tuple[str, ...]
-    ratio: float = math.nan
     right: bool | None = None
+    noise: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """Checks that failed where nothing is planted. kernel: 'graph', 'onnxruntime', or 'other' that is as right."""
+    """Checks that failed where nothing is planted. kernel: 'graph', 'onnxruntime', or 'other' that is as right.
+
+    noise: as `noise_of` gives it, of a kernel.
+    """
 
     family: str
     precision: str
     seed: int
     kernel: str
     failed: tuple[str, ...]
+    noise: tuple[float, ...] = ()
 
 
 class Subject:
@@ -82,7 +86,21 @@ class Subject:
             found = engine.attribution().blamed
             right = any(planted[1] in (row.node, *row.nodes) for row in found)
         by = tuple(dict.fromkeys(check.name for check in failed))
-        return Outcome(plant.name, self.family.name, precision, self.seed, by, math.nan, right)
+        return Outcome(
+            plant.name, self.family.name, precision, self.seed, by, right, self.noise(engine, graph, precision)
+        )
+
+    def noise(self, engine: BuiltEngine, graph: ModelProto, precision: Precision) -> tuple[float, ...]:
+        """How far an engine is from the graph that it is to compute, on the golden samples."""
+        path = self.bench.room() / "graph.onnx"
+        path.write_bytes(graph.SerializeToString())
+        built = self.bench.room() / "engine.onnx"
+        built.write_bytes(self.bench.store.read_blob(engine.digest))
+        inputs = self.family.samples(1000 + self.seed, 48)
+        batches = [{name: array[at : at + 8] for name, array in inputs.items()} for at in range(0, 48, 8)]
+        with OrtSession(runnable(path, precision), optimized=False) as right, OnnxRuntime().session(built) as other:
+            pairs = [[next(iter(side.run(batch).values())) for side in (right, other)] for batch in batches]
+        return noise_of(*(np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True)))
 
     def misbehave(self, name: str) -> Outcome:
         """What the proof says of an fp32 engine whose session answers wrongly from call to call."""
@@ -97,14 +115,15 @@ class Subject:
         """Checks that fail where nothing is planted, by kernel: onnxruntime's, and another that is as right."""
         graph = self.graph(precision)
         before = [] if precision == "fp32" else self.bench.graph_checks(graph, precision)
-        found = {"graph": [*self.bench.checks, *before]}
+        found = [*self.bench.checks, *before]
         if precision == "bf16":  # of which no engine runs on a CPU
-            yield self._alarms(precision, "graph", found["graph"])
+            yield self._alarms(precision, "graph", found)
             return
-        found["onnxruntime"] = self.bench.engine(None, graph, precision).checks()
-        found["other"] = self.bench.engine(KERNELS[precision](graph), graph, precision).checks()
-        for kernel, checks in found.items():
-            yield self._alarms(precision, kernel, checks)
+        yield self._alarms(precision, "graph", found)
+        for kernel, model in (("onnxruntime", None), ("other", KERNELS[precision](graph))):
+            engine = self.bench.engine(model, graph, precision)
+            told = self._alarms(precision, kernel, engine.checks())
+            yield replace(told, noise=self.noise(engine, graph, precision))
 
     def _alarms(self, precision: Precision, kernel: str, checks: list[Check]) -> Alarms:
         failed = tuple(describe(item) for item in checks if not item.passed)
@@ -115,6 +134,13 @@ class Subject:
         checks = self.bench.graph_checks(self.graph("bf16"), "bf16")
         failed = tuple(dict.fromkeys(check.name for check in checks if not check.passed))
         return Outcome("a bf16 graph with an offset of 288", self.family.name, "bf16", self.seed, failed)
+
+
+def noise_of(expected: np.ndarray, actual: np.ndarray) -> tuple[float, ...]:
+    """Mean energy of the error over that of the output: of all elements, and of each slice of each axis but the batch."""
+    error = np.square(actual - expected) / np.square(expected).mean()
+    rest = [tuple(other for other in range(error.ndim) if other != axis) for axis in range(1, error.ndim)]
+    return (float(error.mean()), *(float(value) for over in rest for value in error.mean(axis=over)))
 
 
 def precisions_of(family: str) -> Iterator[Precision]:

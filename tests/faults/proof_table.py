@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from tests.faults.campaign import PRECISIONS, Alarms, Outcome
 from tests.faults.table import PAGE as PAGE
 
@@ -13,29 +15,50 @@ TWICE = 2.0
 MOST_ALARMS = 0.01
 
 
-def due(outcome: Outcome) -> bool:
-    """Whether a fault is large enough that it must be caught; one whose size is not measured always is."""
-    return not outcome.ratio < TWICE
+class Honest:
+    """What kernels that are right add, by family and precision: means over all clean seeds, of the noisier kernel."""
+
+    def __init__(self, clean: Sequence[Alarms]) -> None:
+        self._means = {}
+        for key in dict.fromkeys((item.family, item.precision) for item in clean):
+            mine = [item for item in clean if (item.family, item.precision) == key and item.noise]
+            kernels = dict.fromkeys(item.kernel for item in mine)
+            means = [np.mean([item.noise for item in mine if item.kernel == kernel], axis=0) for kernel in kernels]
+            if means:
+                self._means[key] = np.max(means, axis=0)
+
+    def ratio(self, outcome: Outcome) -> float:
+        """Amplitude of a fault's error over theirs, in the output or the slice where that is greatest; inf where it is
+        no error of numbers, or nothing is known."""
+        known = self._means.get((outcome.family, outcome.precision))
+        if known is None or not outcome.noise:
+            return math.inf
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.nan_to_num(np.sqrt(outcome.noise / known), nan=0.0, posinf=math.inf).max())
+
+    def due(self, outcome: Outcome) -> bool:
+        """Whether a fault is large enough that it must be caught."""
+        return self.ratio(outcome) >= TWICE
 
 
-def fault_rows(found: Sequence[Outcome]) -> str:
+def fault_rows(found: Sequence[Outcome], honest: Honest) -> str:
     """A row per fault: 'caught of those that are due, of all planted' per precision, who caught it, who was blamed."""
     lines = [("fault", *PRECISIONS, "caught by", "its node blamed"), ("---",) * (len(PRECISIONS) + 3)]
     for fault in dict.fromkeys(item.fault for item in found):
         mine = [item for item in found if item.fault == fault]
-        cells = [_cell([item for item in mine if item.precision == precision]) for precision in PRECISIONS]
+        cells = [_cell([item for item in mine if item.precision == precision], honest) for precision in PRECISIONS]
         names = Counter(name for item in mine for name in item.by)
         by = ", ".join(f"`{name}`" for name, _ in names.most_common(3))
-        told = [item.right for item in mine if item.right is not None and due(item)]
+        told = [item.right for item in mine if item.right is not None and honest.due(item)]
         lines.append((fault, *cells, by, f"{sum(told)} of {len(told)}" if told else ""))
     return _table(lines)
 
 
-def _cell(mine: Sequence[Outcome]) -> str:
+def _cell(mine: Sequence[Outcome], honest: Honest) -> str:
     if not mine:
         return ""
-    must = [item for item in mine if due(item)]
-    less = [item for item in mine if not due(item)]
+    must = [item for item in mine if honest.due(item)]
+    less = [item for item in mine if not honest.due(item)]
     text = f"{sum(bool(item.by) for item in must)} of {len(must)}" if must else ""
     small = f"{sum(bool(item.by) for item in less)} of {len(less)} smaller" if less else ""
     return "; ".join(part for part in (text, small) if part)
@@ -56,16 +79,16 @@ def alarm_rows(found: Sequence[Alarms]) -> str:
 
 def missed(found: Sequence[Outcome], clean: Sequence[Alarms]) -> list[str]:
     """The bars that are missed, a line each."""
-    return [*_let_through(found), *_too_many(clean)]
+    return [*_let_through(found, Honest(clean)), *_too_many(clean)]
 
 
-def _let_through(found: Iterable[Outcome]) -> Iterator[str]:
+def _let_through(found: Iterable[Outcome], honest: Honest) -> Iterator[str]:
     for item in found:
         where = f"{item.fault} in {item.family} {item.precision}, seed {item.seed}"
-        size = "" if math.isnan(item.ratio) else f", {item.ratio:.1f} times honest rounding"
-        if due(item) and not item.by:
+        size = f", {honest.ratio(item):.1f} times honest rounding" if item.noise else ""
+        if honest.due(item) and not item.by:
             yield f"not caught: {where}{size}"
-        elif due(item) and item.right is False:
+        elif honest.due(item) and item.right is False:
             yield f"another node blamed: {where}{size}"
 
 
