@@ -105,8 +105,10 @@ def after(
         value = np.array([int(digits[:-1])], np.int64) if digits.endswith("i") else np.float32(digits)
         copied.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     at = list(copied.graph.node).index(node) + 1
+    taken = {item.name for item in copied.graph.node}
     for index, item in enumerate(added):
-        item.name = item.name or f"{item.op_type}_{item.output[0]}"
+        name = item.name or f"{item.op_type}_{item.output[0]}"
+        item.name = f"{name}/planted" if name in taken else name
         change(item)
         copied.graph.node.insert(at + index, item)
     return copied

@@ -1,0 +1,75 @@
+"""Engines that are right and not equal: the same graph as another compiler's kernels would compute it."""
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from pipeline.quantization.schemes.emulate import emulate
+from tests.faults.nets import copy_of
+from tests.faults.plants import element_type, sources
+from tests.validation.attribution.planted import weight
+
+
+def split_sums(model: ModelProto) -> ModelProto:
+    """Matrix products and convolutions with a constant weight in two halves that are added: another order of sums."""
+    changed = copy_of(model)
+    known = {item.name for item in model.graph.initializer}
+    for node in list(changed.graph.node):
+        if len(node.input) < 2 or node.input[1] not in known or weight(model, node.input[1]).dtype != np.float32:
+            continue
+        values = weight(model, node.input[1])
+        group = next((item.i for item in node.attribute if item.name == "group"), 1)
+        if node.op_type == "MatMul" and values.ndim == 2 and len(values) > 1:
+            _halve(changed, node, values, 0, -1)
+        elif node.op_type == "Conv" and group == 1 and values.shape[1] > 1:
+            _halve(changed, node, values, 1, 1)
+    return changed
+
+
+def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, along: int) -> None:
+    """In place. axis: of the weight.  along: of the activation."""
+    middle, parts, nodes = values.shape[axis] // 2, [], []
+    for index, span in enumerate((range(middle), range(middle, values.shape[axis]))):
+        prefix = f"{node.name}/half{index}"
+        model.graph.initializer.append(numpy_helper.from_array(np.take(values, span, axis), f"{prefix}/w"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(span, np.int64), f"{prefix}/i"))
+        nodes.append(
+            helper.make_node("Gather", [node.input[0], f"{prefix}/i"], [f"{prefix}/x"], f"{prefix}/Gather", axis=along)
+        )
+        part = NodeProto()
+        part.CopyFrom(node)
+        part.name, part.input[:], part.output[:] = (
+            prefix,
+            [f"{prefix}/x", f"{prefix}/w", *([] if index else node.input[2:])],
+            [f"{prefix}/y"],
+        )
+        nodes.append(part)
+        parts.append(f"{prefix}/y")
+    nodes.append(helper.make_node("Add", parts, [node.output[0]], node.name))
+    at = list(model.graph.node).index(node)
+    model.graph.node.remove(node)
+    for offset, item in enumerate(nodes):
+        model.graph.node.insert(at + offset, item)
+
+
+def nudged(model: ModelProto) -> ModelProto:
+    """What is quantized is off by 2^-20 of itself, as where accumulators are scaled at once: ties go elsewhere."""
+    changed = copy_of(model)
+    for node in list(changed.graph.node):
+        if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") and node.input[0] in sources(changed):
+            half = element_type(model, node.input[0]) == TensorProto.FLOAT16
+            if half:
+                continue
+            name = f"{node.name}/nudged"
+            changed.graph.initializer.append(numpy_helper.from_array(np.float32(1 + 2**-20), f"{name}/by"))
+            at = list(changed.graph.node).index(node)
+            changed.graph.node.insert(at, helper.make_node("Mul", [node.input[0], f"{name}/by"], [name], name))
+            node.input[0] = name
+    return changed
+
+
+def rounding(model: ModelProto) -> ModelProto:
+    """An fp16 graph with every 16-bit tensor rounded to 16 bits, which onnxruntime's CPU kernels do not do."""
+    return emulate(model)
+
+
+KERNELS = {"fp32": split_sums, "fp16": rounding, "int8": nudged, "int8-dynamic": nudged, "int4": split_sums}
