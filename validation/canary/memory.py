@@ -61,8 +61,8 @@ def memory_of(series: np.ndarray, least: int = 1) -> Memory:
 def memories_of(sides: Sequence[np.ndarray], paired: bool, least: Sequence[int] = (1, 1)) -> list[Memory]:
     """The memories of what tells two series apart: of either by itself, or of pairs how they differ.
 
-    What moves both sides of pairs slowly cancels in how they differ. Where it is seen not to, because either moves by
-    itself, each must be known as well as if there were no pairs.
+    What moves both sides of pairs slowly cancels in how they differ. Where it is seen not to, because that remembers as
+    well and is as large as both together, each must be known as well as if there were no pairs.
     """
     if not paired:
         return [memory_of(series, block) for series, block in zip(sides, least, strict=True)]
@@ -72,7 +72,8 @@ def memories_of(sides: Sequence[np.ndarray], paired: bool, least: Sequence[int] 
         max((memory_of(series) for series in sides), key=lambda one: one.block),
     )
     block = len(apart) // LEAST_INDEPENDENT
-    if math.isfinite(memory.variance) and slowest.block > block:
+    remembers = memory.block > max(least[0], math.ceil(len(apart) / MOST_BLOCKS))
+    if math.isfinite(memory.variance) and remembers and slowest.block > block:
         alone = sum(variance_of_mean(series, block) for series in sides)
         if variance_of_mean(apart, block) > alone / 2:
             return [Memory(slowest.block, math.inf)]
