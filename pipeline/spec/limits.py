@@ -79,11 +79,12 @@ class Canary(Part):
         {}, description="relative slowdown by quantile, e.g. {p50: 0.02, p99: 0.05}"
     )
     error_rate: float | None = Field(0.001, gt=0, lt=1, description="difference of the shares of failed requests")
-    error_burst: int = Field(
-        100,
+    error_burst: int | None = Field(
+        None,
         ge=1,
         le=MOST_BURST,
-        description="requests that one outage fails, assumed where no error was seen; 1: one by one",
+        description="requests that one outage fails, assumed where no error was seen; 1: one by one; "
+        "null: 1 in a replay, 100 in production's logs",
     )
     quality: CanaryQuality | None = CanaryQuality()
     alpha: float = Field(0.05, gt=0, lt=0.5, description="error of a wrong verdict, each way")

@@ -29,7 +29,7 @@ OFFSET = "far"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fault. by: names of the failed checks.  right: whether its node was blamed; None where there is
+    """What became of one fault. by: names of the failed checks.  right: whether its node was blamed; None where it has
     none, or nothing was caught.  noise: as `noise_of` gives it; empty for what no error of numbers is."""
 
     fault: str
@@ -137,7 +137,7 @@ class Subject:
 
 
 def noise_of(expected: np.ndarray, actual: np.ndarray) -> tuple[float, ...]:
-    """Mean energy of the error over that of the output: of all elements, and of each slice of each axis but the batch."""
+    """Mean energy of the error over that of the output: of all elements, and of each slice of each axis."""
     error = np.square(actual - expected) / np.square(expected).mean()
     rest = [tuple(other for other in range(error.ndim) if other != axis) for axis in range(1, error.ndim)]
     return (float(error.mean()), *(float(value) for over in rest for value in error.mean(axis=over)))

@@ -32,6 +32,7 @@ class Evidence:
     """paired: whether entry i of both sides belongs together.  matched: whether those are different requests of about
     the same moment, and not the same request.
 
+    replayed: whether one run sent recorded requests to both, with nothing between them and the engines.
     stopped: why the end of a log may hide that an engine died: no PASS.  unlike: why the sides do not compare: no
     verdict but INSUFFICIENT.  Both are sentences with a remedy, and '' where there is nothing to say.
     differs: by request, whether the candidate's answer is another one; flipped: whether an argmax is. Of those
@@ -46,6 +47,7 @@ class Evidence:
     stopped: str = ""
     unlike: str = ""
     matched: bool = False
+    replayed: bool = False
 
     @property
     def requests(self) -> int:

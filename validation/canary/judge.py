@@ -23,7 +23,7 @@ from validation.canary.matching import match_in_time
 from validation.canary.scores import score_criterion
 from validation.canary.sequential import level_of
 from validation.canary.shares import error_criterion, share_criterion
-from validation.canary.thresholds import Thresholds
+from validation.canary.thresholds import Thresholds, burst_of
 
 SEED = 0
 
@@ -87,7 +87,8 @@ def judge(
         rng = np.random.default_rng(seed)
         criteria = latency_criteria(evidence, limits, levels, rng, replicates)
         if limits.error_rate is not None:
-            criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_burst))
+            burst = burst_of(limits.error_burst, evidence.replayed)
+            criteria.append(error_criterion(evidence, limits.error_rate, levels, burst))
         criteria += quality_criteria(evidence, limits, levels)
     for name, note in (("sides that compare", evidence.unlike), ("logs to the end", evidence.stopped)):
         if note:

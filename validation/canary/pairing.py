@@ -29,7 +29,8 @@ def evidence_of(
     else:
         evidence, more = _of_pairs(candidate, baseline, sqnr_db, ignore_missing)
     why = [killed("candidate", candidate), killed("baseline", baseline), evidence.stopped]
-    return replace(evidence, stopped="; ".join(filter(None, why))), (*notes, *more)
+    replayed = candidate.planned is not None and baseline.planned is not None
+    return replace(evidence, stopped="; ".join(filter(None, why)), replayed=replayed), (*notes, *more)
 
 
 def _of_moments(candidate: Observations, baseline: Observations) -> tuple[Evidence, list[str]]:

@@ -9,6 +9,8 @@ from typing import Any
 from builders.errors import InputError
 
 MOST_BURST = 1_000_000
+# Requests that an outage in production fails, where none was seen.
+OUTAGE = 100
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 
@@ -31,7 +33,7 @@ class Quality:
 @dataclass(frozen=True)
 class Thresholds:
     """latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed
-    requests.  error_burst: requests that one outage fails, assumed where no error was seen.
+    requests.  error_burst: requests that one outage fails, assumed where no error was seen; None: `burst_of` says.
     quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong
     verdict, each way.
     """
@@ -40,7 +42,7 @@ class Thresholds:
     error_rate: float | None = 0.001
     quality: Quality | None = Quality()
     alpha: float = 0.05
-    error_burst: int = 100
+    error_burst: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back."""
@@ -58,8 +60,16 @@ class Thresholds:
             _share(data.get("error_rate", 0.001), "error_rate"),
             None if quality is None else _quality(_mapping(quality, "quality")),
             alpha,
-            _requests(data.get("error_burst", 100), "error_burst"),
+            None if data.get("error_burst") is None else _requests(data["error_burst"], "error_burst"),
         )
+
+
+def burst_of(asked: int | None, replayed: bool) -> int:
+    """How many errors are assumed to come together, where none was seen. asked: by a spec.
+
+    In production an outage fails `OUTAGE` requests; in a replay there is nothing but the engine and the request.
+    """
+    return asked or (1 if replayed else OUTAGE)
 
 
 def probability(name: str) -> float:
