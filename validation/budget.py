@@ -16,6 +16,13 @@ Joint = Literal["export", "quantization", "engine", "task"]
 JOINTS: tuple[Joint, ...] = ("export", "quantization", "engine", "task")
 
 
+# A margin of two in amplitude above honest rounding; four for the greatest error,
+# which grows with the number of samples.
+HONEST_DB, EXTREME = 20 * math.log10(2), 4.0
+# Four for a graph against the fp32 model: one way to round, and in a single sample another one may be twice as far.
+CAST_DB = 2 * HONEST_DB
+
+
 @dataclass(frozen=True)
 class Budget:
     """Limits; None is not checked, though its value is still reported.
@@ -102,7 +109,7 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
         if rounded == "fp32":
             measured[key] = _with_slices(measured.get(key, default), drift)
         else:
-            measured[key], notes[key] = _above_honest(default, rounded, drift)
+            measured[key], notes[key] = _above_honest(joint, default, rounded, drift)
     return Budgets(default, measured, notes)
 
 
@@ -120,20 +127,21 @@ def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, s
     return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _loosened(default, sqnr_db)
 
 
-def _above_honest(default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
-    most = MOST_DB - MARGIN_DB["fp32"]
-    sqnr_db = _least(min(drift.sqnr_db, most) - HONEST_DB)
+def _above_honest(joint: Joint, default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
+    most, margin = MOST_DB - MARGIN_DB["fp32"], HONEST_DB if joint == "engine" else CAST_DB
+    sqnr_db = _least(min(drift.sqnr_db, most) - margin)
     max_rel = min(max(drift.max_rel, 10 ** (-most / 20)) * EXTREME, 1.0)
-    note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; twice that"
+    times = "twice" if margin == HONEST_DB else "four times"
+    note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
     budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
-    return _with_slices(budget, drift), note + _loosened(default, sqnr_db)
+    return _with_slices(budget, drift, margin), note + _loosened(default, sqnr_db)
 
 
-def _with_slices(budget: Budget, drift: Drift) -> Budget:
+def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Budget:
     """Each slice is held to the SQNR of the whole, or to what `drift_checks` allows it by its own honest rounding."""
     if not drift.centered_sq:
         return replace(budget, slice_sqnr_db=budget.sqnr_db)
-    centered = _least(min(drift.centered_sqnr_db, MOST_DB - MARGIN_DB["fp32"]) - HONEST_DB)
+    centered = _least(min(drift.centered_sqnr_db, MOST_DB - MARGIN_DB["fp32"]) - margin)
     return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=centered)
 
 
@@ -161,9 +169,6 @@ ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13),
 # factor of 32: Winograd's convolutions cost up to 20 dB (Barabasz et al., "Error Analysis and Improving the Accuracy of
 # Winograd Convolution for Deep Neural Networks", 2020); TF32 or fp16 in its place cost 60 and more.
 MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
-# A margin of two in amplitude above honest rounding; four for the greatest error,
-# which grows with the number of samples.
-HONEST_DB, EXTREME = 20 * math.log10(2), 4.0
 # An answer that explains less than half of an output is none.
 LEAST_DB = 3.0
 # Floors above it say that an output holds few roundings or none (a copy, a count), and nothing about what others cost.

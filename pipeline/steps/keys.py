@@ -20,7 +20,12 @@ QUANTIZATION_CODE = (
     "pipeline.sources",
     "validation.latency.macs",
 )
-CHECK_CODE = ("builders", "validation", "pipeline.jobs.engines", "pipeline.jobs.calls", *QUANTIZATION_CODE)
+CHECK_CODE = (
+    "builders",
+    "validation",
+    *("pipeline.jobs.engines", "pipeline.jobs.calls", "pipeline.jobs.limits"),
+    *QUANTIZATION_CODE,
+)
 OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
 # What rewrites graphs, emulates their arithmetic and measures them.
 MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from validation.npz import Array
 from validation.rounding.nodes import Nodes
-from validation.rounding.operators import COPIES, RANDOM, SIZES, graphs_in, inlined, types_of
+from validation.rounding.operators import COPIES, CORRECT, RANDOM, SIZES, graphs_in, inlined, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -120,7 +120,8 @@ class _Rounding:
     def _rounded(self, node: "NodeProto", index: int) -> None:
         add, name = self._nodes.add, node.output[index]
         node.output[index] = exact = f"{name}/unrounded"
-        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._drawn(exact, name, self.units * UNIT)))
+        units = 1 if node.op_type in CORRECT else self.units
+        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._drawn(exact, name, units * UNIT)))
         if self._half:
             self._narrowed(moved)
         self._nodes.rename(name)

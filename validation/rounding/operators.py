@@ -20,6 +20,8 @@ COPIES = frozenset(
         *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where"),
     )
 )
+# Operators that round each of their results once (IEEE 754-2019, 5.4.1), or not at all where they are fused.
+CORRECT = frozenset(("Add", "Div", "Mul", "Sqrt", "Sub"))
 # Operators whose float constants decide sizes.
 SIZES = frozenset(("Range", "Resize"))
 RANDOM = frozenset(

@@ -1,5 +1,7 @@
 """Replay: open loop, interleaved, faults seen through sessions; the clock moves when an engine works or we sleep."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
