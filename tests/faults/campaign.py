@@ -84,7 +84,9 @@ class Subject:
         right = None
         if failed and planted[1]:
             found = engine.attribution().blamed
-            right = any(planted[1] in (row.node, *row.nodes) for row in found)
+            right = any(
+                planted[1] in (name, name.partition("/")[0]) for row in found for name in (row.node, *row.nodes)
+            )
         by = tuple(dict.fromkeys(check.name for check in failed))
         return Outcome(
             plant.name, self.family.name, precision, self.seed, by, right, self.noise(engine, graph, precision)

@@ -1,7 +1,6 @@
 """Faults as changes of any graph in any precision: what an engine computes that was built from another model.
 
-Each returns the changed copy and the node that the fault is in (None: in no single one), or None where the graph has no
-place for it.
+Each returns the changed copy and where the fault is, or None where the graph has no place for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from builders.types import Precision
 from tests.faults.nets import COUNTED, after, copy_of, with_attribute
 from tests.validation.attribution.planted import weight, with_weight
 
-Planted = tuple[ModelProto, str | None] | None
+# The changed model, and the nodes of which one must be blamed: none where the fault is in no single one.
+Planted = tuple[ModelProto, tuple[str, ...]] | None
 FLOATS: tuple[Precision, ...] = ("fp32", "fp16")
 ALL: tuple[Precision, ...] = ("fp32", "fp16", "int8", "int8-dynamic")
 # Where the output's channels are in the weight of an operator.
@@ -58,7 +58,7 @@ def swapped(model: ModelProto, rng: np.random.Generator) -> Planted:
     values = np.moveaxis(weight(model, name).copy(), CHANNELS[node.op_type], 0)
     one, other = rng.choice(len(values), 2, replace=False)
     values[[one, other]] = values[[other, one]]
-    return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), of(node)
+    return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), (of(node),)
 
 
 def without_bias(model: ModelProto, rng: np.random.Generator) -> Planted:
@@ -75,12 +75,12 @@ def without_bias(model: ModelProto, rng: np.random.Generator) -> Planted:
     if not found:
         return None
     node, name = _drawn(found, rng)
-    return with_weight(model, name, np.zeros_like(weight(model, name))), of(node)
+    return with_weight(model, name, np.zeros_like(weight(model, name))), (of(node),)
 
 
 def epsilon(model: ModelProto, rng: np.random.Generator) -> Planted:
     node = next((node for node in model.graph.node if node.op_type == "LayerNormalization"), None)
-    return node and (with_attribute(model, node.output[0], epsilon=1e-3), of(node))
+    return node and (with_attribute(model, node.output[0], epsilon=1e-3), (of(node),))
 
 
 def tanh_gelu(model: ModelProto, rng: np.random.Generator) -> Planted:
@@ -91,7 +91,7 @@ def tanh_gelu(model: ModelProto, rng: np.random.Generator) -> Planted:
     kind = element_type(model, node.output[0])
     text = f"z = Cast<to=1>({node.input[0]}) sq = Mul(z, z) cube = Mul(sq, k_0_0894) more = Add(cube, k_1) "
     text += f"wide = Mul(z, more) arg = Mul(wide, k_1_128379) t = Tanh(arg) {node.output[0]} = Cast<to={kind}>(t)"
-    return after(model, node.output[0], text), of(node)
+    return after(model, node.output[0], text), (of(node),)
 
 
 def rounded_weights(bits: int) -> Callable[[ModelProto, np.random.Generator], Planted]:
@@ -102,7 +102,7 @@ def rounded_weights(bits: int) -> Callable[[ModelProto, np.random.Generator], Pl
             raw = weight(model, name).astype(np.float32).view(np.uint32).astype(np.uint64)
             kept = (raw + (1 << (22 - bits))) >> (23 - bits) << (23 - bits)
             model = with_weight(model, name, kept.astype(np.uint32).view(np.float32))
-        return model, None
+        return model, ()
 
     return change
 
@@ -117,7 +117,7 @@ def channel(change_of: Callable[[np.ndarray], np.ndarray]) -> Callable[[ModelPro
             return None
         least = int(np.argmin(np.abs(values.reshape(len(values), -1)).sum(1)))
         values[least] = change_of(values[least].astype(np.float64)).astype(values.dtype)
-        return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), of(node)
+        return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), (of(node),)
 
     return change
 
@@ -133,7 +133,7 @@ def behind(text: str) -> Callable[[ModelProto, np.random.Generator], Planted]:
         changed = after(model, output, told)
         if "COLUMN" in told:
             changed.graph.initializer.append(numpy_helper.from_array(np.array([-1, *shape[1:]]), "COLUMN"))
-        return changed, None
+        return changed, ()
 
     return change
 
@@ -151,7 +151,7 @@ def slice_ruined(model: ModelProto, rng: np.random.Generator) -> Planted:
     at = list(copied.graph.node).index(maker) + 1
     added = helper.make_node("Mul", [f"{tensor}/whole", "planted/half"], [tensor], name="Mul_planted")
     copied.graph.node.insert(at, added)
-    return copied, None
+    return copied, ()
 
 
 def element_type(model: ModelProto, tensor: str) -> int:
@@ -182,7 +182,7 @@ def zero_point(by: int) -> Callable[[ModelProto, np.random.Generator], Planted]:
         limits = np.iinfo(zero.dtype)
         moved = int(zero) + by if int(zero) + by <= limits.max else int(zero) - by
         others = readers(model, node.output[0])
-        return _with_input(model, node, 2, np.asarray(moved, zero.dtype)), of(others[0]) if len(others) == 1 else None
+        return _with_input(model, node, 2, np.asarray(moved, zero.dtype)), (node.name, *map(of, others))
 
     return change
 
@@ -193,7 +193,7 @@ def scales(factor: float) -> Callable[[ModelProto, np.random.Generator], Planted
     def change(model: ModelProto, rng: np.random.Generator) -> Planted:
         for node in activations(model):
             model = _with_input(model, node, 1, (weight(model, node.input[1]) * np.float32(factor)))
-        return (model, None) if activations(model) else None
+        return (model, ()) if activations(model) else None
 
     return change
 
@@ -226,8 +226,8 @@ def _weight_scale(
         return None
     node = _drawn(nodes, rng)
     scale = weight(model, node.input[1])
-    return _with_input(model, node, 1, change(scale, int(rng.integers(len(scale))))), of(
-        readers(model, node.output[0])[0]
+    return _with_input(model, node, 1, change(scale, int(rng.integers(len(scale))))), tuple(
+        map(of, readers(model, node.output[0]))
     )
 
 
@@ -241,7 +241,7 @@ def saturating(model: ModelProto, rng: np.random.Generator) -> Planted:
         for reader in readers(changed, node.output[0]):
             if reader.op_type == "MatMul" and reader.input[0] == node.output[0]:
                 _saturate(changed, node, reader)
-    return (changed, None) if found else None
+    return (changed, ()) if found else None
 
 
 def _saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> None:
@@ -315,7 +315,7 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
     changed.graph.node.remove(reader)
     for offset, item in enumerate(nodes):
         changed.graph.node.insert(at + offset, item)
-    return changed, node.name
+    return changed, (node.name,)
 
 
 def _rounded(tensor: str, to: str) -> list[NodeProto]:

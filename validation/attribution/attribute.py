@@ -17,7 +17,7 @@ from builders.errors import EngineryError
 from builders.types import Tensors
 from validation.attribution.cuts import spread
 from validation.attribution.result import Attribution, Finding, ranked
-from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, blame_slice, error_of
+from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, blame_lone, blame_slice, error_of
 from validation.attribution.tappable import Tappable
 from validation.budget import Budget
 from validation.compare import run
@@ -58,6 +58,8 @@ def attribute(
             break
     if any("slice_sqnr_db" in text for text in failed) and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
+    if failed and joint == "engine" and not any(row.blamed for row in rows):
+        rows = blame_lone(rows)
     found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
     notes = _notes(candidate, points)
     return Attribution(

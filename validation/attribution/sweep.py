@@ -24,6 +24,8 @@ MOST_CASES = 4
 MOST_BYTES = 256 << 20
 # Segments that a further round cuts finer, where none is blamed.
 REFINED = 4
+# Of noise energies: a segment that is alone to blame has so many times those of all others together.
+LONE = 10.0
 # Magnitudes that only a mask has, in the reference and, where its type holds less, in the candidate.
 MASK, LEAST_MASK = 1e9, 1e4
 # Bytes of an element, at most.
@@ -222,6 +224,20 @@ def blame_slice(rows: Sequence[Row], budget: Budget) -> list[Row]:
     if within("slice_sqnr_db", worst.local.slice_sqnr_db, budget.slice_sqnr_db):
         return list(rows)
     why = f"{worst.local.slice}: {worst.local.slice_sqnr_db:.1f} dB by itself, limit {budget.slice_sqnr_db:g} dB"
+    return [replace(row, blamed=why) if row is worst else row for row in rows]
+
+
+def blame_lone(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the one blamed whose own noise is ten times that of all others together.
+
+    For an engine whose segments keep the limit one by one: what is quantized behind an error makes more of it.
+    """
+    ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
+    most = max(ratios, default=0.0)
+    if not most > LONE * (sum(ratios) - most):
+        return list(rows)
+    worst = rows[ratios.index(most)]
+    why = f"{worst.local.sqnr_db:.1f} dB by itself, within the limit; all others together add less than a tenth of that"
     return [replace(row, blamed=why) if row is worst else row for row in rows]
 
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from validation.drift import Drift
+from validation.npz import Array
+from validation.slice_limits import HONEST_MARGIN
 from validation.slices import AxisSums, Slices
+
+_THOUSANDTH, _OTHER = 3.09, 1.3
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,30 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
         centered_sq=variation * worst.error_sq / most if most else 0.0,
         slices=_greatest_slices([item.slices for item in drifts if item.slices]),
     )
+
+
+def with_chance(drift: Drift) -> Drift:
+    """A drift whose energies are greater where few elements show them, in the whole and in each slice."""
+    slices = drift.slices and replace(
+        drift.slices,
+        axes={
+            axis: replace(sums, error_sq=sums.error_sq * _chance(sums.count))
+            for axis, sums in drift.slices.axes.items()
+        },
+    )
+    return replace(drift, error_sq=drift.error_sq * float(_chance(np.array(float(drift.count)))), slices=slices)
+
+
+def _chance(count: Array) -> Array:
+    """By how much to multiply the mean energy of so many errors, so that another sample of them is seldom (one in a
+    thousand) over four times that: the margin of limits hides it from 17 elements on.
+
+    Of normal errors the mean is chi-squared over its degrees of freedom; its quantile after Wilson and Hilferty, "The
+    Distribution of Chi-Square", 1931. _OTHER: what the other sample, of some fifty elements, adds.
+    """
+    spread = 2 / (9 * np.maximum(count, 1.0))
+    low = np.maximum(1 - spread - _THOUSANDTH * np.sqrt(spread), 0.05) ** 3
+    return np.asarray(np.maximum(1.0, _OTHER / (HONEST_MARGIN * low)))
 
 
 def _greatest_slices(found: Sequence[Slices]) -> Slices | None:

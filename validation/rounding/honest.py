@@ -20,7 +20,7 @@ from builders.types import Precision, Session
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case, GoldenSet, case_kinds
-from validation.rounding.figures import Honest, greatest
+from validation.rounding.figures import Honest, greatest, with_chance
 from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
 from validation.tally import samples_of
 
@@ -113,7 +113,8 @@ def _run(cases: Sequence[Case], reference: Session, rounding: Session, way: _Way
             if not is_exact(array) and array.shape == actual[name].shape:
                 drift = measure(array, actual[name], samples=samples_of(case.inputs.values(), array))
                 total[name] = total[name].merge(drift) if name in total else drift
-    return {name: replace(drift, error_sq=drift.error_sq * way.share) for name, drift in total.items() if drift.count}
+    found = {name: with_chance(drift) for name, drift in total.items() if drift.count}
+    return {name: replace(drift, error_sq=drift.error_sq * way.share) for name, drift in found.items()}
 
 
 def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
