@@ -84,9 +84,8 @@ class Subject:
         right = None
         if failed and planted[1]:
             found = engine.attribution().blamed
-            right = any(
-                planted[1] in (name, name.partition("/")[0]) for row in found for name in (row.node, *row.nodes)
-            )
+            names = {name for row in found for name in (row.node, *row.nodes)}
+            right = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted[1])
         by = tuple(dict.fromkeys(check.name for check in failed))
         return Outcome(
             plant.name, self.family.name, precision, self.seed, by, right, self.noise(engine, graph, precision)

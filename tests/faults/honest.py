@@ -1,11 +1,11 @@
 """Engines that are right and not equal: the same graph as another compiler's kernels would compute it."""
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from pipeline.quantization.schemes.emulate import emulate
 from tests.faults.nets import copy_of
-from tests.faults.plants import element_type, sources
+from tests.faults.plants import element_type
 from tests.validation.attribution.planted import weight
 
 
@@ -52,19 +52,27 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
 
 
 def nudged(model: ModelProto) -> ModelProto:
-    """What is quantized is off by 2^-20 of itself, as where accumulators are scaled at once: ties go elsewhere."""
-    changed = copy_of(model)
+    """What is quantized is off by 2^-20 of itself, up or down by its place: ties go elsewhere."""
+    changed, rng = copy_of(model), np.random.default_rng(0)
+    lengths = _lengths(model)
     for node in list(changed.graph.node):
-        if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") and node.input[0] in sources(changed):
-            half = element_type(model, node.input[0]) == TensorProto.FLOAT16
-            if half:
-                continue
-            name = f"{node.name}/nudged"
-            changed.graph.initializer.append(numpy_helper.from_array(np.float32(1 + 2**-20), f"{name}/by"))
-            at = list(changed.graph.node).index(node)
-            changed.graph.node.insert(at, helper.make_node("Mul", [node.input[0], f"{name}/by"], [name], name))
-            node.input[0] = name
+        tensor = node.input[0] if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") else ""
+        if not lengths.get(tensor) or element_type(model, tensor) != TensorProto.FLOAT:
+            continue
+        name = f"{node.name}/nudged"
+        factors = 1 + 2.0**-20 * rng.choice([-1, 1], lengths[tensor])
+        changed.graph.initializer.append(numpy_helper.from_array(factors.astype(np.float32), f"{name}/by"))
+        at = list(changed.graph.node).index(node)
+        changed.graph.node.insert(at, helper.make_node("Mul", [tensor, f"{name}/by"], [name], name))
+        node.input[0] = name
     return changed
+
+
+def _lengths(model: ModelProto) -> dict[str, int]:
+    """The last axis of each tensor that has one of a known length."""
+    inferred = shape_inference.infer_shapes(model).graph
+    shapes = {item.name: item.type.tensor_type.shape.dim for item in (*inferred.input, *inferred.value_info)}
+    return {name: dims[-1].dim_value for name, dims in shapes.items() if dims}
 
 
 def rounding(model: ModelProto) -> ModelProto:
