@@ -4,6 +4,7 @@
 # chart  what is generated from the Helm chart           clean  removes what these made
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
+# proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +15,7 @@ INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --
   --constraint constraints.txt --editable
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench docs chart hunt conformance node-tests gpu-check clean
+.PHONY: demo demo-cluster test check format bench proof docs chart hunt conformance node-tests gpu-check clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -44,6 +45,11 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_pipeline.py
+
+proof: $(VENV)/.installed
+	$(BIN)/python -m tests.faults --write
+	$(BIN)/python -m benchmarks.bench_proof --write
+	$(BIN)/python -m benchmarks.bench_canary --write
 
 hunt: $(VENV)/.installed
 	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto --maxprocesses 4 \

@@ -1,28 +1,98 @@
-"""How often the canary's judge is wrong, on simulated canaries: `python -m benchmarks.bench_canary [--simulations N]`.
+"""How often the canary's judge is wrong, on simulated canaries: `python -m benchmarks.bench_canary [--write]`.
 
 For each cell of `tests.validation.canary.cells`, in percent. What is named wrong may be at most 5: a candidate exactly
 at a margin, or beyond it, that passes, judged by that criterion alone; an equal one that fails, with all criteria. How
-often an equal one passes depends on how much data there is.
+often an equal one passes depends on how much data there is. Then logs that end, or are of other hours
+(`simulated_logs`): how many of them got a verdict that is not right. `--write` puts the tables into docs/canary.md.
 """
 
 import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
 
 from tests.validation.canary.cells import CELLS, errors_of
+from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS
+from validation.canary.judge import judge
+from validation.canary.pairing import evidence_of
+from validation.canary.rates import lower
+
+PAGE = Path(__file__).parents[1] / "docs" / "canary.md"
+START, END = "<!-- cells: written by `python -m benchmarks.bench_canary --write` -->\n\n", "\n<!-- end of cells -->\n"
+BAR, SURE = 0.05, 0.01
+# Another seed than the judge was made with.
+SEED = 15
+LOG_REQUESTS, LOG_SIMULATIONS = 4000, 100
+Row = tuple[str, int, dict[str, float]]
+
+
+def cell_row(seed: int, simulations: int, item: tuple[str, int]) -> Row:
+    """A cell with a number of requests, and its rates."""
+    return (*item, errors_of(*item, simulations, seed))
+
+
+def log_row(seed: int, name: str) -> Row:
+    """Logs that end or are of other hours, and the share whose verdict is not right."""
+    wrong = 0
+    for index in range(LOG_SIMULATIONS):
+        logs = SIMULATIONS[name](np.random.default_rng((seed, index)), LOG_REQUESTS)
+        evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
+        wrong += judge(evidence, LIMITS, seed=index, replicates=200).verdict not in logs.right
+    return name, LOG_REQUESTS, {"wrong": wrong / LOG_SIMULATIONS}
+
+
+def tables(rows: Sequence[Row], simulations: int) -> str:
+    """One table for each set of columns, in percent."""
+    found = []
+    for columns in dict.fromkeys(tuple(rates) for _, _, rates in rows):
+        lines = [("", "requests", *columns), ("---",) * (len(columns) + 2)]
+        for name, count, rates in rows:
+            if tuple(rates) == columns:
+                lines.append((name, f"{count:,}", *(f"{100 * rate:.1f}" for rate in rates.values())))
+        found.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    return f"{simulations} canaries a row, {LOG_SIMULATIONS} of logs; in percent.\n\n" + "\n".join(found)
+
+
+def over(rows: Sequence[Row], simulations: int) -> list[str]:
+    """Rates of wrong verdicts that are over the bar by more than chance would explain."""
+    return [
+        f"over {100 * BAR:.0f} %: {cell}, {count:,} requests, {name}: {100 * rate:.1f} %"
+        for cell, count, rates in rows
+        for name, rate in rates.items()
+        if name.startswith("wrong") and lower(rate * simulations, simulations, SURE) > BAR
+    ]
 
 
 def main() -> None:
-    """Count and print, one line per cell and number of requests."""
+    """Count and print; exit code 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulations", type=int, default=500)
-    parser.add_argument("--requests", type=int, nargs="+", default=[5000])
+    parser.add_argument("--requests", type=int, nargs="+", default=[2000, 5000])
     parser.add_argument("--cells", nargs="+", choices=CELLS, metavar="CELL", default=list(CELLS))
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="the tables into docs/canary.md")
     chosen = parser.parse_args()
-    print(f"{chosen.simulations} canaries per cell and number of requests, in percent")
-    for cell in chosen.cells:
-        for count in chosen.requests:
-            rates = errors_of(cell, count, chosen.simulations)
-            shown = " | ".join(f"{name} {100 * rate:.1f}" for name, rate in rates.items())
-            print(f"{cell}, {count} requests: {shown}", flush=True)
+    items = [(cell, count) for cell in chosen.cells for count in chosen.requests]
+    rows: list[Row] = []
+    with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
+        for row in pool.map(partial(cell_row, chosen.seed, chosen.simulations), items):
+            rows.append(row)
+            print(f"{len(rows)} of {len(items)}: {row}", file=sys.stderr, flush=True)
+        logs = list(pool.map(partial(log_row, chosen.seed), SIMULATIONS))
+    told = tables([*rows, *logs], chosen.simulations)
+    print(told)
+    if chosen.write:
+        page = PAGE.read_text(encoding="utf-8")
+        before, _, rest = page.partition(START)
+        PAGE.write_text(before + START + told + END + rest.partition(END)[2], encoding="utf-8")
+    if wrong := [*over(rows, chosen.simulations), *over(logs, LOG_SIMULATIONS)]:
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

@@ -103,11 +103,14 @@ class Subject:
             pairs = [[next(iter(side.run(batch).values())) for side in (right, other)] for batch in batches]
         return noise_of(*(np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True)))
 
-    def misbehave(self, name: str) -> Outcome:
-        """What the proof says of an fp32 engine whose session answers wrongly from call to call."""
+    def misbehave(self, name: str, seconds: float | None = None) -> Outcome:
+        """What the proof says of an fp32 engine whose session answers wrongly from call to call.
+
+        seconds: for sizes and calls; None: as by default.
+        """
         with faulty_sessions(SESSIONS[name]), np.errstate(all="ignore"):
             try:
-                failed = [check.name for check in self.bench.engine().checks() if not check.passed]
+                failed = [check.name for check in self.bench.engine().checks(seconds=seconds) if not check.passed]
             except Exception:  # whatever comes through instead of a failed check is a miss
                 failed = []
         return Outcome(name, self.family.name, "fp32", self.seed, tuple(dict.fromkeys(failed)))

@@ -1,0 +1,81 @@
+"""A part of `make proof`: each fault is caught where it shows, and blamed on its node; and no false alarm."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.types import Precision
+from tests.faults.campaign import Alarms, Outcome, Subject, noise_of
+from tests.faults.families import FAMILIES
+from tests.faults.plants import PLANTS
+from tests.faults.proof_table import Honest, alarm_rows, fault_rows, missed, with_tables
+from tests.faults.sessions import ONLY, SESSIONS
+
+# Where each fault must be caught: a family, and the precisions of it that it is planted in.
+WHERE: dict[str, tuple[str, tuple[Precision, ...]]] = {
+    "two channels of a weight swapped": ("conv", ("fp32", "fp16", "int8", "int8-dynamic")),
+    "a bias dropped": ("recurrent", ("fp32", "int8", "int8-dynamic")),
+    "epsilon 1e-3 for 1e-5": ("encoder", ("fp32",)),
+    "tanh for erf in GELU": ("encoder", ("fp32",)),
+    "weights of 10 bits (TF32)": ("far", ("fp32",)),
+    "the least channel dead": ("detector", ("fp32", "fp16", "int8")),
+    "one column x1.02": ("mlp", ("fp32", "fp16")),
+    "the scores of a detector halved": ("detector", ("fp16", "int8")),
+    "a constant answer": ("far", ("fp32", "fp16", "int8")),
+    "zero point +1": ("conv", ("int8",)),
+    "zero point +4": ("mlp", ("int8",)),
+    "zero point +8": ("encoder", ("int8",)),
+    "all scales x1.2": ("recurrent", ("int8",)),
+    "one channel's scale x1.5": ("mlp", ("int8",)),
+    "one weight's scale flipped": ("conv", ("int8",)),
+    "sums of pairs saturate at 16 bits": ("encoder", ("int8",)),
+    "a long sum carried in fp16": ("wide", ("fp16",)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, tmp_path: Path) -> None:
+    family, precisions = WHERE[plant.name]
+    subject = Subject(tmp_path / family, FAMILIES[family], 1)
+    found = {precision: subject.plant(plant, precision) for precision in precisions}
+    assert {name: bool(item and item.by) for name, item in found.items()} == dict.fromkeys(precisions, True)
+    assert {name for name, item in found.items() if item and item.right is False} == set()
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_that_errs_from_call_to_call_is_caught(name: str, tmp_path: Path) -> None:
+    family = ONLY.get(name, "mlp")
+    assert Subject(tmp_path / family, FAMILIES[family], 1).misbehave(name, seconds=4.0).by
+
+
+def test_a_bf16_graph_that_is_too_coarse_is_caught(tmp_path: Path) -> None:
+    assert Subject(tmp_path / "far", FAMILIES["far"], 1).coarse().by
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_kernels_raise_no_alarm(family: str, tmp_path: Path) -> None:
+    subject = Subject(tmp_path / family, FAMILIES[family], 7000)
+    found = [told for precision in ("fp32", "int8") for told in subject.alarms(precision)]
+    assert [item for item in found if item.failed] == []
+
+
+def test_a_fault_that_is_not_caught_and_an_alarm_are_told() -> None:
+    honest = [Alarms("mlp", "int8", seed, "other", (), (1e-6, 1e-6)) for seed in range(3)]
+    large = Outcome("a", "mlp", "int8", 0, (), None, (1e-4, 0.0))
+    small = Outcome("a", "mlp", "int8", 1, (), None, (1e-6, 1e-6))
+    elsewhere = Outcome("a", "mlp", "int8", 2, ("sqnr_db",), False, (1e-2, 0.0))
+    assert Honest(honest).ratio(large) == pytest.approx(10)
+    assert [line.partition(":")[0] for line in missed([large, small, elsewhere], honest)] == [
+        "not caught",
+        "another node blamed",
+    ]
+    assert missed([], [*honest, Alarms("mlp", "int8", 9, "other", ("x",))])
+    assert "1 of 2; 0 of 1 smaller" in fault_rows([large, small, elsewhere], Honest(honest))
+    table = alarm_rows(honest)
+    assert "| mlp | other |" in table and table in with_tables(with_tables("a", "b"), table)
+
+
+def test_the_noise_of_a_slice_is_its_own() -> None:
+    expected = np.ones((4, 3))
+    assert noise_of(expected, expected + np.array([0, 0, 0.3])) == pytest.approx((0.03, 0, 0, 0.09))
