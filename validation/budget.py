@@ -121,7 +121,10 @@ def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], Floor]]:
 
 def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, str]:
     below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
-    sqnr_db = _least(min(floor.sqnr_db, MOST_DB) - below)
+    sqnr_db = min(floor.sqnr_db, MOST_DB) - below
+    if rounded == "fp32" and default.sqnr_db is not None:
+        sqnr_db = max(sqnr_db, min(default.sqnr_db, floor.sqnr_db - LOOSE_DB))
+    sqnr_db = _least(sqnr_db)
     max_rel = max(default.max_rel or 0.0, min(floor.max_rel * 10 ** (below / 20), 1.0))
     note = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
     return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _loosened(default, sqnr_db)
@@ -169,6 +172,8 @@ ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13),
 # factor of 32: Winograd's convolutions cost up to 20 dB (Barabasz et al., "Error Analysis and Improving the Accuracy of
 # Winograd Convolution for Deep Neural Networks", 2020); TF32 or fp16 in its place cost 60 and more.
 MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
+# The margin where a floor loosens fp32's documented limit: what Winograd's convolutions cost, and no more.
+LOOSE_DB = 20.0
 # An answer that explains less than half of an output is none.
 LEAST_DB = 3.0
 # Floors above it say that an output holds few roundings or none (a copy, a count), and nothing about what others cost.

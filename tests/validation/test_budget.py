@@ -8,7 +8,8 @@ import pytest
 
 from builders.errors import InputError
 from builders.types import PRECISIONS
-from validation.budget import JOINTS, Budget, default_budget, within
+from validation.budget import JOINTS, Budget, budgets, default_budget, within
+from validation.noise import Floor, Noise
 
 DOCS = Path(__file__).parents[2] / "docs" / "validation.md"
 
@@ -28,6 +29,13 @@ def test_errors_have_upper_limits_and_likenesses_lower_ones():
 def test_lower_precisions_get_no_tighter_limits(precision):
     for joint in ("quantization", "engine"):
         assert default_budget(joint, precision).sqnr_db <= default_budget(joint, "fp32").sqnr_db
+
+
+@pytest.mark.parametrize(("floor", "limit"), [(135, 105), (115, 85), (105, 80), (90, 70), (65, 45), (10, 3)])
+def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
+    found = budgets("engine", "fp32", Noise({"y": {"golden": Floor(floor, 1e-6)}}))
+    assert found.of("y", "golden").sqnr_db == limit
+    assert ("looser than 80" in found.notes["y", "golden"]) == (limit < 80)
 
 
 def test_every_default_is_in_the_documentation():

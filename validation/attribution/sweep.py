@@ -13,7 +13,7 @@ from validation.attribution.apart import Apart
 from validation.attribution.cuts import Segment, segments, shared, spread, unjoined, windows
 from validation.attribution.result import Error, Row, Taps, ranked
 from validation.attribution.tappable import Tappable
-from validation.budget import Budget, within
+from validation.budget import MARGIN_DB, MOST_DB, Budget, within
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case
@@ -230,13 +230,16 @@ def blame_slice(rows: Sequence[Row], budget: Budget) -> list[Row]:
 def blame_lone(rows: Sequence[Row]) -> list[Row]:
     """The rows with the one blamed whose own noise is ten times that of all others together.
 
-    For an engine whose segments keep the limit one by one: what is quantized behind an error makes more of it.
+    For an engine whose segments keep the limit one by one: what is quantized behind an error makes more of it. An error
+    that float32 kernels may have by right is none.
     """
     ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
     most = max(ratios, default=0.0)
     if not most > LONE * (sum(ratios) - most):
         return list(rows)
     worst = rows[ratios.index(most)]
+    if worst.local.sqnr_db >= MOST_DB - MARGIN_DB["fp32"]:
+        return list(rows)
     why = f"{worst.local.sqnr_db:.1f} dB by itself, within the limit; all others together add less than a tenth of that"
     return [replace(row, blamed=why) if row is worst else row for row in rows]
 

@@ -173,6 +173,14 @@ def test_a_fault_in_an_engine_is_told_in_the_names_of_its_graph(
     assert [row.node for row in faulty.blamed] == [node]
 
 
+def test_an_error_within_the_limit_is_blamed_where_the_engine_has_no_other(tmp_path: Path) -> None:
+    """What lies behind it makes more of it, and every segment keeps the limit by itself."""
+    changed = with_weight(ATTENTION, "down", weight(ATTENTION, "down") * np.float32(1 + 1e-4))
+    limits = replace(default_budget("engine", "fp32"), sqnr_db=20.0, centered_sqnr_db=None, slice_sqnr_db=None)
+    (row,) = found(ATTENTION, changed, sentences(), tmp_path, limits).blamed
+    assert "MatMul_f" in row.nodes and "within the limit" in row.blamed
+
+
 def test_many_slices_that_become_one_split_are_taken_apart(tmp_path: Path) -> None:
     """The lengths of the Split are 1024 bytes of integers, which shape inference reads from the model alone."""
     count = 128

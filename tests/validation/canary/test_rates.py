@@ -35,6 +35,7 @@ def test_ends_of_the_incomplete_beta_function():
     assert (beta_cdf(0.0, 2, 3), beta_cdf(1.0, 2, 3)) == (0.0, 1.0)
     assert beta_cdf(0.3, 1, 1) == pytest.approx(0.3) and beta_cdf(0.3, 2, 1) == pytest.approx(0.09)
     assert t_quantile(0.95, 10) == pytest.approx(1.8125, rel=1e-3)
+    assert t_quantile(0.975, 2) == pytest.approx(4.3027, rel=1e-4)
 
 
 def test_a_burst_is_less_evidence_than_as_many_failures_apart():

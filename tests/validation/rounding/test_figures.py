@@ -1,0 +1,29 @@
+"""What few elements show of honest rounding."""
+
+import numpy as np
+import pytest
+
+from validation.drift import measure
+from validation.rounding.figures import with_chance
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_few_elements_allow_what_a_second_sample_may_show(count: int) -> None:
+    """Of two samples of one honest rounding, the second is over four times what is allowed in hardly any case."""
+    rng = np.random.default_rng(0)
+    plain = allowed = 0
+    for _ in range(1000):
+        expected = np.ones((count, 1))
+        first = measure(expected, expected + 1e-6 * rng.normal(size=(count, 1)), samples=count)
+        second = float(np.square(1e-6 * rng.normal(size=(48, 1))).mean())
+        plain += second > 4 * first.error_sq / count
+        allowed += second > 4 * with_chance(first).error_sq / count
+    assert allowed <= 10 and (count > 8 or plain > 10)
+
+
+def test_many_elements_allow_no_more() -> None:
+    expected = np.random.default_rng(0).normal(size=(32, 4))
+    drift = measure(expected, expected * (1 + 1e-6), samples=32)
+    assert with_chance(drift).error_sq == drift.error_sq
+    slices, same = drift.slices, with_chance(drift).slices
+    assert slices and same and np.array_equal(same.axes[1].error_sq, slices.axes[1].error_sq)
