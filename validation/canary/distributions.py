@@ -7,7 +7,10 @@ NORMAL = NormalDist()
 
 
 def t_quantile(p: float, df: float) -> float:
-    """A quantile of Student's t. Abramowitz & Stegun 26.7.5; within 0.3 % for df >= 10, p in .001 to .999; df 2: exact."""
+    """A quantile of Student's t. Abramowitz & Stegun 26.7.5: within 0.3 % for df >= 10, p in 0.001..0.999.
+
+    For two degrees of freedom it is exact.
+    """
     if df == 2:
         return (2 * p - 1) / math.sqrt(2 * p * (1 - p))
     z = NORMAL.inv_cdf(p)
