@@ -52,7 +52,7 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
 
 
 def nudged(model: ModelProto) -> ModelProto:
-    """What is quantized is off by 2^-20 of itself, up or down by its place: ties go elsewhere."""
+    """What is quantized is off by 2^-22 of itself, up or down by its place: ties go elsewhere."""
     changed, rng = copy_of(model), np.random.default_rng(0)
     lengths = _lengths(model)
     for node in list(changed.graph.node):
@@ -60,7 +60,7 @@ def nudged(model: ModelProto) -> ModelProto:
         if not lengths.get(tensor) or element_type(model, tensor) != TensorProto.FLOAT:
             continue
         name = f"{node.name}/nudged"
-        factors = 1 + 2.0**-20 * rng.choice([-1, 1], lengths[tensor])
+        factors = 1 + 2.0**-22 * rng.choice([-1, 1], lengths[tensor])
         changed.graph.initializer.append(numpy_helper.from_array(factors.astype(np.float32), f"{name}/by"))
         at = list(changed.graph.node).index(node)
         changed.graph.node.insert(at, helper.make_node("Mul", [tensor, f"{name}/by"], [name], name))
