@@ -210,4 +210,5 @@ def test_an_empty_output_has_no_sums(shape):
     drift = measure(nothing, nothing, samples=shape[0])
     assert drift.count == 0
     assert drift.slices is not None
-    assert all(not sums.error_sq.any() for sums in drift.slices.axes.values())
+    for slices in (drift.slices, drift.slices.merge(drift.slices), drift.slices.about(drift.slices)):
+        assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())
