@@ -65,6 +65,13 @@ def test_one_element_of_an_edge_counts_for_more_than_one_of_all_the_data(tmp_pat
     assert golden.slices is not None and (golden.slices.axes[1].error_sq > 0).all()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_edge_of_few_samples_is_held_to_no_less_than_the_golden_cases_are(tmp_path, seed):
+    found = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
+    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+    assert edge.max_rel >= 0.999 * golden.max_rel and edge.sqnr_db <= golden.sqnr_db + 0.001
+
+
 @pytest.mark.parametrize(("filled", "most"), [(320, 0.0), (40, 1.0), (6, 12.0)])
 def test_honest_rounding_of_a_sparse_output_is_that_of_its_elements_that_are_not_zero(filled, most):
     found = drift(60)
