@@ -83,7 +83,12 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
         kinds = {type(item).__name__ for item in answer.values()} if isinstance(answer, Mapping) else ""
         what = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
         raise EngineryError(f"the session answered {what}; it should give an array for each output, by name")
-    return {str(name): np.asanyarray(item) for name, item in answer.items()}
+    arrays = {str(name): np.asanyarray(item) for name, item in answer.items()}
+    for name, array in arrays.items():
+        if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
+            what = "a masked array" if isinstance(array, np.ma.MaskedArray) else "an array of Python objects"
+            raise EngineryError(f"the session answered {what} for {name}; it should give plain numbers")
+    return arrays
 
 
 def case_checks(

@@ -242,6 +242,8 @@ class Marginals:
 
     def add(self, block: Block, values: Array) -> None:
         """values: of (arrays, ...), what belongs to a block, as indexing with it gives."""
+        if not values.size:
+            return
         arrays, fixed = len(self.total), len(block) - 1
         for axis in range(len(self._shape) - 1, max(fixed, 0), -1):
             self._sums[axis] += values.reshape(arrays, -1, self._shape[axis]).sum(axis=1)

@@ -52,8 +52,10 @@ def raises(inputs):
         (lambda i: {"y": [1.0, 2.0]}, "answered a dict of list"),
         (lambda i: {"y": None}, "answered a dict of NoneType"),
         (lambda i: i["x"].no_such, "AttributeError"),
+        (lambda i: {"y": i["x"].astype(object)}, "answered an array of Python objects for y"),
+        (lambda i: {"y": np.ma.masked_array(i["x"], mask=True)}, "answered a masked array for y"),
     ],
-    ids=["raises", "none", "list", "lists", "nones", "attribute"],
+    ids=["raises", "none", "list", "lists", "nones", "attribute", "objects", "masked"],
 )
 def test_whatever_a_session_does_is_a_failed_check(answer, said):
     for checks in (

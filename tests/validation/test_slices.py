@@ -202,3 +202,13 @@ def test_masks_and_numbers_that_are_not_finite_leave_the_sums():
     slices = measure(expected, expected + 1, samples=2).slices
     assert slices.axes[1].error_sq.tolist() == [0, 2] and slices.centered_sq == 2
     assert measure(np.full((2, 2), np.nan), np.ones((2, 2)), samples=2).slices.centered_sq == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (4, 3, 0), (4, 2, 0, 5)])
+def test_an_empty_output_has_no_sums(shape):
+    nothing = np.zeros(shape, np.float32)
+    drift = measure(nothing, nothing, samples=shape[0])
+    assert drift.count == 0
+    assert drift.slices is not None
+    for slices in (drift.slices, drift.slices.merge(drift.slices), drift.slices.about(drift.slices)):
+        assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())

@@ -132,9 +132,9 @@ class ObservationLog(_Log):
         score: quality as you measure it, higher is better.
         """
         when = time.time() if time_s is None else time_s
-        extra: dict[str, Any] = {"request": request, "score": score, "error": error[:1000] or None}
 
         def line() -> dict[str, Any]:
+            extra = {"request": request, "score": score, "error": str(error or "")[:1000] or None}
             answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
             known = {key: value for key, value in (extra | answer).items() if value is not None}
             return {"time": float(when), "latency": float(latency), "ok": bool(ok), **known}

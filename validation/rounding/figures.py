@@ -41,8 +41,11 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
     )
 
 
-def with_chance(drift: Drift) -> Drift:
-    """A drift whose energies are greater where few elements show them, in the whole and in each slice."""
+def with_chance(drift: Drift, filled: int) -> Drift:
+    """A drift whose energies are greater where few elements show them, in the whole and in each slice.
+
+    filled: elements of the whole that are not zero on both sides: those of a sparse output alone can be off.
+    """
     slices = drift.slices and replace(
         drift.slices,
         axes={
@@ -50,7 +53,8 @@ def with_chance(drift: Drift) -> Drift:
             for axis, sums in drift.slices.axes.items()
         },
     )
-    return replace(drift, error_sq=drift.error_sq * float(_chance(np.array(float(drift.count)))), slices=slices)
+    elements = float(min(filled, drift.count))
+    return replace(drift, error_sq=drift.error_sq * float(_chance(np.array(elements))), slices=slices)
 
 
 def _chance(count: Array) -> Array:

@@ -40,7 +40,7 @@ def with_rounding(
 ) -> "ModelProto":
     """A model that answers as the given one does, rounded as the inputs SKIP (bool) and FLIPS (float32) say.
 
-    half: 'fp16' or 'bf16' to round each result of an fp32 model to, and the constants that arithmetic reads.
+    half: 'fp16' or 'bf16' to round results and inputs of an fp32 model to, and the constants that arithmetic reads.
     Each run in a session draws anew, and a new session draws the same again. activation_blocks: whether products with
     int4 weights round their activations to 8 bits, block by block, as ONNX Runtime's kernel does.
     Raises ValueError where the graph holds what cannot be perturbed, or draws by itself.
@@ -72,6 +72,7 @@ class _Rounding:
     def __init__(self, types: Mapping[str, int], ranks: Mapping[str, int], half: int, activation_blocks: bool) -> None:
         self._types, self._ranks, self._half, self._activation_blocks = types, ranks, half, activation_blocks
         self._nodes, self.units = Nodes(), MANY_UNITS
+        self._inputs: dict[str, str] = {}
 
     @property
     def numbers(self) -> list["TensorProto"]:
@@ -83,12 +84,22 @@ class _Rounding:
         self._nodes.know(graph)
         makers = {name: node for node in graph.node for name in node.output}
         with self._nodes.collected(graph):
+            if self._half:
+                self._narrow_inputs(graph)
             for node in graph.node:
                 self._take(node, makers)
+
+    def _narrow_inputs(self, graph: "GraphProto") -> None:
+        for item in graph.input:
+            computed = item.name != FLIPS and self._nodes.constant(item.name) is None
+            if computed and item.type.tensor_type.elem_type == _FLOAT:
+                self._inputs[item.name] = self._narrowed(self._held(item.name, _GREATEST[self._half]))
 
     def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         if node.op_type in RANDOM:
             raise ValueError(f"{node.op_type} draws its result")
+        for index, name in enumerate(node.input):
+            node.input[index] = self._inputs.get(name, name)
         for inner in graphs_in(node):
             self.rewrite(inner)
         narrow = makers.get(node.input[0]) if node.op_type == "Cast" else None

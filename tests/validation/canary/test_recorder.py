@@ -207,3 +207,10 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
     path.write_text(real)
     with pytest.raises(DataError, match="no input is named 'label'"):  # what somebody sent is not changed
         read_traffic(path, SPECS)
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride")])
+def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kept):
+    with ObservationLog(tmp_path / "log.jsonl") as log:
+        assert log.append(0.01, ok=False, error=error)
+    assert read_observations(tmp_path / "log.jsonl").error == [kept]

@@ -133,8 +133,24 @@ def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
     assert 0.5 < errors[0] / errors[1] < 2
 
 
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+@pytest.mark.parametrize("text", ["y = Mul(x, x)", "s = Shape(x) z = Reshape(x, s) y = Mul(z, z)"])
+def test_inputs_are_rounded_to_16_bits_too_as_the_cast_graph_rounds_them(tmp_path, text, half):
+    model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}")
+    wanted, cast = answers(tmp_path, model), answers(tmp_path, emulate(cast_float(model, half)[0]))
+    found = answers(tmp_path, with_rounding(model, half))
+    assert np.square(found - cast).sum() < 0.25 * np.square(cast - wanted).sum()
+
+
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT], ids=["uint8", "int8 and fp16"])
 def test_a_quantized_graph_has_grids(scheme):
     graph, _ = quantize_int8(mlp(), ranges_of(mlp(), rows(2), ("x", "h", "n", "m", "logits")), scheme)
     assert traits(with_rounding(emulate(graph))) == (scheme is TENSORRT, True)
     assert maker(with_rounding(emulate(graph)), "x_quantized").op_type == "QuantizeLinear"
+
+
+def test_what_branches_and_loops_read_of_the_inputs_is_rounded_to_16_bits(tmp_path):
+    for text in (BRANCHES, LOOP):
+        model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}")
+        found = answers(tmp_path, with_rounding(model, "fp16"))
+        np.testing.assert_allclose(found, answers(tmp_path, model), rtol=1e-2)

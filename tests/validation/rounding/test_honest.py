@@ -1,6 +1,7 @@
 """Honest rounding of a model, the limits that follow from it, and what a person's limits do to them."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -16,7 +17,7 @@ from validation.budget import HONEST_DB, LEAST_DB, budgets, default_budget
 from validation.drift import Drift, measure
 from validation.golden import Case, GoldenSet
 from validation.noise import Floor, Noise
-from validation.rounding.figures import Honest
+from validation.rounding.figures import Honest, with_chance
 from validation.rounding.honest import honest_rounding
 
 
@@ -62,6 +63,19 @@ def test_one_element_of_an_edge_counts_for_more_than_one_of_all_the_data(tmp_pat
     golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
     assert 40 < golden.sqnr_db < 65 and edge.sqnr_db < golden.sqnr_db - 6
     assert golden.slices is not None and (golden.slices.axes[1].error_sq > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_edge_of_few_samples_is_held_to_no_less_than_the_golden_cases_are(tmp_path, seed):
+    found = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
+    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+    assert edge.max_rel >= 0.999 * golden.max_rel and edge.sqnr_db <= golden.sqnr_db + 0.001
+
+
+@pytest.mark.parametrize(("filled", "most"), [(320, 0.0), (40, 1.0), (6, 12.0)])
+def test_honest_rounding_of_a_sparse_output_is_that_of_its_elements_that_are_not_zero(filled, most):
+    found = drift(60)
+    assert most - 6 <= found.sqnr_db - with_chance(replace(found, count=320), filled).sqnr_db <= most
 
 
 def test_figures_repeat(tmp_path):
