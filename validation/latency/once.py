@@ -53,21 +53,25 @@ class Once:
 
     def save(self, folder: Path) -> None:
         """Write it into `folder`."""
+        from safetensors.numpy import save_file
+
         series = {f"session{index}": item.session for index, item in enumerate(self.runs)}
         series |= {f"runtime{index}": item.runtime for index, item in enumerate(self.runs) if item.runtime is not None}
-        np.savez(folder / "series.npz", **series)  # type: ignore[arg-type]
+        save_file(series, folder / "series.safetensors")
         whole = {**vars(self), "runs": [{**vars(item), "session": None, "runtime": None} for item in self.runs]}
         (folder / "once.json").write_text(json.dumps(whole))
 
     @classmethod
     def load(cls, folder: Path) -> "Once":
         """Read what `save` wrote."""
+        from safetensors.numpy import load_file
+
         whole: dict[str, Any] = json.loads((folder / "once.json").read_text())
-        with np.load(folder / "series.npz", allow_pickle=False) as series:
-            runs = [
-                Runs(**{**item, "session": series[f"session{index}"], "runtime": series.get(f"runtime{index}")})
-                for index, item in enumerate(whole["runs"])
-            ]
+        series = load_file(folder / "series.safetensors")
+        runs = [
+            Runs(**{**item, "session": series[f"session{index}"], "runtime": series.get(f"runtime{index}")})
+            for index, item in enumerate(whole["runs"])
+        ]
         return cls(**{**whole, "runs": runs})
 
 

@@ -17,13 +17,13 @@ def test_few_elements_allow_what_a_second_sample_may_show(count: int) -> None:
         first = measure(expected, expected + 1e-6 * rng.normal(size=(count, 1)), samples=count)
         second = float(np.square(1e-6 * rng.normal(size=(48, 1))).mean())
         plain += second > 4 * first.error_sq / count
-        allowed += second > 4 * with_chance(first).error_sq / count
+        allowed += second > 4 * with_chance(first, count).error_sq / count
     assert allowed <= 10 and (count > 8 or plain > 10)
 
 
 def test_many_elements_allow_no_more() -> None:
     expected = np.random.default_rng(0).normal(size=(32, 4))
     drift = measure(expected, expected * (1 + 1e-6), samples=32)
-    assert with_chance(drift).error_sq == drift.error_sq
-    slices, same = drift.slices, with_chance(drift).slices
+    assert with_chance(drift, drift.count).error_sq == drift.error_sq
+    slices, same = drift.slices, with_chance(drift, drift.count).slices
     assert slices and same and np.array_equal(same.axes[1].error_sq, slices.axes[1].error_sq)

@@ -121,7 +121,7 @@ def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_sa
     noise = Noise({"y": {"golden": Floor(65.0, 1e-3)}})
     for joint in ("export", "engine"):
         found = budgets(joint, "fp32", noise)
-        assert found.of("y", "golden").sqnr_db == 35 and found.of("y", "golden").max_rel == pytest.approx(
+        assert found.of("y", "golden").sqnr_db == 45 and found.of("y", "golden").max_rel == pytest.approx(
             1e-3 * 10**1.5
         )
         assert found.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
