@@ -183,6 +183,10 @@ def measure(
     expected, actual = np.asanyarray(expected), np.asanyarray(actual)
     if expected.shape != actual.shape:
         raise ValueError(f"expected shape {expected.shape}, got {actual.shape}")
+    if expected.dtype.kind == actual.dtype.kind == "c":
+        raise ValueError(
+            "complex numbers are not compared; give their real and imaginary parts as outputs of their own"
+        )
     if is_exact(expected) != is_exact(actual) or "c" in expected.dtype.kind + actual.dtype.kind:
         raise ValueError(f"expected {expected.dtype}, got {actual.dtype}")
     exact = is_exact(expected)

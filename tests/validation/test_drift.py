@@ -177,3 +177,9 @@ def test_the_norm_of_what_came_survives_cancellation(power, seed):
     actual = expected * 10.0**power
     assert measure(expected, actual).actual_sq == pytest.approx(actual @ actual, rel=1e-9)
     assert measure(expected, actual).cosine == pytest.approx(1, abs=1e-9)
+
+
+def test_why_complex_numbers_are_not_compared_is_said():
+    values = np.ones(4, np.complex64)
+    with pytest.raises(ValueError, match="real and imaginary parts"):
+        measure(values, values)
