@@ -136,6 +136,8 @@ def _above_honest(joint: Joint, default: Budget, rounded: str, drift: Drift) -> 
     max_rel = min(max(drift.max_rel, 10 ** (-most / 20)) * EXTREME, 1.0)
     times = "twice" if margin == HONEST_DB else "four times"
     note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
+    if drift.sqnr_db < LEAST_DB:
+        note = f"honest {rounded} rounding drowns this output"
     budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
     return _with_slices(budget, drift, margin), note + _loosened(default, sqnr_db)
 

@@ -112,7 +112,7 @@ class Comparison:
         if output.golden is None:
             return
         found = self._measured(name, output, of_golden(output.golden), "golden", None)
-        varies = not output.expected.constant and (found.drift.mismatches is not None or found.varies)
+        varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
             yield Check(self.joint, "constant", name, "golden", None, None, False, note)

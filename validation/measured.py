@@ -21,6 +21,8 @@ from validation.slice_limits import FEWEST, worst_slice
 from validation.slices import Slices
 
 STILL = 8.0
+# The same, for an answer that does not vary at all.
+MOVES = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,18 @@ class Measured:
     @property
     def varies(self) -> bool:
         """Whether the expected output varies over the samples by more than its rounding."""
-        drift = self.drift
+        return self._variation > self._rounding(STILL)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it varies by more than the last bits of its type: an answer that is constant there is none."""
+        return self._variation > self._rounding(MOVES)
+
+    def _rounding(self, units: float) -> float:
+        """Energy of so many units of the output's type; of an honest kernel's rounding where that is more."""
         known = self.honest if self.rounded else None
-        rounding = 2 * _mean(known.error_sq, known) * drift.count if known else 0.0
-        return self._variation > max(self.still * drift.expected_sq, rounding)
+        made = 2 * _mean(known.error_sq, known) * self.drift.count if known else 0.0
+        return max((units / STILL) ** 2 * self.still * self.drift.expected_sq, made)
 
     @property
     def _variation(self) -> float:

@@ -245,3 +245,10 @@ def test_samples_of_several_sizes_are_measured_together():
     checks = expected_checks("engine", offsets, golden, LIMITS["int8"])
     assert next(check for check in checks if check.name == "centered_sqnr_db").value == pytest.approx(0, abs=1)
     assert not math.isnan(next(check for check in checks if check.name == "slice_sqnr_db").value)
+
+
+def test_a_constant_answer_fails_where_the_variation_is_a_few_units_of_the_type():
+    """Of float32's unit too: an offset of a million hides a signal of 0.4 from every ratio."""
+    golden = frozen(lambda x: (1e6 + 1e6 * 3e-7 * np.sign(x @ W)).astype(np.float64))
+    silent = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
+    assert "constant" in names(expected_checks("export", silent, golden, LIFTED))
