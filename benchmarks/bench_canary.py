@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.faults.proof_table import with_tables
 from tests.validation.canary.cells import CELLS, errors_of
 from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS
 from validation.canary.judge import judge
@@ -88,9 +89,8 @@ def main() -> None:
     told = tables([*rows, *logs], chosen.simulations)
     print(told)
     if chosen.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(START)
-        PAGE.write_text(before + START + told + END + rest.partition(END)[2], encoding="utf-8")
+        page = with_tables(PAGE.read_text(encoding="utf-8"), told, ends=(START, END))
+        PAGE.write_text(page, encoding="utf-8")
     if wrong := [*over(rows, chosen.simulations), *over(logs, LOG_SIMULATIONS)]:
         sys.exit("\n".join(wrong))
 

@@ -100,10 +100,13 @@ def _too_many(clean: Sequence[Alarms]) -> Iterator[str]:
             yield f"false alarms: {' '.join(key)}: {len(failed)} of {len(mine)}, such as {failed[0].failed[0]}"
 
 
-def with_tables(page: str, *tables: str) -> str:
-    """The page with other tables."""
-    before, _, rest = page.partition(START)
-    return before + START + "\n".join(tables) + END + rest.partition(END)[2]
+def with_tables(page: str, *tables: str, ends: tuple[str, str] = (START, END)) -> str:
+    """The page with other tables between two marks. Raises ValueError for a page that lacks one of them."""
+    before, start, rest = page.partition(ends[0])
+    _, end, after = rest.partition(ends[1])
+    if not (start and end):
+        raise ValueError(f"{ends[0].strip()!r} and {ends[1].strip()!r} must be on the page, with a blank line between")
+    return before + start + "\n".join(tables) + end + after
 
 
 def _table(lines: Iterable[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ from builders.types import Precision
 from tests.faults.campaign import Alarms, Outcome, Subject, noise_of
 from tests.faults.families import FAMILIES
 from tests.faults.plants import PLANTS
-from tests.faults.proof_table import Honest, alarm_rows, fault_rows, missed, with_tables
+from tests.faults.proof_table import END, START, Honest, alarm_rows, fault_rows, missed, with_tables
 from tests.faults.sessions import ONLY, SESSIONS
 
 # Where each fault must be caught: a family, and the precisions of it that it is planted in.
@@ -73,7 +73,10 @@ def test_a_fault_that_is_not_caught_and_an_alarm_are_told() -> None:
     assert missed([], [*honest, Alarms("mlp", "int8", 9, "other", ("x",))])
     assert "1 of 2; 0 of 1 smaller" in fault_rows([large, small, elsewhere], Honest(honest))
     table = alarm_rows(honest)
-    assert "| mlp | other |" in table and table in with_tables(with_tables("a", "b"), table)
+    page = with_tables(f"before{START}old{END}after", table)
+    assert "| mlp | other |" in table and page == f"before{START}{table}{END}after"
+    with pytest.raises(ValueError, match="must be on the page"):
+        with_tables(f"before{START}after", table)
 
 
 def test_the_noise_of_a_slice_is_its_own() -> None:
