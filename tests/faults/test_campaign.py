@@ -46,7 +46,7 @@ def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, tmp_
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_that_errs_from_call_to_call_is_caught(name: str, tmp_path: Path) -> None:
     family = ONLY.get(name, "mlp")
-    assert Subject(tmp_path / family, FAMILIES[family], 1).misbehave(name, seconds=4.0 if name in ONLY else 0.5).by
+    assert Subject(tmp_path / family, FAMILIES[family], 1).misbehave(name, seconds=2.0 if name in ONLY else 0.5).by
 
 
 def test_a_bf16_graph_that_is_too_coarse_is_caught(tmp_path: Path) -> None:
