@@ -186,31 +186,18 @@ def default_budget(joint: Joint, precision: Precision) -> Budget:
     """The documented limits. Export is always fp32; the task's floor comes from the spec, so nothing is set here."""
     if joint == "task":
         return Budget()
-    if joint == "export":
-        return _EXPORT
-    return _DEFAULTS[joint][precision]
+    return _DEFAULTS["fp32" if joint == "export" else precision]
 
 
-_EXPORT = Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0)
-_DEFAULTS: dict[str, dict[Precision, Budget]] = {
-    "quantization": {
-        "fp32": Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0),
-        "fp16": Budget(max_rel=0.03, sqnr_db=45.0, centered_sqnr_db=30.0, slice_sqnr_db=30.0),
-        "bf16": Budget(max_rel=0.2, sqnr_db=25.0, centered_sqnr_db=15.0, slice_sqnr_db=15.0),
-        "fp8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-        "int8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-        "int4": Budget(max_rel=0.9, sqnr_db=10.0, centered_sqnr_db=6.0, slice_sqnr_db=4.0),
-    },
-    "engine": {
-        "fp32": Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0),
-        "fp16": Budget(max_rel=0.03, sqnr_db=45.0, centered_sqnr_db=30.0, slice_sqnr_db=30.0),
-        "bf16": Budget(max_rel=0.2, sqnr_db=25.0, centered_sqnr_db=15.0, slice_sqnr_db=15.0),
-        "fp8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-        "int8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-        "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
-        "int4": Budget(max_rel=0.9, sqnr_db=10.0, centered_sqnr_db=6.0, slice_sqnr_db=4.0),
-    },
+# Of graphs and engines alike: what a precision costs, where nothing was measured on the model.
+_DEFAULTS: dict[Precision, Budget] = {
+    "fp32": Budget(max_rel=1e-3, sqnr_db=80.0, centered_sqnr_db=60.0, slice_sqnr_db=60.0),
+    "fp16": Budget(max_rel=0.03, sqnr_db=45.0, centered_sqnr_db=30.0, slice_sqnr_db=30.0),
+    "bf16": Budget(max_rel=0.2, sqnr_db=25.0, centered_sqnr_db=15.0, slice_sqnr_db=15.0),
+    "fp8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+    "int8": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+    "int8-dynamic": Budget(max_rel=0.6, sqnr_db=15.0, centered_sqnr_db=10.0, slice_sqnr_db=8.0),
+    "int4": Budget(max_rel=0.9, sqnr_db=10.0, centered_sqnr_db=6.0, slice_sqnr_db=4.0),
 }
 
 
