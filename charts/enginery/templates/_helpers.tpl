@@ -103,3 +103,32 @@ ray://{{ include "enginery.rayCluster" . }}-head-svc:10001
 {{- .Values.ray.sharedCache.existingClaim | default (printf "%s-ray-cache" (include "enginery.fullname" .)) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Not empty where pods read or write a bucket: the registry, specs, recorded traffic. */}}
+{{- define "enginery.usesBuckets" -}}
+{{- $traffic := ternary .Values.canary.traffic "" .Values.canary.enabled -}}
+{{- $specs := ternary .Values.catalog.place "" .Values.catalog.enabled -}}
+{{- if or .Values.registry.bucket (hasPrefix "s3://" $traffic) (hasPrefix "s3://" $specs) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* A rule of egress to networks. Without peers nothing: a rule whose peers are empty would be open to everything.
+     Argument: {cidrs, ports, namespaceSelector: optional}. */}}
+{{- define "enginery.egress" -}}
+{{- if or .cidrs .namespaceSelector -}}
+egress:
+  - to:
+      {{- range .cidrs }}
+      - ipBlock: {cidr: {{ . | quote }}}
+      {{- end }}
+      {{- with .namespaceSelector }}
+      - namespaceSelector:
+          {{- toYaml . | nindent 10 }}
+      {{- end }}
+    ports:
+      {{- range .ports }}
+      - {port: {{ . | int64 }}, protocol: TCP}
+      {{- end }}
+{{- end -}}
+{{- end -}}

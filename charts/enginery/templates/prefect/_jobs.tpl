@@ -30,7 +30,7 @@
       "env" $env
       "volumes" $volumes
       "volume_mounts" $mounts
-      "cpu_request" $runs.cpuRequest
+      "cpu_request" ($runs.cpuRequest | toString)
       "memory_request" $runs.memoryRequest
       "memory_limit" $runs.memoryLimit
       "finished_job_ttl" $runs.finishedJobTtlSeconds

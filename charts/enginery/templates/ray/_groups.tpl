@@ -122,14 +122,20 @@ spec:
 {{- mergeOverwrite (deepCopy (index . 0).Values.gpuGroupDefaults) (index . 1) | toJson -}}
 {{- end -}}
 
-{{/* Affinity of a GPU group: nodes whose product label is one of the product's. Argument: {products, group}. */}}
+{{/* Affinity of a GPU group: the user's, and of those nodes the ones whose product label is one of the product's. Terms are
+     alternatives, so each gets the expression. Argument: {products, group}. */}}
 {{- define "enginery.ray.affinity" -}}
 {{- $affinity := deepCopy (.group.affinity | default dict) -}}
 {{- if and .group.gpuLabels .group.product -}}
 {{- $wanted := dict "key" "nvidia.com/gpu.product" "operator" "In" "values" (index .products .group.product) -}}
-{{- $term := dict "matchExpressions" (list $wanted) -}}
-{{- $node := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" (list $term)) -}}
-{{- $_ := set $affinity "nodeAffinity" (mergeOverwrite (get $affinity "nodeAffinity" | default dict) $node) -}}
+{{- $node := get $affinity "nodeAffinity" | default dict -}}
+{{- $required := get $node "requiredDuringSchedulingIgnoredDuringExecution" | default (dict "nodeSelectorTerms" (list dict)) -}}
+{{- $terms := list -}}
+{{- range $required.nodeSelectorTerms -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $wanted)) .) -}}
+{{- end -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
 {{- end -}}
 {{- toJson $affinity -}}
 {{- end -}}
