@@ -16,14 +16,14 @@ DONE = re.compile(r"] (?!verdict)(.+?): (?:done|built in .*)$", re.MULTILINE)
 CACHED = re.compile(r"] (.+?): cached$", re.MULTILINE)
 
 
-def start(project: Project, *words: str) -> subprocess.Popen[str]:
+def start(project: Project, *words: str, home: Path | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry]
     return subprocess.Popen(
         [*map(str, command), "--jobs", "1", *words],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PREFECT_HOME": str(project.folder.parent / "prefect")},
+        env={**os.environ, "PREFECT_HOME": str(home or project.folder.parent / "prefect")},
         process_group=0,
     )
 
@@ -85,9 +85,15 @@ def test_a_killed_run_leaves_no_process_behind(project: Project) -> None:
     assert alive == []
 
 
-def start_with_prefect(project: Project) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of Prefect: half of a server's first start goes into its database."""
+    return tmp_path_factory.mktemp("prefect")
+
+
+def start_with_prefect(project: Project, home: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A run in the middle of its flow, and the processes that it has started."""
-    process = start(project, "--runner", "prefect")
+    process = start(project, "--runner", "prefect", home=home)
     assert process.stderr is not None
     for line in process.stderr:
         if "export: done" in line:
@@ -97,9 +103,9 @@ def start_with_prefect(project: Project) -> tuple[subprocess.Popen[str], list[ps
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_ends_a_prefect_run_and_its_server(project: Project) -> None:
+def test_ctrl_c_in_a_terminal_ends_a_prefect_run_and_its_server(project: Project, home: Path) -> None:
     """A terminal sends Ctrl-C to all processes of the foreground, Prefect's server among them."""
-    process, family = start_with_prefect(project)
+    process, family = start_with_prefect(project, home)
     os.killpg(process.pid, signal.SIGINT)
     _out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -110,8 +116,8 @@ def test_ctrl_c_in_a_terminal_ends_a_prefect_run_and_its_server(project: Project
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_a_killed_prefect_run_leaves_no_server_behind(project: Project) -> None:
-    process, family = start_with_prefect(project)
+def test_a_killed_prefect_run_leaves_no_server_behind(project: Project, home: Path) -> None:
+    process, family = start_with_prefect(project, home)
     process.kill()
     process.communicate()
     assert psutil.wait_procs(family, timeout=20)[1] == []
