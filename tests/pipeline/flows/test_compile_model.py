@@ -42,7 +42,7 @@ def keys(outcome: Any) -> dict[str, str]:
 @pytest.mark.slow
 def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project, home: Path) -> None:
     for each in (built, project):
-        each.change_spec(precisions=["int8"])
+        each.change_spec(precisions=["int8"], targets=["cpu"])
     done = with_prefect(project, home, "--executor", "ray")
     assert done.returncode == 0, done.stderr
     outcome, reference = json.loads(done.stdout), built.build().json
