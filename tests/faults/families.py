@@ -74,27 +74,26 @@ def encoder(seed: int) -> ModelProto:
     return net
 
 
-def recurrent(seed: int) -> ModelProto:
-    """An LSTM and a GRU over some steps, and a projection of every step."""
-    rng, d = np.random.default_rng(seed), 16
+def recurrent(seed: int, before: str = "", steps: str = "xt", **given: object) -> ModelProto:
+    """A GRU over some steps, and a projection of every step.
+
+    before, steps, given: nodes before the GRU, which read `xt`, what of theirs it reads, and their constants.
+    """
+    rng = np.random.default_rng(seed)
     weights = {
-        "lw": rng.normal(size=(1, 4 * d, 6)) / 2, "lr": rng.normal(size=(1, 4 * d, d)) / 4,
-        "lb": rng.normal(size=(1, 8 * d)) / 4,
-        "w": rng.normal(size=(1, 3 * d, d)) / 2, "r": rng.normal(size=(1, 3 * d, d)) / 4,
-        "b": rng.normal(size=(1, 6 * d)) / 4,
-        "wo": rng.normal(size=(d, 5)) / 2, "bo": rng.normal(size=5) / 2, "axes": np.array([1]),
+        "w": rng.normal(size=(1, 48, 6)) / 2, "r": rng.normal(size=(1, 48, 16)) / 4, "b": rng.normal(size=(1, 96)) / 4,
+        "wo": rng.normal(size=(16, 5)) / 2, "bo": rng.normal(size=5) / 2, "axes": np.array([1]),
     }  # fmt: skip
-    text = """
+    text = f"""
         xt = Transpose<perm=[1,0,2]>(x)
-        l4, state = LSTM<hidden_size=16>(xt, lw, lr, lb)
-        l3 = Squeeze(l4, axes)
-        y4, last = GRU<hidden_size=16>(l3, w, r, b)
+        {before}
+        y4, last = GRU<hidden_size=16>({steps}, w, r, b)
         y3 = Squeeze(y4, axes)
         y = Transpose<perm=[1,0,2]>(y3)
         z0 = MatMul(y, wo)
         z = Add(z0, bo)
     """
-    return with_names(build("float[batch,steps,6] x", "float[batch,steps,5] z", text, weights))
+    return with_names(build("float[batch,steps,6] x", "float[batch,steps,5] z", text, weights | given))
 
 
 def series(seed: int, count: int) -> Samples:

@@ -15,7 +15,7 @@ from builders.types import BuildRequest, Precision, Target
 from pipeline.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
-from tests.faults.families import FAMILIES, Family, detector, floats_of
+from tests.faults.families import FAMILIES, Family, detector, floats_of, recurrent
 from tests.pipeline.quantization.small_nets import CPU, maker, ranges_of, x_net, x_values
 from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
 from validation.attribution.attribute import attribute
@@ -87,7 +87,17 @@ def chosen(seed: int) -> ModelProto:
     return detector(seed, text, ", int64[n,3] kept, float[batch,8] top", **limits, **places)
 
 
-SUBJECTS = {name: FAMILIES[name] for name in FAULTS} | {"detector": replace(FAMILIES["detector"], model=chosen)}
+def stacked(seed: int) -> ModelProto:
+    """`recurrent` with an LSTM before the GRU."""
+    rng = np.random.default_rng(seed)
+    sizes = {"lw": (1, 24, 6), "lr": (1, 24, 6), "lb": (1, 48)}
+    drawn = {name: rng.normal(size=size) / 2 for name, size in sizes.items()}
+    text = "l4, state = LSTM<hidden_size=6>(xt, lw, lr, lb) l3 = Squeeze(l4, axes)"
+    return recurrent(seed, text, "l3", **drawn)
+
+
+MORE = {"detector": chosen, "recurrent": stacked}
+SUBJECTS = {name: replace(FAMILIES[name], model=MORE.get(name, FAMILIES[name].model)) for name in FAULTS}
 
 
 def variant(family: Family, clean: ModelProto, precision: Precision) -> Change:
