@@ -33,6 +33,18 @@ PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
+# Of an HTTPRoute (gateway.networking.k8s.io/v1).
+PARENT = closed(
+    {
+        "name": NAME,
+        "namespace": NAME,
+        "group": {"type": "string"},
+        "kind": {"type": "string"},
+        "sectionName": {"type": "string"},
+        "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+    },
+    "name",
+)
 
 
 def _cron() -> Schema:
@@ -85,6 +97,7 @@ RULES: dict[str, Schema] = {
     "catalog.content": _catalog(),
     "catalog.place": {"type": "string", "pattern": "^(registered|s3://.+|file:///.+)$"},
     "cidrs": CIDRS,
+    "className": OPTIONAL_NAME,
     "clusterUid": {"type": "string"},
     "commonLabels": LABELS,
     "cpu": CPU,
@@ -98,10 +111,15 @@ RULES: dict[str, Schema] = {
     "configMap": OPTIONAL_NAME,
     "extraEgress": {"type": "array", "items": EGRESS},
     "extraEnv": ref("env"),
+    "extraEnvFrom": ref("envFrom"),
+    "extraInitContainers": ref("containers"),
+    "extraVolumeMounts": ref("mounts"),
+    "extraVolumes": ref("volumes"),
     "failedBuildsPerHour": COUNT,
     "finishedJobTtlSeconds": COUNT,
     "fleet.schedule": _cron(),
     "from": ref("peers"),
+    "fsGroup": {"type": ["integer", "null"], "minimum": 1},
     "fullnameOverride": {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
     "gpuResource": {"type": "string", "pattern": r"^nvidia\.com/[a-z0-9.-]+$"},
     "gpusPerWorker": {"type": "integer", "minimum": 1},
@@ -110,6 +128,7 @@ RULES: dict[str, Schema] = {
     "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     "key": KEY,
     "labels": LABELS,
+    "logLevel": {"enum": ["", "DEBUG", "INFO", "WARNING", "ERROR"]},
     "max": {"type": "integer", "minimum": 1},
     "memory": QUANTITY,
     "memoryLimit": QUANTITY,
@@ -118,8 +137,10 @@ RULES: dict[str, Schema] = {
     "name": OPTIONAL_NAME,
     "namespaceSelector": SELECTOR,
     "nodeSelector": LABELS,
+    "parentRefs": {"type": "array", "items": PARENT},
     "pathStyle": {"type": ["boolean", "null"]},
     "podAnnotations": ANNOTATIONS,
+    "podLabels": LABELS,
     "podStartTimeoutSeconds": SECONDS,
     "ports": PORTS,
     "prefix": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"},
@@ -131,15 +152,18 @@ RULES: dict[str, Schema] = {
     "replicas": {"type": "integer", "minimum": 1},
     "registryErrors": COUNT,
     "repository": {"type": "string", "pattern": r"^[^@\s]*$"},
+    "resourceClaimTemplate": OPTIONAL_NAME,
     "resources": ref("resources"),
-    "runAsGroup": {"type": "integer", "minimum": 1},
-    "runAsUser": {"type": "integer", "minimum": 1},
+    "runAsGroup": {"type": ["integer", "null"], "minimum": 1},
+    "runAsUser": {"type": ["integer", "null"], "minimum": 1},
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     "size": QUANTITY,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
     "storageClass": OPTIONAL_NAME,
+    "tlsSecret": OPTIONAL_NAME,
     "tolerations": ref("tolerations"),
+    "topologySpreadConstraints": ref("spread"),
     "traffic": {"type": "string", "pattern": "^(s3://.+|file://.+)?$"},
     "uiApiUrl": {"type": "string", "pattern": "^https?://.+"},
     "unprovenEngines": COUNT,

@@ -36,10 +36,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 
 {{/* Labels of pods: those that select them, and the user's. A chart's version in here would restart every pod, and change
-     Ray's worker groups, on each upgrade. Argument: (list $ component). */}}
+     Ray's worker groups, on each upgrade. Those of the account `builds` have its labels, too. Argument: (list $ component). */}}
 {{- define "enginery.podLabels" -}}
+{{- $values := (index . 0).Values -}}
+{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "deploy" "test") -}}
 {{ include "enginery.selector" . }}
-{{- with (index . 0).Values.commonLabels }}
+{{- with merge (dict) (ternary $values.serviceAccounts.builds.podLabels dict $builds) $values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}

@@ -44,6 +44,64 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
+     values, own: the group's}. */}}
+{{- define "enginery.problems.volumes" -}}
+{{- $path := .path -}}
+{{- $volumes := .own.extraVolumes | default (ternary list .all.extraVolumes (ne .path "")) -}}
+{{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
+{{- $names := list -}}
+{{- range $volumes }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest") }}
+{{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
+{{- end }}
+{{- if has .name $names }}
+{{ $path }}extraVolumes: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range .all.extraVolumes }}{{ $names = append $names .name }}{{ end }}
+{{- $places := list -}}
+{{- range $mounts }}
+{{- if not (has .name $names) }}
+{{ $path }}extraVolumeMounts: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{- end }}
+{{- if regexMatch "^/(tmp|cache|registry|etc/enginery(/.*)?)/?$" .mountPath }}
+{{ $path }}extraVolumeMounts: the chart mounts something at {{ .mountPath }}; give another place
+{{- end }}
+{{- if has .mountPath $places }}
+{{ $path }}extraVolumeMounts: {{ .mountPath }} is there twice; remove one
+{{- end }}
+{{- $places = append $places .mountPath }}
+{{- end }}
+{{- end -}}
+
+{{/* Of the ways from outside to the Prefect server: who reaches its API runs code here. */}}
+{{- define "enginery.problems.exposure" -}}
+{{- $server := .Values.prefect.server -}}
+{{- range $way, $open := dict "ingress" $server.ingress.enabled "httpRoute" $server.httpRoute.enabled -}}
+{{- if $open }}
+{{- if not $server.enabled }}
+prefect.server.{{ $way }}.enabled is true and prefect.server.enabled is false: there is nothing to reach; set prefect.server.{{ $way }}.enabled=false
+{{- end }}
+{{- if not $server.auth.existingSecret }}
+prefect.server.{{ $way }}: whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret
+{{- end }}
+{{- if regexMatch "//(localhost|127[.])" $server.uiApiUrl }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is the browser's own machine; give the URL of the host that is routed here (https://prefect.example/api)
+{{- else if not (regexMatch "^https?://[a-z0-9.-]+(:[0-9]+)?/api$" $server.uiApiUrl) }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} does not end in /api after the host, and the whole host is routed to the server; give https://HOST/api
+{{- end }}
+{{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.prefect.from) }}
+networkPolicy.prefect.from is empty, so what routes to the Prefect server could not reach it; name its namespace or pods
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
+prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- end }}
+{{- end -}}
+
 {{/* Of an image. Argument: {root, which: "control"}. */}}
 {{- define "enginery.problems.image" -}}
 {{- $image := index .root.Values.images .which -}}

@@ -15,8 +15,17 @@
 {{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "commonLabels" "labels" .Values.commonLabels)) -}}
 {{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "extraEnv" "entries" .Values.extraEnv)) -}}
 {{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "prefect.worker.extraEnv" "entries" .Values.prefect.worker.extraEnv)) -}}
+{{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
+{{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
+{{- $lines = append $lines (include "enginery.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginery.problems.network" .) -}}
 {{- $lines = append $lines (include "enginery.problems.metrics" .) -}}
+{{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
+{{- range concat $cpu .Values.gpuGroups -}}
+{{- $path := ternary "cpuGroup." (printf "gpuGroups.%s." .name) (eq .name "cpu") -}}
+{{- $lines = append $lines (include "enginery.problems.env" (dict "root" $ "path" (printf "%sextraEnv" $path) "entries" (.extraEnv | default list))) -}}
+{{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" $path "all" $.Values "own" .)) -}}
+{{- end -}}
 {{- range splitList "\n" (join "\n" $lines) }}{{ if . }}{{ $problems = append $problems . }}{{ end }}{{ end -}}
 
 {{- if and .Values.registry.bucket .Values.registry.existingClaim -}}
@@ -72,6 +81,9 @@
 {{- end -}}
 {{- if and $group.product (contains "/mig-" $group.gpuResource) -}}
 {{- $problems = append $problems (printf "gpuGroups.%s: product %q is a whole GPU and gpuResource %s a slice of one, whose engines are others; remove product, or set gpuResource nvidia.com/gpu" $group.name $group.product $group.gpuResource) -}}
+{{- end -}}
+{{- if and $group.resourceClaimTemplate (ne $group.gpuResource "nvidia.com/gpu") -}}
+{{- $problems = append $problems (printf "gpuGroups.%s: both gpuResource %s and resourceClaimTemplate %s are given; a claim takes the place of a resource: remove one" $group.name $group.gpuResource $group.resourceClaimTemplate) -}}
 {{- end -}}
 {{- if and (not $group.gpuLabels) (not $group.nodeSelector) -}}
 {{- $problems = append $problems (printf "gpuGroups.%s: gpuLabels is false and nodeSelector is empty, so it would run on any GPU; say with nodeSelector which nodes have a %s" $group.name $group.generation) -}}

@@ -34,6 +34,8 @@ priority: 0
 {{- define "enginery.ray.worker" -}}
 {{- $root := .root -}}
 {{- $group := .group -}}
+{{- $claim := ternary $group.resourceClaimTemplate "" .gpus -}}
+{{- $device := and .gpus (not $claim) -}}
 metadata:
   labels:
     {{- include "enginery.podLabels" (list $root "ray-worker") | nindent 4 }}
@@ -72,6 +74,10 @@ spec:
   {{- end }}
   securityContext:
     {{- include "enginery.podSecurity" $root | nindent 4 }}
+  {{- with include "enginery.initContainers" $root | fromJsonArray }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: ray-worker
       image: {{ include "enginery.image" (list $root (ternary "worker" "control" .gpus)) }}
@@ -83,22 +89,25 @@ spec:
         {{- include "enginery.env.registry" $root | nindent 8 }}
         - name: ENGINERY_CACHE
           value: {{ ternary "/cache" "/tmp/cache" $root.Values.ray.sharedCache.enabled }}
-        {{- with $root.Values.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "enginery.env.extra" (list $root $group) | nindent 8 }}
+      {{- include "enginery.envFrom" $root | nindent 6 }}
       resources:
         requests:
           cpu: {{ $group.cpu | quote }}
           memory: {{ $group.memory | quote }}
-          {{- if .gpus }}
+          {{- if $device }}
           {{ $group.gpuResource }}: {{ $group.gpusPerWorker | int64 | quote }}
           {{- end }}
         limits:
           cpu: {{ $group.cpu | quote }}
           memory: {{ $group.memory | quote }}
-          {{- if .gpus }}
+          {{- if $device }}
           {{ $group.gpuResource }}: {{ $group.gpusPerWorker | int64 | quote }}
           {{- end }}
+        {{- if $claim }}
+        claims:
+          - name: gpu
+        {{- end }}
       volumeMounts:
         - name: tmp
           mountPath: /tmp
@@ -107,6 +116,12 @@ spec:
           mountPath: /cache
         {{- end }}
         {{- include "enginery.mounts.registry" $root | nindent 8 }}
+        {{- include "enginery.mounts.extra" (list $root $group) | nindent 8 }}
+  {{- with $claim }}
+  resourceClaims:
+    - name: gpu
+      resourceClaimTemplateName: {{ . }}
+  {{- end }}
   volumes:
     {{- include "enginery.scratch" $group.scratch | nindent 4 }}
     {{- if $root.Values.ray.sharedCache.enabled }}
@@ -115,6 +130,7 @@ spec:
         claimName: {{ include "enginery.sharedCache" $root }}
     {{- end }}
     {{- include "enginery.volumes.registry" $root | nindent 4 }}
+    {{- include "enginery.volumes.extra" (list $root $group) | nindent 4 }}
 {{- end -}}
 
 {{/* A GPU group's values over the defaults of all. Argument: (list $ group). */}}
