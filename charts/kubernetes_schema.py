@@ -1,93 +1,54 @@
 """Schemas of the parts of Kubernetes objects that values hold: what the API server refuses is refused before that.
 
-Sources: Kubernetes API reference (core/v1 Affinity, Toleration, EnvVar, TopologySpreadConstraint, networking.k8s.io/v1
-NetworkPolicyPeer), and its rules for names: RFC 1123 subdomains, label keys of 63 characters below an optional prefix.
+Source: Kubernetes API reference (core/v1 Affinity, Toleration, TopologySpreadConstraint, EnvVar, Volume, Container;
+networking.k8s.io/v1 NetworkPolicyPeer).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-Schema = dict[str, Any]
-
-
-def closed(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An object with these keys and no others."""
-    found: Schema = {"type": "object", "additionalProperties": False, "properties": dict(properties)}
-    return {**found, "required": list(required)} if required else found
-
-
-def listed(item: Schema) -> Schema:
-    """A list with at least one such item: an empty one means something else to Kubernetes, mostly 'all'."""
-    return {"type": "array", "minItems": 1, "items": item}
-
-
-def ref(name: str) -> Schema:
-    """A schema of `DEFINITIONS`, which a document holds once however often it is needed."""
-    return {"$ref": f"#/definitions/{name}"}
-
-
-_PART = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_SUBDOMAIN = rf"{_PART}(\.{_PART})*"
-_WORD = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-
-NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"}
-OPTIONAL_NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
-# A name that also becomes the value of a label.
-OPTIONAL_LABEL_NAME: Schema = {**OPTIONAL_NAME, "maxLength": 63}
-KEY: Schema = {"type": "string", "maxLength": 253, "pattern": "^[A-Za-z0-9._-]+$"}
-LABEL_KEY: Schema = {"type": "string", "pattern": f"^({_SUBDOMAIN}/)?{_WORD}$"}
-LABEL_VALUE: Schema = {"type": "string", "pattern": f"^({_WORD})?$"}
-
-
-def _named(value: Schema) -> Schema:
-    """A mapping by label keys. As patterns of keys, so that a message says where a wrong one is."""
-    return {"type": "object", "patternProperties": {LABEL_KEY["pattern"]: value}, "additionalProperties": False}
-
-
-LABELS, ANNOTATIONS, SELECTOR = ref("labels"), ref("annotations"), ref("selector")
-
-
-def _octets() -> str:
-    octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-    return rf"({octet}\.){{3}}{octet}/(3[0-2]|[12]?[0-9])"
-
-
-def _hextets() -> Iterator[str]:
-    """The ways to write an IPv6 address: whole, and with `::` after each number of hextets."""
-    hextet = "[0-9a-fA-F]{1,4}"
-    yield f"({hextet}:){{7}}{hextet}"
-    yield f"({hextet}:){{1,7}}:"
-    yield from (f"({hextet}:){{1,{before}}}(:{hextet}){{1,{7 - before}}}" for before in range(1, 7))
-    yield f":((:{hextet}){{1,7}}|:)"
-
-
-CIDR: Schema = {
-    "type": "string",
-    "pattern": f"^({_octets()}|({'|'.join(_hextets())})/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$",
-}
-
-_EXPRESSION = closed(
-    {
-        "key": LABEL_KEY,
-        "operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
-        "values": {"type": "array", "items": LABEL_VALUE},
-    },
-    "key",
-    "operator",
+from charts.kubernetes_names import (
+    CIDR,
+    KEY,
+    LABEL_KEY,
+    LABEL_VALUE,
+    LABELS,
+    NAME,
+    PART,
+    SELECTOR,
+    Schema,
+    closed,
+    listed,
+    named,
+    ref,
 )
+
+
+def _expression(key: Schema, value: Schema, *more: str) -> Schema:
+    """One requirement on labels: `In` and `NotIn` need values, `Exists` and `DoesNotExist` take none, others one."""
+    values = {"type": "array", "items": value}
+    found = closed(
+        {"key": key, "operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist", *more]}, "values": values}
+    )
+    sizes = {
+        ("In", "NotIn"): {"minItems": 1},
+        ("Exists", "DoesNotExist"): {"maxItems": 0},
+        more: {"minItems": 1, "maxItems": 1},
+    }
+    rules = [
+        {
+            "if": {"properties": {"operator": {"enum": list(operators)}}},
+            "then": {"properties": {"values": size}, **({"required": ["values"]} if "minItems" in size else {})},
+        }
+        for operators, size in sizes.items()
+        if operators
+    ]
+    return {**found, "required": ["key", "operator"], "allOf": rules}
+
+
+_EXPRESSION = _expression(LABEL_KEY, LABEL_VALUE)
 _SELECTOR: Schema = closed(
     {"matchLabels": LABELS, "matchExpressions": {"type": "array", "items": _EXPRESSION}},
 )
 
-_NODE_EXPRESSION: Schema = closed(
-    {
-        "key": {"type": "string", "minLength": 1},
-        "operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]},
-        "values": {"type": "array", "items": {"type": "string"}},
-    },
-    "key",
-    "operator",
-)
+_NODE_EXPRESSION = _expression({"type": "string", "minLength": 1}, {"type": "string"}, "Gt", "Lt")
 # An empty term matches no node, and would match some if an expression were added to it.
 _NODE_TERM = {
     **closed({"matchExpressions": listed(_NODE_EXPRESSION), "matchFields": listed(_NODE_EXPRESSION)}),
@@ -140,6 +101,7 @@ _TOLERATION: Schema = {
             "tolerationSeconds": {"type": "integer", "minimum": 0},
         }
     ),
+    "dependencies": {"tolerationSeconds": {"properties": {"effect": {"const": "NoExecute"}}, "required": ["effect"]}},
     # `Exists` asks for no value; anything else asks for a key.
     "if": {"properties": {"operator": {"const": "Exists"}}, "required": ["operator"]},
     "then": {"properties": {"value": {"const": ""}}},
@@ -185,11 +147,14 @@ _ENV_FROM: Schema = {
     "anyOf": [{"required": ["secretRef"]}, {"required": ["configMapRef"]}],
 }
 
-# Which kinds of volume there are differs between versions of Kubernetes; one has a name and a kind.
+_LABEL: Schema = {"type": "string", "maxLength": 63, "pattern": f"^{PART}$"}
+_KINDS = (
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "fc", "hostPath", "image", "iscsi", "nfs",
+    "persistentVolumeClaim", "projected", "secret",
+)  # fmt: skip
+# A name and a kind; what a kind has is left to Kubernetes, whose versions differ.
 _VOLUME: Schema = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 63, "pattern": f"^{_PART}$"}},
-    "required": ["name"],
+    **closed({"name": _LABEL, **{kind: {"type": "object"} for kind in _KINDS}}, "name"),
     "minProperties": 2,
     "maxProperties": 2,
 }
@@ -201,19 +166,33 @@ _MOUNT: Schema = closed(
         "subPathExpr": {"type": "string"},
         "readOnly": {"type": "boolean"},
         "recursiveReadOnly": {"enum": ["Disabled", "IfPossible", "Enabled"]},
-        "mountPropagation": {"enum": ["None", "HostToContainer", "Bidirectional"]},
+        "mountPropagation": {"enum": ["None", "HostToContainer"]},
     },
     "name",
     "mountPath",
 )
-_CONTAINER: Schema = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 63, "pattern": f"^{_PART}$"},
+_WORDS: Schema = {"type": "array", "items": {"type": "string"}}
+_OPEN: Schema = {"type": "object"}
+_CONTAINER: Schema = closed(
+    {
+        "name": _LABEL,
         "image": {"type": "string", "minLength": 1},
+        "imagePullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
+        "command": _WORDS,
+        "args": _WORDS,
+        "workingDir": {"type": "string"},
+        "env": ref("env"),
+        "envFrom": ref("envFrom"),
+        "ports": {"type": "array", "items": _OPEN},
+        "resources": _OPEN,
+        "restartPolicy": {"const": "Always"},
+        "securityContext": _OPEN,
+        "startupProbe": _OPEN,
+        "volumeMounts": ref("mounts"),
     },
-    "required": ["name", "image"],
-}
+    "name",
+    "image",
+)
 
 _PORT = closed(
     {
@@ -237,11 +216,11 @@ EGRESS: Schema = closed({"to": listed(_PEER), "ports": listed(_PORT)}, "to")
 
 DEFINITIONS: dict[str, Schema] = {
     "affinity": _AFFINITY,
-    "annotations": _named({"type": "string"}),
+    "annotations": named({"type": "string"}),
     "containers": {"type": "array", "items": _CONTAINER},
     "env": {"type": "array", "items": _ENV},
     "envFrom": {"type": "array", "items": _ENV_FROM},
-    "labels": _named(LABEL_VALUE),
+    "labels": named(LABEL_VALUE),
     "mounts": {"type": "array", "items": _MOUNT},
     "peers": {"type": "array", "items": _PEER},
     "selector": _SELECTOR,

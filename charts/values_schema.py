@@ -8,11 +8,9 @@ from typing import Any
 
 from builders.targets import GENERATIONS, names
 from builders.types import PRECISIONS
-from charts.kubernetes_schema import (
+from charts.kubernetes_names import (
     ANNOTATIONS,
     CIDR,
-    DEFINITIONS,
-    EGRESS,
     KEY,
     LABELS,
     NAME,
@@ -24,10 +22,12 @@ from charts.kubernetes_schema import (
     listed,
     ref,
 )
+from charts.kubernetes_schema import DEFINITIONS, EGRESS
 
+# A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant.
+CPU = {"type": ["string", "integer"], "minimum": 1, "pattern": r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$"}
+BYTES = {"type": "string", "pattern": r"^([0-9]{7,}|[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti))$"}
 QUANTITY = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
-# A whole number of CPUs may be given as one. A number of bytes may not: `memory: 16` was never meant.
-CPU = {**QUANTITY, "type": ["string", "integer"], "minimum": 1}
 OPEN = {"type": "object"}
 PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
@@ -86,7 +86,7 @@ def _catalog() -> Schema:
     )
 
 
-_AMOUNTS = {"type": "object", "properties": {"cpu": CPU}, "additionalProperties": QUANTITY}
+_AMOUNTS = {"type": "object", "properties": {"cpu": CPU, "memory": BYTES}, "additionalProperties": QUANTITY}
 
 # What a value is, by the last words of its path; the longest that fits wins.
 RULES: dict[str, Schema] = {
@@ -130,9 +130,9 @@ RULES: dict[str, Schema] = {
     "labels": LABELS,
     "logLevel": {"enum": ["", "DEBUG", "INFO", "WARNING", "ERROR"]},
     "max": {"type": "integer", "minimum": 1},
-    "memory": QUANTITY,
-    "memoryLimit": QUANTITY,
-    "memoryRequest": QUANTITY,
+    "memory": BYTES,
+    "memoryLimit": BYTES,
+    "memoryRequest": BYTES,
     "min": COUNT,
     "name": OPTIONAL_NAME,
     "namespaceSelector": SELECTOR,
@@ -158,7 +158,7 @@ RULES: dict[str, Schema] = {
     "runAsUser": {"type": ["integer", "null"], "minimum": 1},
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
-    "size": QUANTITY,
+    "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
     "storageClass": OPTIONAL_NAME,
     "tlsSecret": OPTIONAL_NAME,

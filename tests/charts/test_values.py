@@ -14,6 +14,7 @@ from charts.values_schema import values_schema
 from tests.charts.kube import job_variables, label, pod_specs
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NO_VALUES = {"matchExpressions": [{"key": "app", "operator": "In"}]}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
@@ -48,6 +49,9 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("prefect.worker.replicas", 0, "minimum"),
         ("prefect.server.resources.requests.cpu", 0.5, "want integer or string"),
         ("prefect.server.resources.requests.memory", 16, "want string"),
+        ("prefect.server.resources.requests.memory", "512m", "pattern"),
+        ("prefect.server.resources.requests.cpu", "1Gi", "pattern"),
+        ("cpuGroup.memory", "16", "pattern"),
         ("prefect.server.resources.limit", {}, "limit"),
         ("prefect.server.tolerations", [{"key": "a", "effekt": "NoSchedule"}], "effekt"),
         ("prefect.server.tolerations", [{"key": "a", "effect": "Never"}], "NoSchedule"),
@@ -99,6 +103,14 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("prefect.server.nodeSelector", {"not a key": "x"}, "'not a key' not allowed"),
         ("catalog.place", "registred", "pattern"),
         ("extraVolumes", [{"name": "a"}], "minProperties"),
+        ("extraVolumes", [{"name": "a", "emptyDri": {}}], "emptyDri"),
+        ("extraInitContainers", [{"name": "a", "image": "b", "comand": []}], "comand"),
+        ("prefect.server.tolerations", [{"key": "a", "operator": "Exists", "tolerationSeconds": 1}], "effect"),
+        (
+            "cpuGroup.affinity",
+            {"podAffinity": {REQUIRED: [{"topologyKey": "a", "labelSelector": NO_VALUES}]}},
+            "values",
+        ),
         ("extraEnvFrom", [{"prefix": "A_"}], "secretRef"),
         ("prefect.logLevel", "debug", "DEBUG"),
         ("prefect.worker.topologySpreadConstraints", [{"topologyKey": "zone"}], "maxSkew"),
@@ -160,6 +172,28 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("fleet", {"apply": True}, "fleet.apply is true and fleet.enabled is false"),
         ("networkPolicy.registry.cidrs", [], "networkPolicy.registry has neither cidrs nor namespaceSelector"),
         ("networkPolicy.postgresql", {"cidrs": []}, r"networkPolicy.postgresql.cidrs is empty.*extraEgress"),
+        (
+            "networkPolicy.registry.cidrs",
+            ["10.0.0.1/24"],
+            "networkPolicy.registry.cidrs: 10.0.0.1/24 has bits set beyond",
+        ),
+        ("networkPolicy.apiServer.cidrs", ["10.0.128.0/16"], "10.0.128.0/16 has bits"),
+        ("networkPolicy.apiServer.cidrs", ["2001:db8::1/64"], "2001:db8::1/64 has bits"),
+        ("networkPolicy.apiServer.cidrs", ["2001:db8:0:8000::/48"], "2001:db8:0:8000::/48 has bits"),
+        ("networkPolicy.prefect.from", [{"ipBlock": {"cidr": "10.0.0.9/31"}}], "prefect.from: 10.0.0.9/31 has bits"),
+        ("networkPolicy.extraEgress", [{"to": [{"ipBlock": {"cidr": "10.0.0.9/8"}}]}], "extraEgress: 10.0.0.9/8 has"),
+        (
+            "prefect.server.resources",
+            {"requests": {"memory": "4Gi"}},
+            "requests.memory: 4Gi is more than the limit, 2Gi",
+        ),
+        (
+            "ray.head",
+            {"resources": {"requests": {"cpu": 4}}},
+            "ray.head.resources.requests.cpu: 4 is more than the limit, 2",
+        ),
+        ("prefect.flowRuns", {"memoryRequest": "32Gi"}, "flowRuns.memoryRequest: 32Gi is more than the limit, 16Gi"),
+        ("serviceAccounts", {"builds": {"name": "a"}, "rayHead": {"name": "a"}}, 'rayHead: "a" is made for serviceAcc'),
         ("images.control.repository", "example/x:v1", 'images.control.repository: "example/x:v1" has a tag; put it'),
         ("images.control.tag", "v1", "images.control has both tag v1 and digest"),
         ("metrics.serviceMonitor", SCRAPES, "scrapeTimeout 1m is longer than interval 30s"),
@@ -211,7 +245,20 @@ def test_schedules_that_say_something_are_taken(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
 
 
-@pytest.mark.parametrize("cidr", ["10.0.0.0/8", "0.0.0.0/0", "::/0", "fd00::/8", "2001:db8:1:2::/64", "fe80::1:2/128"])
+@pytest.mark.parametrize(
+    "cidr",
+    [
+        "10.0.0.0/8",
+        "0.0.0.0/0",
+        "::/0",
+        "fd00::/8",
+        "2001:db8:1:2::/64",
+        "fe80::1:2/128",
+        "10.0.0.130/31",
+        "fd00:ff00::/24",
+        "1:2:3:4:5:6:7:8/128",
+    ],
+)
 def test_networks_of_both_families_are_taken(cidr: str) -> None:
     assert (
         f'cidr: "{cidr}"'

@@ -121,18 +121,28 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- end }}
 {{- end -}}
 
-{{/* Of network policies. An empty list allows nothing, and something must be reached. */}}
-{{- define "enginery.problems.network" -}}
-{{- $net := .Values.networkPolicy -}}
-{{- if and $net.enabled (not $net.extraEgress) }}
-{{- if and (include "enginery.usesBuckets" .) (not $net.registry.cidrs) (not $net.registry.namespaceSelector) }}
-networkPolicy.registry has neither cidrs nor namespaceSelector, so nothing could reach the bucket; name where it is, there or in networkPolicy.extraEgress
+{{/* A quantity ('500m', '16Gi', 8) as a number. */}}
+{{- define "enginery.quantity" -}}
+{{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
+{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- mulf (toString . | trimSuffix $unit | float64) (get $sizes $unit) -}}
+{{- end -}}
+
+{{/* Of requests and limits: who raises a request alone has the default limit below it. */}}
+{{- define "enginery.problems.resources" -}}
+{{- $runs := .Values.prefect.flowRuns -}}
+{{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
+{{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
+      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "ray.autoscaler" .Values.ray.autoscaler
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests -}}
+{{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
+{{- end -}}
+{{- range $path, $resources := $all }}
+{{- range $name, $request := $resources.requests }}
+{{- $limit := get ($resources.limits | default dict) $name }}
+{{- if and $limit (gt (include "enginery.quantity" $request | float64) (include "enginery.quantity" $limit | float64)) }}
+{{ $path }}.{{ $name }}: {{ $request }} is more than the limit, {{ $limit }}; raise the limit, too
 {{- end }}
-{{- if and (not .Values.prefect.server.enabled) (not $net.prefect.cidrs) }}
-networkPolicy.prefect.cidrs is empty, so nothing could reach prefect.externalApi.url; name where it is, there or in networkPolicy.extraEgress
-{{- end }}
-{{- if and .Values.prefect.server.enabled .Values.prefect.server.postgresql.existingSecret (not $net.postgresql.cidrs) }}
-networkPolicy.postgresql.cidrs is empty, so the Prefect server could not reach its database; name where it is, there or in networkPolicy.extraEgress
 {{- end }}
 {{- end }}
 {{- end -}}

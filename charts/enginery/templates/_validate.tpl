@@ -17,6 +17,7 @@
 {{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "prefect.worker.extraEnv" "entries" .Values.prefect.worker.extraEnv)) -}}
 {{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
 {{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
+{{- $lines = append $lines (include "enginery.problems.resources" .) -}}
 {{- $lines = append $lines (include "enginery.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginery.problems.network" .) -}}
 {{- $lines = append $lines (include "enginery.problems.metrics" .) -}}
@@ -34,7 +35,12 @@
 {{- $problems = append $problems "registry: neither bucket nor existingClaim is given; name the bucket, or a ReadWriteMany claim" -}}
 {{- end -}}
 
+{{- $accounts := dict -}}
 {{- range $which, $account := .Values.serviceAccounts -}}
+{{- if and $account.create $account.name (hasKey $accounts $account.name) -}}
+{{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which $account.name (get $accounts $account.name)) -}}
+{{- end -}}
+{{- if $account.create }}{{ $_ := set $accounts $account.name $which }}{{ end -}}
 {{- if and (not $account.create) (not $account.name) -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}
 {{- end -}}
