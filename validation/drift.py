@@ -37,7 +37,8 @@ from validation.npz import Array
 from validation.passes import exponent_of, flat_parts, sampled_parts
 from validation.rows import Rows, measure_rows
 from validation.slice_limits import worst_slice
-from validation.slices import Slices, SliceSums
+from validation.slice_sums import SliceSums
+from validation.slices import Slices
 from validation.ulp import Ulps, measure_ulps
 
 Extra = Literal["argmax", "rows", "ulp"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from validation.npz import Array
 from validation.pairs import Block, blocks_of, pairs_of
-from validation.slices import FeatureSums, SliceSums
+from validation.slice_sums import FeatureSums, SliceSums
 
 # Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
 PIECE = 1 << 13

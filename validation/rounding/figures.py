@@ -79,5 +79,5 @@ def _greatest_slices(found: Sequence[Slices]) -> Slices | None:
         for row, item in zip(energies, sums, strict=True):
             np.divide(item.error_sq, item.count, out=row[: len(item.count)], where=item.count > 0)
         ones = np.ones(energies.shape[1])
-        axes[axis] = AxisSums(ones, ones, energies.max(axis=0), ones)
+        axes[axis] = AxisSums(ones, ones, energies.max(axis=0), ones, ones)
     return Slices(axes, 0.0, 0, None, 0.0)
