@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from builders.types import Dim, TensorSpec
-from validation.budget import Budget, default_budget
+from validation.budget import Budget, Budgets, default_budget
 from validation.compare import drift_checks
 from validation.drift import measure
 from validation.golden import GoldenSet, freeze
+from validation.limits import Limits
 from validation.report import describe
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
@@ -46,8 +47,8 @@ def frozen(net, seed) -> GoldenSet:
     return freeze([{"x": part} for part in np.split(x, SAMPLES // 4)], SPECS, DIMS, net.run)
 
 
-def broken(reference, candidate, budget, seed, honest=None):
-    checks = drift_checks("quantization", reference, candidate, frozen(reference, seed), budget, honest=honest)
+def broken(reference, candidate, limits, seed):
+    checks = drift_checks("quantization", reference, candidate, frozen(reference, seed), limits)
     return [describe(check) for check in checks if not check.passed]
 
 
@@ -71,7 +72,8 @@ def test_nor_where_limits_follow_from_honest_rounding():
         drift = measure(expected, honest, samples=SAMPLES)
         limit = drift.sqnr_db - 12
         budget = Budget(sqnr_db=limit, slice_sqnr_db=limit, centered_sqnr_db=drift.centered_sqnr_db - 12)
-        found += broken(reference, candidate, budget, seed, {("y", "golden"): drift, ("y", "edge"): drift})
+        limits = Limits(Budgets(budget), {("y", "golden"): drift, ("y", "edge"): drift})
+        found += broken(reference, candidate, limits, seed)
     assert found == []
 
 
