@@ -36,6 +36,7 @@ def fuzz_engine(
 
     from builders.onnxruntime import OrtSession
     from validation.budget import budgets, default_budget
+    from validation.comparison import golden_drifts
     from validation.fuzz.cases import draw, histogram_from_json, parse_only
     from validation.fuzz.groups import Groups
     from validation.fuzz.outcome import Pair
@@ -56,9 +57,8 @@ def fuzz_engine(
         OrtSession(runnable(source, wanted.precision), optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        pair = Pair(
-            expected, actual, wanted.precision, StagedLimits.of(budget), documented, _exact(source, wanted.precision)
-        )
+        exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)
+        pair = Pair(expected, actual, wanted.precision, StagedLimits.of(budget), documented, exact, usual)
         found = fuzz(cases, specs, dims, Groups(frozen), pair, asked["seed"])
     return found.to_json(lambda case: shlex.join([*asked["command"], "--only", str(case)]))
 
