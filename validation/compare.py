@@ -133,7 +133,9 @@ def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: Bu
     """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
     for output, value in first.items():
         try:
-            checks = case_checks(joint, case.name, output, value, again[output], limits.of(output, case.kind))
+            checks = case_checks(
+                joint, case.name, output, value, again[output], limits.of(output, case.kind, value.size)
+            )
         except (KeyError, ValueError) as error:
             yield Check(joint, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
             continue

@@ -22,6 +22,8 @@ from validation.report import Check
 from validation.tally import Spreads, samples_of
 
 Honest = Mapping[tuple[str, str], Drift]
+# The checks whose lines say where limits come from.
+NOTED = ("sqnr_db", "agreement")
 
 
 @dataclass
@@ -102,7 +104,7 @@ class Comparison:
             yield Check(self.joint, "measured", "", "golden", 0.0, None, False, note)
 
     def _measured(self, name: str, output: Compared, drift: Drift, kind: str, usual: Drift | None) -> Measured:
-        budget, honest = self.limits.of(name, kind), self.honest.get((name, kind))
+        budget, honest = self.limits.of(name, kind, drift.count), self.honest.get((name, kind))
         common = max(part.exponent for part in (drift, usual, honest) if part)
         drift, still = drift.scaled(common), still_share(output.dtype)
         usual, honest = (part and part.scaled(common) for part in (usual, honest))
@@ -117,7 +119,7 @@ class Comparison:
             note = "the same for every sample, where the expected output differs"
             yield Check(self.joint, "constant", name, "golden", None, None, False, note)
         for value in found.values():
-            note = self.limits.notes.get((name, "golden"), value.note) if value.name == "sqnr_db" else value.note
+            note = self.limits.notes.get((name, "golden"), value.note) if value.name in NOTED else value.note
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.joint, name, "golden", replace(value, note=note))
 

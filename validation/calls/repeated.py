@@ -128,7 +128,7 @@ class Repeats:
             pair = first[name].array(), now[name].array()
             if exact:
                 return f"{_unequal(*pair)} of {pair[0].size} elements of {name} have other bits than at first"
-            for check in case_checks("engine", item.name, name, *pair, self.budgets.of(name, "edge")):
+            for check in case_checks("engine", item.name, name, *pair, self.budgets.of(name, "edge", pair[0].size)):
                 if not check.passed:
                     return f"against the first answer, {describe(check)}"
         return ""

@@ -104,7 +104,7 @@ def _checks(case: FuzzCase, expected: Tensors, actual: Tensors, pair: Pair) -> t
     real = case.values == "realistic"
     checks: list[Check] = []
     for output, value in expected.items():
-        budget = pair.budgets.of(output, "edge") if real else pair.documented
+        budget = pair.budgets.of(output, "edge", value.size) if real else pair.documented
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
