@@ -74,8 +74,8 @@ class Budgets:
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
     decisions: Mapping[str, Decisions] = field(default_factory=dict)
 
-    def of(self, output: str, kind: str, elements: int) -> Budget:
-        """The budget of an output of so many elements in a kind of case."""
+    def of(self, output: str, kind: str, elements: int = 0) -> Budget:
+        """The budget of an output in a kind of case. elements: of integers, how many are compared."""
         found = self.measured.get((output, kind), self.default)
         if output not in self.decisions:
             return found
@@ -129,9 +129,19 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
     if joint == "engine":
         for output, sqnr_db in honest.most_samples.items():
             key = output, "golden"
-            measured[key] = replace(measured.get(key, default), quartile_sqnr_db=_held(sqnr_db, HONEST_DB))
+            measured[key] = _with_quartile(measured.get(key, default), sqnr_db)
     notes |= {(output, "golden"): str(decisions) for output, decisions in honest.decisions.items()}
     return Budgets(default, measured, notes, honest.decisions)
+
+
+def strictest(joint: Joint, precision: Precision, noise: Noise | None) -> Budgets:
+    """The limits of a model whose honest rounding is least: those of `budgets` are never above them."""
+    found, rounded = budgets(joint, precision, noise), "fp32" if joint == "export" else precision
+    if rounded != "fp32":
+        held = _above_honest(joint, found.default, rounded, EXACT)[0]
+        return Budgets(_with_quartile(held, math.inf) if joint == "engine" else held)
+    measured = {key: _with_slices(budget, EXACT) for key, budget in found.measured.items()}
+    return Budgets(_with_slices(found.default, EXACT), measured, found.notes)
 
 
 def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], Floor]]:
@@ -170,6 +180,10 @@ def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Bud
     return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=_held(drift.centered_sqnr_db, margin))
 
 
+def _with_quartile(budget: Budget, honest_db: float) -> Budget:
+    return replace(budget, quartile_sqnr_db=_held(honest_db, HONEST_DB))
+
+
 def _held(honest_db: float, margin: float) -> float:
     """The limit that honest rounding gives: with a margin, and as if it were no less than float32's noise."""
     return _least(min(honest_db, MOST_DB - MARGIN_DB["fp32"]) - margin)
@@ -201,6 +215,8 @@ ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13),
 MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
 # The margin where a floor loosens fp32's documented limit: what Winograd's convolutions cost, and no more.
 LOOSE_DB = 20.0
+# The drift of a kernel that adds nothing.
+EXACT = Drift(count=1, expected_sq=1.0, centered_sq=1.0)
 # An answer that explains less than half of an output is none.
 LEAST_DB = 3.0
 # Floors above it say that an output holds few roundings or none (a copy, a count), and nothing about what others cost.

@@ -38,7 +38,7 @@ class Decisions:
         if kind == "golden":
             allowed = max(self.share, self._bound(self.changed, self.elements))
         else:
-            allowed = self._bound(self.share * elements, elements) if self.changed else 0.0
+            allowed = self._bound(self.share * elements, elements) if self.changed and elements else 0.0
         return round(MOST - allowed, 4)
 
     def _bound(self, changed: float, elements: int) -> float:
