@@ -42,22 +42,26 @@ Opener = Callable[[Path], AbstractContextManager[Session]]
 class _Way:
     """One way to round: the two inputs of the perturbed graph, and the share of its error's energy that counts.
 
-    natural: whether no more elements fall elsewhere than do by right.
+    natural: whether samples and decisions are counted, since hardly more elements fall elsewhere than do by right.
+    draw: of the same way.
     """
 
     skip: bool
     flips: float
     share: float = 1.0
     natural: bool = True
+    draw: int = 0
 
 
 @dataclass
 class _Sums:
-    """What one way to round does to an output, over some cases. filled: see `with_chance`.  together: see Decisions."""
+    """What one way to round does to an output, over some cases. filled: see `with_chance`.  together, case: see
+    `Decisions`."""
 
     drift: Drift = field(default_factory=Drift)
     filled: int = 0
     together: int = 0
+    case: int = 0
 
     def add(self, expected: Array, actual: Array, samples: int) -> None:
         """Take a case."""
@@ -66,15 +70,22 @@ class _Sums:
         if is_exact(expected):
             moved = np.count_nonzero((expected != actual).reshape(samples, -1), axis=1)
             self.together = max(self.together, int(moved.max(initial=0)))
+            self.case = max(self.case, expected.size)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Cases that are judged together. parts: how many such cases all of the data is."""
+    """Cases that are judged together. parts: how many such cases all of the data is.  small: whether the model is."""
 
     kind: str
     cases: Sequence[Case]
     parts: float
+    small: bool
+
+    @property
+    def unmeasured(self) -> float:
+        """How many times the data that is measured is left."""
+        return max(self.parts / len(self.cases) - 1, 0.0)
 
 
 def honest_rounding(
@@ -109,6 +120,7 @@ def honest_rounding(
 def _measured(groups: Sequence[_Group], pair: tuple[Session, Session], ways: tuple[bool, bool]) -> Honest:
     found: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
+    left = next((group.unmeasured for group in groups if group.kind == "golden"), 0.0)
     for group in groups:
         for (output, way), sums in _run(group, *pair, list(_runs(*ways, group))).items():
             if group.kind == "golden":
@@ -120,7 +132,7 @@ def _measured(groups: Sequence[_Group], pair: tuple[Session, Session], ways: tup
     return Honest(
         dict(_greatest(found)),
         {output: _most_samples(runs) for output, runs in floats.items()},
-        {output: _decisions(runs) for output, runs in golden.items() if output not in floats},
+        {output: _decisions(runs, left) for output, runs in golden.items() if output not in floats},
     )
 
 
@@ -132,14 +144,11 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
     return min(known) if known else min(map(sqnr_of_worst, drifts.values()))
 
 
-def _decisions(runs: Mapping[_Way, _Sums]) -> Decisions:
-    """Of integers, what changes by right, by the way that changes most."""
-    found = [
-        Decisions(sums.drift.mismatches or 0, sums.drift.count, max(sums.together, 1))
-        for way, sums in runs.items()
-        if way.natural
-    ]
-    return max(found, key=lambda item: item.share)
+def _decisions(runs: Mapping[_Way, _Sums], left: float) -> Decisions:
+    """Of integers, what changes by right, by the way that changes most. left: times what was measured."""
+    sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
+    count = sums.drift.count
+    return Decisions(sums.drift.mismatches or 0, count, max(sums.together, 1), round(left * count), sums.case)
 
 
 def _greatest(found: Mapping[tuple[str, str], list[Drift]]) -> Iterator[tuple[tuple[str, str], Drift]]:
@@ -150,16 +159,21 @@ def _greatest(found: Mapping[tuple[str, str], list[Drift]]) -> Iterator[tuple[tu
 
 
 def _runs(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
-    """Among all golden cases, or in an edge, the few elements that fall elsewhere are to be found."""
+    """Among all golden cases, or in an edge, the few elements that fall elsewhere are to be found.
+
+    Of a small model those are more than fall by right, and that is a run of its own; of a large one, which has more
+    elements than that near a tie, what many do is drawn twice, because few samples show it.
+    """
     few = FEW / group.parts
     skips = (False, True) if halves else (False,)
     for skip in skips:
-        yield _Way(skip, few, natural=not grids)
-    if grids:
-        yield _Way(halves, MANY, few / MANY, natural=False)
-    if grids and group.kind == "golden":
-        for skip in skips:
-            yield _Way(skip, 0.0)
+        yield _Way(skip, few, natural=not (grids and group.small))
+    if not grids:
+        return
+    for draw in range(2 if group.kind == "golden" and not group.small else 1):
+        yield _Way(halves, MANY, few / MANY, natural=False, draw=draw)
+    if group.kind == "golden" and group.small:
+        yield from (_Way(skip, 0.0) for skip in skips)
 
 
 def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way]) -> dict[tuple[str, _Way], _Sums]:
@@ -189,8 +203,8 @@ def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
     within = [index for index in ordered if sizes[index] <= most]
     edges = [*ordered[: MOST_EDGES - 1], *ordered[-1:]] if small else [*ordered[:1], *within[-1:]]
     parts = kinds.count("golden") * sum(map(_size, whole)) / max(sum(map(_size, cases)), 1)
-    single = [_Group("edge", [golden.cases[index]], 1) for index in dict.fromkeys(edges)]
-    return [_Group("golden", cases, parts), *single] if cases else single
+    single = [_Group("edge", [golden.cases[index]], 1, small) for index in dict.fromkeys(edges)]
+    return [_Group("golden", cases, parts, small), *single] if cases else single
 
 
 def _first_samples(case: Case, reference: Session) -> Case:
