@@ -22,6 +22,9 @@ from validation.npz import Array
 from validation.report import Check
 from validation.tally import Spreads, samples_of
 
+# The checks whose lines say where limits come from.
+NOTED = ("sqnr_db", "agreement")
+
 
 @dataclass
 class Compared:
@@ -101,13 +104,14 @@ class Comparison:
     def _golden(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
         if output.golden is None:
             return
-        found = _measured(self.joint, output.dtype, of_golden(output.golden), None, limits.at(name, "golden"))
+        held = limits.at(name, "golden", output.golden.count)
+        found = _measured(self.joint, output.dtype, of_golden(output.golden), None, held)
         varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
             yield Check(self.joint, "constant", name, "golden", None, None, False, note)
         for value in found.values():
-            note = limits.budgets.notes.get((name, "golden"), value.note) if value.name == "sqnr_db" else value.note
+            note = limits.budgets.notes.get((name, "golden"), value.note) if value.name in NOTED else value.note
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.joint, name, "golden", replace(value, note=note))
 
@@ -115,7 +119,8 @@ class Comparison:
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
-            for value in _measured(self.joint, output.dtype, drift, usual, limits.at(name, "edge")).values():
+            held = limits.at(name, "edge", drift.count)
+            for value in _measured(self.joint, output.dtype, drift, usual, held).values():
                 columns.setdefault(value.name, {})[case] = value
         for values in columns.values():
             yield _worst_edge(self.joint, name, values)

@@ -21,6 +21,7 @@ from validation.slice_limits import FEWEST, worst_slice
 from validation.slices import Slices
 
 STILL = 8.0
+_FEW = "too few samples to judge"
 # The same, for an answer that does not vary at all.
 MOVES = 2.0
 
@@ -98,6 +99,8 @@ class Measured:
                 yield from self._centered(least)
             elif name == "slice_sqnr_db":
                 yield from self._slice(least)
+            elif name == "quartile_sqnr_db":
+                yield from self._quartile(least)
             elif name in ("sqnr_db", "max_rel"):
                 yield Value(name, least, getattr(self._sized, name))
             else:
@@ -111,9 +114,19 @@ class Measured:
             yield Value("centered_sqnr_db", None, None, "the expected output does not vary over the samples")
             return
         value = math.inf if not drift.error_sq else 10 * math.log10(self._variation / drift.error_sq)
-        few = drift.slices.freedom < FEWEST and self.usual is None
         note = "of one sample: within the output" if drift.slices.samples == 1 and self.usual is None else ""
-        yield Value("centered_sqnr_db", None if few else limit, value, "too few samples to judge" if few else note)
+        yield Value("centered_sqnr_db", None if self._few else limit, value, _FEW if self._few else note)
+
+    def _quartile(self, limit: float | None) -> Iterator[Value]:
+        """Of the golden set alone: an edge is a few of its samples, tiled."""
+        if self.drift.samples is not None and self.drift.count and self.varies:
+            value = self.drift.quartile_sqnr_db
+            yield Value("quartile_sqnr_db", None if self._few else limit, value, _FEW if self._few else "")
+
+    @property
+    def _few(self) -> bool:
+        slices = self.drift.slices
+        return slices is not None and slices.freedom < FEWEST and self.usual is None
 
     def _slice(self, limit: float | None) -> Iterator[Value]:
         if self.drift.slices is None:
@@ -142,7 +155,7 @@ def of_edge(drift: Drift, usual: Drift | None) -> Drift:
     if drift.slices is None:
         return drift
     found = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()
-    return with_slices(drift, found.without_means())
+    return replace(with_slices(drift, found.without_means()), samples=None)
 
 
 def with_slices(drift: Drift, slices: Slices) -> Drift:

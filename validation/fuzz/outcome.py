@@ -116,7 +116,7 @@ def _checks(
             told = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, told))
         elif real:
-            named, held = (str(case), inputs.values()), limits.at(output, "edge")
+            named, held = (str(case), inputs.values()), limits.at(output, "edge", value.size)
             checks += edge_checks("engine", named, output, (value, actual[output]), pair.usual.get(output), held)
         elif not is_exact(value):  # a decision over made-up values is one between ties
             sides = _judged(value, actual[output], pair)
