@@ -173,7 +173,7 @@ def _worst_edge(joint: str, output: str, values: Mapping[str, Value]) -> Check:
     """One metric at the edge where it is worst; the others that break the limit are named beside it."""
     worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
     others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
-    where = values[worst].note if values[worst].name in ("slice_sqnr_db", "centered_sqnr_db") else ""
+    where = values[worst].note if values[worst].name in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
     note = f"also {others}" if others else f"worst of {len(values)} edges"
     return check_of(
         joint, output, worst, replace(values[worst], note="; ".join(part for part in (where, note) if part))

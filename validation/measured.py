@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.budget import Budget
+from validation.budget import LEAST_DB, Budget
 from validation.drift import Drift
 from validation.npz import Array
 from validation.slice_limits import FEWEST, worst_slice
@@ -22,6 +22,7 @@ from validation.slices import Slices
 
 STILL = 8.0
 _FEW = "too few samples to judge"
+_WORST = "as the worst golden sample"
 # The same, for an answer that does not vary at all.
 MOVES = 2.0
 
@@ -85,6 +86,18 @@ class Measured:
             peak=max(self.drift.peak, self.usual.peak),
         )
 
+    def _of_worst(self, limit: float | None, energy: float) -> float | None:
+        """The limit of an edge of a graph, which is a few golden samples: no more than the worst of those has, of so
+        much energy. An engine's edges are there to show what its other kernels do: they keep the limit."""
+        errors = self.usual.samples if self.usual and not self.rounded else None
+        if limit is None or errors is None or not energy:
+            return limit
+        worst = errors.log2_at(errors.samples) - 2 * self.drift.exponent
+        if not math.isfinite(worst):
+            return limit
+        sqnr_db = 10 * math.log10(energy / self.drift.count) - 10 * math.log10(2) * worst
+        return min(limit, max(math.floor(10 * sqnr_db) / 10, LEAST_DB))
+
     def values(self) -> Iterator[Value]:
         """Every metric in order. Non-finite elements always have the limit 0."""
         drift, budget = self.drift, self.budget
@@ -101,8 +114,11 @@ class Measured:
                 yield from self._slice(least)
             elif name == "quartile_sqnr_db":
                 yield from self._quartile(least)
-            elif name in ("sqnr_db", "max_rel"):
-                yield Value(name, least, getattr(self._sized, name))
+            elif name == "sqnr_db":
+                held = self._of_worst(least, self._sized.expected_sq)
+                yield Value(name, held, self._sized.sqnr_db, "" if held == least else _WORST)
+            elif name == "max_rel":
+                yield Value(name, least, self._sized.max_rel)
             else:
                 yield Value(name, least, getattr(drift, name), _where(drift) if name == "max_abs" else "")
 
@@ -114,7 +130,9 @@ class Measured:
             yield Value("centered_sqnr_db", None, None, "the expected output does not vary over the samples")
             return
         value = math.inf if not drift.error_sq else 10 * math.log10(self._variation / drift.error_sq)
+        limit, before = self._of_worst(limit, self._variation), limit
         note = "of one sample: within the output" if drift.slices.samples == 1 and self.usual is None else ""
+        note = note if limit == before else _WORST
         yield Value("centered_sqnr_db", None if self._few else limit, value, _FEW if self._few else note)
 
     def _quartile(self, limit: float | None) -> Iterator[Value]:

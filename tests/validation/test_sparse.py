@@ -112,3 +112,23 @@ def test_an_edge_of_samples_that_are_nearly_zero_is_measured_against_the_golden_
         assert broken(Net(0, after=quiet, bias=1.0), candidate, INT8, 0) == []
         wrong = Net(0, after=lambda y, quiet=quiet: quiet(y) + (len(y) == 1), bias=1.0)
         assert [item.partition(" of ")[0] for item in broken(Net(0, after=quiet, bias=1.0), wrong, INT8, 0)]
+
+
+def test_an_edge_of_a_graph_that_is_the_worst_golden_sample_is_held_to_that():
+    """One sample beyond what was calibrated: the golden set keeps the limit, an edge of that sample alone does not."""
+    first = samples(0)[0]
+
+    class Clipped(Net):
+        def __init__(self, share, alone):
+            super().__init__(0, bias=1.0)
+            self.share, self.alone = share, alone
+
+        def run(self, inputs):
+            y, x = super().run(inputs)["y"], inputs["x"]
+            lost = self.alone if len(x) == 1 else self.share
+            return {"y": y * np.where((x == first).all(axis=1), lost, 1)[:, None].astype(np.float32)}
+
+    assert broken(Net(0, bias=1.0), Clipped(0.75, 0.75), INT8, 0) == []
+    assert any("sqnr_db of y at batch=1" in told for told in broken(Net(0, bias=1.0), Clipped(0.75, 0.4), INT8, 0))
+    checks = drift_checks("engine", Net(0, bias=1.0), Clipped(0.75, 0.75), frozen(Net(0, bias=1.0), 0), INT8)
+    assert [check.case for check in checks if check.name == "sqnr_db" and not check.passed] == ["batch=1"]
