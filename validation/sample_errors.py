@@ -31,8 +31,11 @@ class SampleErrors:
         """From the mean squared error of each sample, in units of 2^(2 exponent)."""
         known = energies[(energies > 0) & np.isfinite(energies)]
         keys = np.floor(STEPS * (np.log2(known) + 2 * exponent)).astype(np.int64)
-        found, counts = np.unique(keys, return_counts=True)
-        return cls(dict(zip(found.tolist(), counts.tolist(), strict=True)), int(np.count_nonzero(energies == 0)))
+        least = int(keys.min(initial=0))
+        counts = np.bincount(keys - least)
+        found = np.flatnonzero(counts)
+        exact = len(energies) - int(np.count_nonzero(energies))
+        return cls(dict(zip((found + least).tolist(), counts[found].tolist(), strict=True)), exact)
 
     @property
     def samples(self) -> int:
