@@ -31,7 +31,7 @@ def politis_white(series: np.ndarray) -> float:
     if count < 16 or variance <= 0.0:
         return 1.0
     most = math.ceil(math.sqrt(count)) + 5
-    covariance = autocovariance(centred)[: min(2 * most, count)]
+    covariance = autocovariance(centred, 2 * most - 1)
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     reach = min(2 * _first_quiet(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))), most)
     if reach == 0:
@@ -45,12 +45,16 @@ def politis_white(series: np.ndarray) -> float:
     return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
 
 
-def autocovariance(centred: np.ndarray) -> np.ndarray:
-    """Autocovariances of a series less its mean, by lag."""
+def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
+    """Autocovariances of a series less its mean, at lags 0 to `lags`."""
     count = len(centred)
-    size = 1 << (2 * count - 1).bit_length()
+    power = 1 << (count + lags).bit_length()
+    # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
+    size = next(
+        part * power // 16 for part in (8, 9, 10, 12, 15, 16) if part * power // 16 >= min(count + lags + 1, power)
+    )
     spectrum = np.fft.rfft(centred, size)
-    return np.fft.irfft(spectrum * spectrum.conj(), size)[:count] / count
+    return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
 
 
 def _first_quiet(quiet: np.ndarray, run: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, memories_of, memory_of
+from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, drifts, memories_of, memory_of
 from validation.canary.slowdown import quantile_effects
 
 
@@ -45,6 +45,25 @@ def test_a_level_that_moves_over_the_whole_run_tells_no_variance():
     noise = np.random.default_rng(0).normal(size=5000)
     assert math.isfinite(memory_of(noise).variance)
     assert math.isinf(memory_of(noise + np.linspace(0, 1, 5000)).variance)
+
+
+@pytest.mark.parametrize("count", [160, 2000])
+def test_a_level_that_keeps_still_is_said_to_move_as_rarely_as_promised(count):
+    rng = np.random.default_rng(3)
+    found = [drifts(rng.normal(size=count), max(1, count // 400), level) for level in (0.05, 0.02) for _ in range(1000)]
+    assert sum(found[:1000]) == pytest.approx(50, abs=21) and sum(found[1000:]) == pytest.approx(20, abs=14)
+    assert not drifts(np.ones(count), 1, 0.05)
+
+
+def test_a_level_that_wanders_is_seen_where_its_slowest_wave_is_flat():
+    """Kwiatkowski et al. give that wave four times the weight of the next one, and saw two of three of these."""
+    rng = np.random.default_rng(2)
+    found = []
+    for _ in range(100):
+        noise, at = rng.normal(size=2000), (np.arange(2000) + 0.5) / 2000
+        waves = sum(rng.normal() / order * np.cos(np.pi * order * at) for order in (2, 3, 4, 5, 6))
+        found.append(drifts(noise + 0.35 * waves, 5, 0.05))
+    assert sum(found) >= 90
 
 
 def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
