@@ -9,6 +9,7 @@ keeps the bootstrap quick and still gives the standard error to 4 %.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -67,11 +68,17 @@ def _first_quiet(quiet: np.ndarray, run: int) -> int:
     return int(np.flatnonzero(~quiet)[-1]) + 1 if (~quiet).any() else 0
 
 
-def drawn(blocks: int, replicates: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each block comes up in each bootstrap replicate: shape (replicates, blocks)."""
-    picks = rng.integers(blocks, size=(replicates, blocks), dtype=np.int32)
-    picks += np.arange(replicates, dtype=np.int32)[:, None] * np.int32(blocks)
-    return np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
+@lru_cache(maxsize=8)
+def drawn(blocks: int, replicates: int, seed: int, side: int = 0) -> np.ndarray:
+    """How often each block comes up in each bootstrap replicate: shape (replicates, blocks), not to be written to.
+
+    All quantiles, of a verdict and of its page, share what is drawn for one side.
+    """
+    picks = np.random.default_rng((seed, side)).integers(blocks, size=(replicates, blocks))
+    picks += np.arange(replicates)[:, None] * blocks
+    found = np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
+    found.setflags(write=False)
+    return found
 
 
 def quantile_replicates(
@@ -80,7 +87,7 @@ def quantile_replicates(
     """Bootstrap replicates of quantiles: shape (replicates, probabilities). Requests behind the last whole block do not
     count.
 
-    No replicate is sorted. A block's count of values up to each of some 200 order statistics, dense around the
+    No replicate is sorted. A block's count of values up to each of some 100 order statistics, dense around the
     quantile, is taken once; a replicate's distribution function there is one row of a matrix product.
     """
     blocks = drawn_blocks.shape[1]
@@ -99,7 +106,7 @@ def quantile_replicates(
 
 
 def _ranks(count: int, probability: float) -> np.ndarray:
-    """Some 200 ranks of order statistics: every one near the quantile, sparse far from it, both ends included."""
+    """Some 100 ranks of order statistics: every one near the quantile, sparse far from it, both ends included."""
     centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
     steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
     return np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))

@@ -9,8 +9,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from validation.canary.blocks import LEAST_BLOCKS
 from validation.canary.distributions import NORMAL, t_quantile
 from validation.canary.evidence import Array, Evidence
@@ -78,7 +76,7 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def latency_criteria(
-    evidence: Evidence, thresholds: Thresholds, levels: Levels, rng: np.random.Generator, replicates: int = REPLICATES
+    evidence: Evidence, thresholds: Thresholds, levels: Levels, seed: int, replicates: int = REPLICATES
 ) -> list[Criterion]:
     """Non-inferiority of each latency quantile, by the bootstrap of the logarithm of their ratio.
 
@@ -86,7 +84,7 @@ def latency_criteria(
     """
     sides = answered(evidence)
     effects = quantile_effects(
-        sides, [probability(name) for name in thresholds.latency], evidence.paired, rng, replicates
+        sides, [probability(name) for name in thresholds.latency], evidence.paired, seed, replicates
     )
     return [
         _latency(name, margin, effect, levels, sides)

@@ -7,8 +7,6 @@ A PASS needs all criteria, so each is tested at the full level (intersection-uni
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from builders.errors import InputError
 from builders.plural import pluralize
 from validation.canary.criteria import (
@@ -84,8 +82,7 @@ def judge(
     levels = Levels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
     criteria: list[Criterion] = []
     if not evidence.unlike:
-        rng = np.random.default_rng(seed)
-        criteria = latency_criteria(evidence, limits, levels, rng, replicates)
+        criteria = latency_criteria(evidence, limits, levels, seed, replicates)
         if limits.error_rate is not None:
             burst = burst_of(limits.error_burst, evidence.replayed)
             criteria.append(error_criterion(evidence, limits.error_rate, levels, burst))

@@ -52,7 +52,7 @@ def answered(evidence: Evidence) -> tuple[Array, Array]:
 
 
 def quantile_effects(
-    sides: tuple[Array, Array], probabilities: list[float], paired: bool, rng: np.random.Generator, replicates: int
+    sides: tuple[Array, Array], probabilities: list[float], paired: bool, seed: int, replicates: int
 ) -> list[Effect]:
     """The effect on each quantile. The same blocks are drawn on both sides of pairs, so what both suffered cancels."""
     count = min(map(len, sides))
@@ -60,27 +60,13 @@ def quantile_effects(
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     # A tail has few requests to show in what all of them show better: that the load changes slowly.
     steady = [memory.block for memory in memories_of([_ranks(values) for values in sides], paired)]
-    draws = _Draws(replicates, rng)
-    return [_effect(sides, p, paired, steady, draws) for p in probabilities]
+    return [_effect(sides, p, paired, steady, seed, replicates) for p in probabilities]
 
 
-class _Draws:
-    """Blocks drawn for the replicates, once for each side and number of blocks: the quantiles share them."""
-
-    def __init__(self, replicates: int, rng: np.random.Generator) -> None:
-        self._replicates, self._rng = replicates, rng
-        self._found: dict[tuple[int, int], Array] = {}
-
-    def of(self, side: int, blocks: int) -> Array:
-        if (side, blocks) not in self._found:
-            self._found[side, blocks] = drawn(blocks, self._replicates, self._rng)
-        return self._found[side, blocks]
-
-
-def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int], draws: _Draws) -> Effect:
+def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int], seed: int, replicates: int) -> Effect:
     count = min(map(len, sides))
     quantiles = [_quantile(values, p) for values in sides]
-    marks = [_marks(values, p) for values in sides]
+    marks = [_marks(values, p, edge) for values, edge in zip(sides, quantiles, strict=True)]
     series = [marks[0] - marks[1]] if paired else marks
     memories = memories_of(marks, paired, least, _ALONE)
     slowest = max(memories, key=lambda memory: memory.block)
@@ -88,7 +74,7 @@ def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int]
     if paired:
         lengths = [max(lengths[0], *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))] * 2
     drawn_blocks = [
-        draws.of(0 if paired else side, len(values) // length)
+        drawn(len(values) // length, replicates, seed, 0 if paired else side)
         for side, (values, length) in enumerate(zip(sides, lengths, strict=True))
     ]
     found = [
@@ -114,7 +100,8 @@ def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int]
 
 
 def _quantile(values: Array, p: float) -> float:
-    return float(np.quantile(values, p, method="inverted_cdf"))
+    rank = max(math.ceil(p * len(values) - 1e-9) - 1, 0)
+    return float(np.partition(values, rank)[rank])
 
 
 def _ranks(values: Array) -> Array:
@@ -124,9 +111,8 @@ def _ranks(values: Array) -> Array:
     return found
 
 
-def _marks(values: Array, p: float) -> Array:
-    """1 for each latency beyond the quantile, on its thinner side."""
-    edge = _quantile(values, p)
+def _marks(values: Array, p: float, edge: float) -> Array:
+    """1 for each latency beyond the quantile, `edge`, on its thinner side."""
     marks: Array = values >= edge if p >= 0.5 else values <= edge
     return marks.astype(float)
 
