@@ -9,12 +9,15 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from builders.plural import pluralize
 from validation.canary.blocks import LEAST_BLOCKS
 from validation.canary.distributions import NORMAL, t_quantile
 from validation.canary.evidence import Array, Evidence
 from validation.canary.memory import LEAST_INDEPENDENT
 from validation.canary.rates import POWER
-from validation.canary.slowdown import Effect, answered, quantile_effects, rank_bounds
+from validation.canary.slowdown import Effect, answered, quantile_effects, quantile_of, rank_bounds
 from validation.canary.thresholds import Thresholds, probability
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
@@ -104,6 +107,7 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
     )
     low, high = min(least, effect.log_ratio - z_fail * error), max(most, effect.log_ratio + z_pass * error)
     provable = high - effect.log_ratio + Z_POWER * error
+    assumed = "" if math.isfinite(least) and math.isfinite(most) else _coarse(sides, probability(name))
     return Criterion(
         f"latency {name}",
         "latency",
@@ -116,7 +120,15 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
         math.expm1(provable),
         math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None,
         effect.requests,
+        assumed=assumed,
     )
+
+
+def _coarse(sides: tuple[Array, Array], p: float) -> str:
+    """How many latencies are equal to a quantile, so that it is not known from its neighbours; '' for one."""
+    same = [int(np.count_nonzero(values == quantile_of(values, p))) for values in sides]
+    count, side = max(zip(same, sides, strict=True), key=lambda item: item[0] / len(item[1]))
+    return f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
 
 
 def _unknown(name: str, effect: Effect) -> str:
@@ -127,7 +139,7 @@ def _unknown(name: str, effect: Effect) -> str:
         return unsteady("latency", effect.block, effect.requests)
     if effect.beyond < LEAST_BEYOND or math.isinf(effect.share_error):
         return (
-            f"{effect.requests} answered requests say nothing about {name}; it takes {least}, "
+            f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {least}, "
             "and more where slow requests come in bursts"
         )
     return ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from builders.plural import pluralize
 from validation.canary.observations import Name, Observations
 
 # So many requests in flight are not taken for the sign of a death.
@@ -63,7 +64,7 @@ def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing
             tail -= set(young)
         if not tail:
             continue
-        told = f"{side.path.name} ({role}) stops {len(tail)} requests before {other.path.name}"
+        told = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {other.path.name}"
         by_chance = (1.0 - share) ** len(tail) >= _RARE
         if (ignore_missing and (closed or by_chance)) or (closed and role == "candidate"):
             notes.append(told)

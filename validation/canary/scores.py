@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from builders.plural import pluralize
 from validation.canary import rates
 from validation.canary.blocks import LEAST_BLOCKS, MOST_BLOCKS
 from validation.canary.criteria import Z_POWER, Criterion, Levels, unsteady, verdict_of
@@ -24,7 +25,7 @@ def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criter
     if count == 0:
         return None
     if count < 2 * LEAST_BLOCKS:
-        note = f"{count} requests have a score; {2 * LEAST_BLOCKS} are the least"
+        note = f"{pluralize(count, 'score')} of requests; it takes {2 * LEAST_BLOCKS} or more"
         return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
     memories = memories_of(scored, evidence.paired)
     variance, block = sum(memory.variance for memory in memories), max(memory.block for memory in memories)

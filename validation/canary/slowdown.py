@@ -65,7 +65,7 @@ def quantile_effects(
 
 def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int], seed: int, replicates: int) -> Effect:
     count = min(map(len, sides))
-    quantiles = [_quantile(values, p) for values in sides]
+    quantiles = [quantile_of(values, p) for values in sides]
     marks = [_marks(values, p, edge) for values, edge in zip(sides, quantiles, strict=True)]
     series = [marks[0] - marks[1]] if paired else marks
     memories = memories_of(marks, paired, least, _ALONE)
@@ -99,7 +99,8 @@ def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int]
     )
 
 
-def _quantile(values: Array, p: float) -> float:
+def quantile_of(values: Array, p: float) -> float:
+    """The least of the values that a share p of them does not exceed."""
     rank = max(math.ceil(p * len(values) - 1e-9) - 1, 0)
     return float(np.partition(values, rank)[rank])
 

@@ -8,7 +8,14 @@ import pytest
 
 import enginery
 from builders.errors import DataError
-from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS, dying, dying_after_a_slow_answer, mirrored, write_log
+from tests.validation.canary.simulated_logs import (
+    LIMITS,
+    SIMULATIONS,
+    dying,
+    dying_after_a_slow_answer,
+    mirrored,
+    write_log,
+)
 from validation.canary import observations
 from validation.canary.ends import MOST_IN_FLIGHT
 from validation.canary.judge import judge
