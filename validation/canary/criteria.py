@@ -25,7 +25,7 @@ VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INSUFFICIENT")
 REPLICATES = 1000
 # The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
 # remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
-_CALIBRATED = 0.9
+CALIBRATED = 0.9
 # The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
 _RANKS = 0.9
 # Below this many requests beyond it a quantile is hardly more than the greatest value seen.
@@ -99,7 +99,7 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
     if note := _unknown(name, effect):
         return Criterion(f"latency {name}", "latency", margin, "INSUFFICIENT", requests=effect.requests, note=note)
     limit = math.log1p(margin)
-    levels_kept = (_CALIBRATED * level for level in (levels.passing, levels.failing))
+    levels_kept = (CALIBRATED * level for level in (levels.passing, levels.failing))
     z_pass, z_fail = (t_quantile(1.0 - level, effect.freedom) for level in levels_kept)
     error = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1))
     least, most = rank_bounds(
