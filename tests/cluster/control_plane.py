@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,7 +51,7 @@ class ControlPlane:
         wait_for("the API server's certificate", self.certificates.exists, 180)
         wait_for("the API server", self._is_ready, 180)
         for user in USERS:
-            self._write_kubeconfig(user)
+            self.kubeconfig(user).write_text(self.kubeconfig_of(user, user))
         self._start_controllers()
         self._make_crds()
         self._start_operator()
@@ -68,6 +69,7 @@ class ControlPlane:
                 process.wait()
             log.info("control plane: %s (process %d) ended", name, process.pid)
         self._started.clear()
+        shutil.rmtree(self.folder / "etcd", ignore_errors=True)  # the logs stay
 
     def api(self, token: str = "admin") -> Api:
         """The API as one of USERS, or as the service account that the token is of."""
@@ -150,17 +152,18 @@ class ControlPlane:
             environment={"KUBECONFIG": str(self.kubeconfig("kuberay-operator"))},
         )  # fmt: skip
 
-    def _write_kubeconfig(self, user: str) -> None:
+    def kubeconfig_of(self, user: str, token: str) -> str:
+        """The text of a kubeconfig for whoever the token is of."""
         cluster = {"server": self.server, "certificate-authority": str(self.certificates)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": user, "user": {"token": user}}],
+            "users": [{"name": user, "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
             "current-context": "test",
         }
-        self.kubeconfig(user).write_text(json.dumps(config))
+        return json.dumps(config)
 
 
 def _served(api: Api) -> bool:
