@@ -13,7 +13,7 @@ from charts import renders
 from pipeline.deployments.pools import template
 from tests.charts.kube import MANIFESTS, Object, flow_run_job, job_variables, label, pod_specs
 from tests.charts.restricted import violations
-from tests.charts.test_objects import VERSIONS, built_in
+from tests.charts.test_objects import VERSIONS, built_in, crds
 
 DOCS = MANIFESTS.parent / "docs/kubernetes.md"
 BUILDS = {"flow-run", "ray-worker", "metrics", "deploy", "test"}
@@ -166,6 +166,15 @@ def test_a_group_may_claim_its_gpus() -> None:
         assert "nvidia.com/gpu" not in {*resources["limits"], *resources["requests"]}
     job = flow_run_job(proof)
     assert not [error.message for error in built_in("1.34", "batch/v1", "Job").iter_errors(job)]
+
+
+def test_what_is_added_to_workers_is_valid_for_the_operator() -> None:
+    schema = crds()["ray.io/v1", "RayCluster"]
+    values = {**renders.sample("onprem"), **ADDED, "podSecurity": {"runAsUser": None}}
+    values["gpuGroups"][2]["resourceClaimTemplate"] = "one-h100"
+    (cluster,) = [item for item in renders.objects(renders.rendered(values)) if item["kind"] == "RayCluster"]
+    found = jsonschema.Draft202012Validator(schema).iter_errors({**cluster, "metadata": {}})
+    assert not [f"{list(error.path)}: {error.message[:200]}" for error in found]
 
 
 def test_several_workers_are_spread_as_asked() -> None:
