@@ -63,7 +63,8 @@ def test_nothing_is_exposed_unless_asked_for() -> None:
     [
         ({"auth": {}}, "whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret"),
         ({"uiApiUrl": "http://localhost:4200/api"}, "localhost:4200/api is the browser's own machine"),
-        ({"uiApiUrl": "https://example/prefect/api"}, "does not end in /api after the host"),
+        ({"uiApiUrl": "https://example/prefect/api"}, "https://example/prefect/api is not https://HOST/api"),
+        ({"uiApiUrl": "https://10.0.0.1/api"}, "https://10.0.0.1/api is not https://HOST/api"),
     ],
 )
 def test_a_way_in_that_is_unsafe_or_leads_nowhere_is_refused(way: str, changed: dict[str, Any], said: str) -> None:

@@ -89,8 +89,8 @@ prefect.server.{{ $way }}: whoever reaches the API runs code in this namespace; 
 {{- end }}
 {{- if regexMatch "//(localhost|127[.])" $server.uiApiUrl }}
 prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is the browser's own machine; give the URL of the host that is routed here (https://prefect.example/api)
-{{- else if not (regexMatch "^https?://[a-z0-9.-]+(:[0-9]+)?/api$" $server.uiApiUrl) }}
-prefect.server.uiApiUrl: {{ $server.uiApiUrl }} does not end in /api after the host, and the whole host is routed to the server; give https://HOST/api
+{{- else if not (regexMatch "^https?://([a-z0-9-]+[.])*[a-z][a-z0-9-]*(:[0-9]+)?/api$" $server.uiApiUrl) }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is not https://HOST/api, and a whole host is routed to the server, by its name; give such a URL
 {{- end }}
 {{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.prefect.from) }}
 networkPolicy.prefect.from is empty, so what routes to the Prefect server could not reach it; name its namespace or pods
