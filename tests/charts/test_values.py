@@ -76,13 +76,9 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("networkPolicy.apiServer.cidrs", [], "minItems"),
         ("networkPolicy.apiServer.cidrs", ["everywhere"], "pattern"),
         ("networkPolicy.metrics.from", [{}], "minProperties"),
-        ("networkPolicy.apiServer.cidrs", ["10.0.0.0/33"], "pattern"),
-        ("networkPolicy.registry.cidrs", ["10.0.0.256/32"], "pattern"),
-        ("networkPolicy.registry.cidrs", ["10.0.0.01/32"], "pattern"),
-        ("networkPolicy.prefect.cidrs", ["fd00::/129"], "pattern"),
-        ("networkPolicy.prefect.cidrs", ["fd00::1::2/64"], "pattern"),
+        ("networkPolicy.prefect.cidrs", ["10.0.0.0"], "pattern"),
         ("networkPolicy.prefect.from", [{"namespaceSelektor": {}}], "namespaceSelektor"),
-        ("networkPolicy.prefect.from", [{"ipBlock": {"cidr": "10.0.0.0/33"}}], "pattern"),
+        ("networkPolicy.prefect.from", [{"ipBlock": {"cidr": "10.0.0.0/08"}}], "pattern"),
         ("networkPolicy.extraEgress", [{"ports": [{"port": 80}]}], "to"),
         ("networkPolicy.extraEgress", [{"to": []}], "minItems"),
         ("extraEnv", [{"value": "x"}], "name"),
@@ -243,6 +239,18 @@ def test_what_the_chart_does_not_set_may_be_set() -> None:
 )
 def test_schedules_that_say_something_are_taken(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
+
+
+@pytest.mark.parametrize(
+    "cidr",
+    [
+        "10.0.0.0/33", "10.0.0.256/32", "10.0.0.01/32", "10.0.0/24", "10.0.0.0.0/8", "fd00::/129", "fd00::1::2/64",
+        ":fd00::/8", "1:2:3:4:5:6:7/64", "1:2:3:4:5:6:7:8:9/64", "1:2:3:4::5:6:7:8/64", "12345::/16", "::10.0.0.0/104",
+    ],
+)  # fmt: skip
+def test_what_is_no_network_is_refused_in_words(cidr: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"networkPolicy.prefect.cidrs: {cidr} is no network; give"):
+        renders.rendered(with_value("networkPolicy.prefect.cidrs", [cidr]))
 
 
 @pytest.mark.parametrize(

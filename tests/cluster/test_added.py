@@ -50,9 +50,11 @@ def test_all_that_can_be_added_is_taken_and_runs(cluster: Cluster, namespace: st
     assert [item["spec"]["rules"][0]["host"] for item in ingress["items"]] == ["prefect.example"]
 
 
-@pytest.mark.parametrize(
-    ("cidr", "taken"), [("10.0.0.1/24", False), ("10.0.0.0/33", False), ("10.0.0.0/24", True), ("::/0", True)]
-)
+REFUSED = ("10.0.0.1/24", "10.0.0.0/33", "10.0.0.01/32", "10.0.0/24", "fd00::1/64", "1:2:3:4::5:6:7:8/64", ":fd00::/8")
+TAKEN = ("10.0.0.0/24", "10.0.0.130/31", "0.0.0.0/0", "::/0", "fd00:ff00::/24", "1:2:3:4:5:6:7:8/128")
+
+
+@pytest.mark.parametrize(("cidr", "taken"), [*((cidr, False) for cidr in REFUSED), *((cidr, True) for cidr in TAKEN)])
 def test_networks_that_the_chart_refuses_are_those_that_the_server_refuses(
     cluster: Cluster, namespace: str, cidr: str, taken: bool
 ) -> None:

@@ -1,21 +1,38 @@
-{{/* Not empty where a network ('10.0.0.1/24') has bits set beyond its prefix. */}}
-{{- define "enginery.hostBits" -}}
+{{/* What is wrong with a network ('10.0.0.1/24'), or nothing: the API server refuses these (RFC 4632, RFC 4291). */}}
+{{- define "enginery.networkProblem" -}}
 {{- $address := splitList "/" . | first -}}
 {{- $prefix := splitList "/" . | last | int -}}
 {{- $six := contains ":" . -}}
 {{- $width := ternary 16 8 $six -}}
+{{- $count := ternary 8 4 $six -}}
 {{- $units := splitList (ternary ":" "." $six) $address -}}
+{{- $whole := le $prefix (ternary 128 32 $six) -}}
 {{- if contains "::" $address -}}
-{{- $left := without (splitList ":" (splitList "::" $address | first)) "" -}}
-{{- $right := without (splitList ":" (splitList "::" $address | last)) "" -}}
-{{- $between := list -}}
-{{- range until (sub 8 (add (len $left) (len $right)) | int) }}{{ $between = append $between "0" }}{{ end -}}
-{{- $units = concat $left $between $right -}}
+{{- $halves := list -}}
+{{- range splitList "::" $address }}{{ $halves = append $halves (ternary list (splitList ":" .) (eq . "")) }}{{ end -}}
+{{- $missing := sub 8 (add (len (first $halves)) (len (last $halves))) -}}
+{{- $whole = and $whole (eq (len $halves) 2) (gt $missing 0) -}}
+{{- $units = first $halves -}}
+{{- range until (max 0 $missing | int) }}{{ $units = append $units "0" }}{{ end -}}
+{{- $units = concat $units (last $halves) -}}
 {{- end -}}
+{{- $whole = and $whole (eq (len $units) $count) -}}
+{{- $beyond := false -}}
 {{- range $index, $unit := $units -}}
+{{- if regexMatch (ternary "^[0-9a-fA-F]{1,4}$" "^(0|[1-9][0-9]{0,2})$" $six) $unit -}}
+{{- $number := printf "%s%s" (ternary "0x" "" $six) $unit | int64 -}}
+{{- $whole = and $whole (or $six (le $number 255)) -}}
 {{- $size := 1 -}}
 {{- range until (min $width (max 0 (sub (mul $width (add1 $index)) $prefix)) | int) }}{{ $size = mul 2 $size }}{{ end -}}
-{{- if mod (printf "%s%s" (ternary "0x" "" $six) $unit | int64) $size -}}true{{- end -}}
+{{- $beyond = or $beyond (ne (mod $number $size) 0) -}}
+{{- else -}}
+{{- $whole = false -}}
+{{- end -}}
+{{- end -}}
+{{- if not $whole -}}
+is no network; give an address and bits, as 10.0.0.0/8 or fd00::/8
+{{- else if $beyond -}}
+has bits set beyond its prefix; set them to 0, or give one address as /{{ ternary 128 32 $six }}
 {{- end -}}
 {{- end -}}
 
@@ -35,8 +52,9 @@
 {{- end -}}
 {{- range $path, $found := $cidrs }}
 {{- range $found }}
-{{- if include "enginery.hostBits" . }}
-networkPolicy.{{ $path }}: {{ . }} has bits set beyond its prefix, which the API server refuses; set them to 0, or give one address as /32 or /128
+{{- $cidr := . }}
+{{- with include "enginery.networkProblem" . }}
+networkPolicy.{{ $path }}: {{ $cidr }} {{ . }}
 {{- end }}
 {{- end }}
 {{- end }}
