@@ -1,9 +1,12 @@
 """What a user adds to pods, and ways in from outside: taken by an API server, and by what runs there."""
 
 import logging
+from contextlib import nullcontext
 
+import helm_python
 import pytest
 
+from charts import renders
 from tests.charts.test_extra import ADDED, LICENSE
 from tests.cluster.api import RefusedError, wait_for
 from tests.cluster.conftest import PODS, Cluster
@@ -60,6 +63,9 @@ def test_networks_that_the_chart_refuses_are_those_that_the_server_refuses(
 ) -> None:
     spec = {"podSelector": {}, "egress": [{"to": [{"ipBlock": {"cidr": cidr}}]}]}
     policy = {"metadata": {"name": "one"}, "spec": spec}
+    values = {**sample(), "networkPolicy": {"apiServer": {"cidrs": [cidr]}}}
+    with nullcontext() if taken else pytest.raises(helm_python.HelmError, match=f"apiServer.cidrs: {cidr}"):
+        renders.rendered(values)
     if taken:
         cluster.api.create("networkpolicies", namespace, policy)
         return
