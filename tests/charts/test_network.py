@@ -4,14 +4,12 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from charts import renders
 from tests.charts.kube import Object
 from tests.charts.test_values import with_value
 
 TEMPLATES = renders.CHART / "templates"
-DEFAULTS = yaml.safe_load((renders.CHART / "values.yaml").read_text())
 DATABASE = {"podSelector": {"matchLabels": {"app": "postgres"}}}
 ELSEWHERE = [{"to": [DATABASE], "ports": [{"port": 5432, "protocol": "TCP"}]}]
 
@@ -52,9 +50,6 @@ def test_every_list_of_networks_goes_through_the_template_that_fails_closed() ->
     (place,) = [path.name for path in TEMPLATES.rglob("*.*") if "range .cidrs" in path.read_text()]
     assert place == "_helpers.tpl"
     assert not [path.name for path in TEMPLATES.rglob("*.yaml") if re.search(r"range .*\.cidrs", path.read_text())]
-    lists = {name for name, value in DEFAULTS["networkPolicy"].items() if "cidrs" in str(value)}
-    problems = (TEMPLATES / "network/_problems.tpl").read_text()
-    assert not [name for name in lists if f'"{name}"' not in problems]
 
 
 @pytest.mark.parametrize("part", ["prefect", "kuberay", "metrics"])
