@@ -58,6 +58,17 @@ def canary() -> None:
     help="Factor on the recorded request rate.",
 )
 @click.option(
+    "--in-flight",
+    type=click.IntRange(1, 32),
+    show_default="as the record shows",
+    help="Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+)
+@click.option(
+    "--observed",
+    type=click.Path(path_type=Path),
+    help="Observation log of production, which shows how many requests were in flight.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
@@ -92,6 +103,8 @@ def run(
     traffic: Path,
     duration: float | None,
     scale: float,
+    in_flight: int | None,
+    observed: Path | None,
     seed: int,
     looks: int,
     warmup: int,
@@ -99,7 +112,7 @@ def run(
     registry: str,
     **acting: Any,
 ) -> None:
-    """Replay recorded traffic against both engines, interleaved and open loop, and judge the observations."""
+    """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
     from pipeline.canary.run import CanaryRun, run_canary
     from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
@@ -109,8 +122,8 @@ def run(
     store = open_store(registry)
     references = parse_reference(candidate), parse_reference(baseline)
     place = out or Path(f"canary-{candidate}-against-{baseline}".replace("@", "-").replace(":", "-"))
-    pace = Pace(scale, duration, seed, warmup)
-    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks)
+    pace = Pace(scale, duration, seed, warmup, in_flight)
+    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks, observed)
     try:
         written = run_canary(store, wanted, say)
     except KeyboardInterrupt:
