@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from builders.cpu_kinds import this_kind
 from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.types import Session, Target
@@ -157,7 +158,7 @@ class Canary:
         judgement = judge(evidence, self._limits, self._looks, seed=self._wanted.pace.seed)
         for seen in self._seen:
             seen.digest = digest_of_file(seen.path)
-        known = facts(self._source, [*notes, *self._remarks()], self._about_traffic())
+        known = facts(self._source, [*notes, *self._remarks()], self._about_traffic(), self._ran_on())
         report = make_report(
             judgement, self._limits, self._looks, self._seen[0], self._seen[1], evidence, known, self._wanted.pace.seed
         )
@@ -183,6 +184,10 @@ class Canary:
             "made": traffic.made or None,
         }
         return {name: value for name, value in about.items() if value is not None}
+
+    def _ran_on(self) -> str:
+        target = self._wanted.target
+        return this_kind().name if target.is_cpu else target.sm
 
     def _remarks(self) -> list[str]:
         """What a person should know of how the traffic went."""

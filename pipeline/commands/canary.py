@@ -25,6 +25,11 @@ def _acting(command: Any) -> Any:
             show_default=True,
             help="Channel of the candidate's model for --auto.",
         ),
+        click.option(
+            "--attach",
+            is_flag=True,
+            help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
+        ),
         registry_option,
         json_option,
     ):
@@ -210,8 +215,12 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
         return Thresholds(), f"{DEFAULTS}; {reference} is not in {registry}"
 
 
-def _finish(ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, as_json: bool) -> None:
+def _finish(
+    ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, attach: bool, as_json: bool
+) -> None:
     """Say the verdict, act on it, and leave with its exit code."""
+    if attach:
+        _attach(written, registry)
     moved = _rolled_back(written, registry, channel) if auto else None
     if as_json:
         emit_json(
@@ -222,6 +231,16 @@ def _finish(ctx: click.Context, /, written: "Written", registry: str, auto: bool
     if moved:
         say(moved)
     ctx.exit(0 if written.verdict == "PASS" else 1)
+
+
+def _attach(written: "Written", registry: str) -> None:
+    from pipeline.canary.targets import attach
+    from pipeline.registry.store import open_store
+    from validation.canary.report import read_report
+
+    store, data = open_store(registry), written.json.read_bytes()
+    found = attach(store, read_report(data), store.put_bytes(data))
+    say(f"kept in {store.uri}: the verdict on {found.target}")
 
 
 def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
