@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import cpu_kinds
 from builders.cpu_kinds import this_kind
+from pipeline.canary import engines, run
 from pipeline.canary.automatic import Wanted, canary
 from pipeline.canary.settle import settle
 from pipeline.registry import channels, versions
@@ -14,6 +16,7 @@ from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store, open_store
 from tests.pipeline.projects import Project
 from tests.pipeline.registry.registries import engine, publish_engines
+from validation.canary.recorder import ObservationLog
 
 
 @pytest.fixture
@@ -48,7 +51,9 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
     assert "has no traffic of digits" in reason(store, traffic=str(tmp_path), target="cpu")
 
 
-def test_recorded_traffic_gives_a_verdict_whose_report_the_registry_keeps(built: Project, tmp_path: Path) -> None:
+def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_registry_keeps(
+    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(built.registry)
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
@@ -62,5 +67,15 @@ def test_recorded_traffic_gives_a_verdict_whose_report_the_registry_keeps(built:
     assert (kept.target, kept.verdict, kept.report) == (this_kind().name, found.verdict, found.report)
     assert found.document["target"] == kept.target and kept.against == "1"
     assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", found.report, lambda _: None)
+    with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
+        for index in range(9):
+            log.append(0.0025, time_s=index / 1000)
+    other = cpu_kinds.CpuKind("arm64-i8mm", "aarch64")
+    for module in (engines, run):
+        monkeypatch.setattr(module, "this_kind", lambda: other)
+    again = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
+    assert again.document and again.document["traffic"]["in_flight"] == 3, "as the log of production shows"
+    kinds = [found.target for found in canaries(store, versions.load(store, "tiny", "2"))]
+    assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
     shown = built.run("show", "tiny@2")
     assert kept.target in shown.out and found.verdict in shown.out
