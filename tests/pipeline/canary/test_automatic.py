@@ -77,5 +77,8 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     assert again.document and again.document["traffic"]["in_flight"] == 3, "as the log of production shows"
     kinds = [found.target for found in canaries(store, versions.load(store, "tiny", "2"))]
     assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
+    page = tmp_path / "page.html"
+    assert built.run("report", "tiny@2", "--out", page).code == 0
+    assert "arm64-i8mm" in page.read_text() and "one verdict for each target" in page.read_text()
     shown = built.run("show", "tiny@2")
     assert kept.target in shown.out and found.verdict in shown.out
