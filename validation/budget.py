@@ -113,6 +113,15 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
     return Budgets(default, measured, notes)
 
 
+def strictest(joint: Joint, precision: Precision, noise: Noise | None) -> Budgets:
+    """The limits of a model whose honest rounding is least: those of `budgets` are never above them."""
+    found, rounded = budgets(joint, precision, noise), "fp32" if joint == "export" else precision
+    if rounded != "fp32":
+        return Budgets(_above_honest(joint, found.default, rounded, EXACT)[0])
+    measured = {key: _with_slices(budget, EXACT) for key, budget in found.measured.items()}
+    return Budgets(_with_slices(found.default, EXACT), measured, found.notes)
+
+
 def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], Floor]]:
     for output, kinds in (noise.floors if noise else {}).items():
         for kind, floor in kinds.items():
@@ -176,6 +185,8 @@ ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13),
 MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
 # The margin where a floor loosens fp32's documented limit: what Winograd's convolutions cost, and no more.
 LOOSE_DB = 20.0
+# The drift of a kernel that adds nothing.
+EXACT = Drift(count=1, expected_sq=1.0, centered_sq=1.0)
 # An answer that explains less than half of an output is none.
 LEAST_DB = 3.0
 # Floors above it say that an output holds few roundings or none (a copy, a count), and nothing about what others cost.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy as np
 from builders.errors import DataError, EngineryError, InputError
 from builders.types import Session, Tensors
 from validation.budget import Budget, Budgets
-from validation.comparison import Comparison, Honest, check_of
+from validation.comparison import Comparison, check_of
 from validation.drift import DECISIONS, is_exact, measure
 from validation.golden import Case, GoldenSet
+from validation.limits import Limits, StagedLimits
 from validation.measured import Measured
 from validation.npz import Array
 from validation.report import Check
@@ -25,24 +27,22 @@ def drift_checks(
     reference: Session,
     candidate: Session,
     golden: GoldenSet,
-    budget: Budget | Budgets,
+    limits: Budget | Budgets | Limits | StagedLimits,
     spreads: Spreads | None = None,
-    honest: Honest | None = None,
 ) -> tuple[Check, ...]:
     """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks.
 
-    spreads: takes how the errors spread, for a report to show.  honest: by output and kind of case, the drift that an
-    honest kernel of this precision adds to this graph.
+    spreads: takes how the errors spread, for a report to show.
     """
     run_reference = lambda case: run(reference, case.inputs)  # noqa: E731 - as short as it is
-    return _checks(joint, run_reference, candidate, golden, budget, spreads, honest, reference)
+    return _checks(joint, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference)
 
 
 def expected_checks(
     joint: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
 ) -> tuple[Check, ...]:
     """Compare a session with the golden set's own expected outputs."""
-    return _checks(joint, lambda case: case.expected, candidate, golden, budget, spreads)
+    return _checks(joint, lambda case: case.expected, candidate, golden, StagedLimits.of(budget), spreads)
 
 
 def task_check(session: Session, golden: GoldenSet, metric: Mapping[str, Any]) -> Check:
@@ -99,20 +99,25 @@ def case_checks(
     return tuple(check_of(joint, output, case, value) for value in found.values())
 
 
+def limited_checks(
+    joint: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: Limits
+) -> tuple[Check, ...]:
+    """`case_checks` of a case by name and kind."""
+    name, kind = case
+    return case_checks(joint, name, output, *pair, limits.budgets.of(output, kind))
+
+
 def _checks(
     joint: str,
     expected_of: Callable[[Case], Tensors],
     candidate: Session,
     golden: GoldenSet,
-    budget: Budget | Budgets,
+    limits: StagedLimits,
     spreads: Spreads | None,
-    honest: Honest | None = None,
     reference: Session | None = None,
 ) -> tuple[Check, ...]:
     """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
-    limits = budget if isinstance(budget, Budgets) else Budgets(budget)
-    declared = {spec.name: spec.dtype for spec in candidate.outputs}
-    found = Comparison(joint, limits, spreads, honest or {}, declared)
+    found = Comparison(joint, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
     for index, case in enumerate(golden.cases):
         expected = expected_of(case)
         again = run(reference, case.inputs) if index == 0 and reference else None
@@ -126,14 +131,15 @@ def _checks(
         for first, second in ((expected, again), (actual, twice)):
             if second is not None:
                 found.failures += _repeated(joint, case, first, second, limits)
-    return found.checks()
+    return limits.judge(found.checks)
 
 
-def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: Budgets) -> Iterator[Check]:
+def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
     """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
     for output, value in first.items():
         try:
-            checks = case_checks(joint, case.name, output, value, again[output], limits.of(output, case.kind))
+            pair = value, again[output]
+            checks = limits.judge(partial(limited_checks, joint, (case.name, case.kind), output, pair))
         except (KeyError, ValueError) as error:
             yield Check(joint, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
             continue

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 
 from builders.types import Tensors
-from validation.budget import Budgets, at_most, within
+from validation.budget import Budget, at_most, within
 from validation.constancy import Constancy
 from validation.drift import DECISIONS, Drift, measure
 from validation.golden import Case
+from validation.limits import Limits
 from validation.measured import Measured, Value, as_declared, of_edge, of_golden, still_share
 from validation.npz import Array
 from validation.report import Check
 from validation.tally import Spreads, samples_of
-
-Honest = Mapping[tuple[str, str], Drift]
 
 
 @dataclass
@@ -50,9 +49,7 @@ class Comparison:
     """The cases of one joint, as they are compared."""
 
     joint: str
-    limits: Budgets
     spreads: Spreads | None
-    honest: Honest
     declared: Mapping[str, str]
     outputs: dict[str, Compared] = field(default_factory=dict)
     failures: list[Check] = field(default_factory=list)
@@ -83,10 +80,10 @@ class Comparison:
         if self.spreads is not None:
             self.spreads.add(output, case.name, case.kind == "golden", (expected, actual), samples)
 
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self, limits: Limits) -> tuple[Check, ...]:
         """Failures first, then the golden cases of each output, then its edges."""
-        golden = [check for name, output in self.outputs.items() for check in self._golden(name, output)]
-        edges = [check for name, output in self.outputs.items() for check in self._edges(name, output)]
+        golden = [check for name, output in self.outputs.items() for check in self._golden(name, output, limits)]
+        edges = [check for name, output in self.outputs.items() for check in self._edges(name, output, limits)]
         return (*self.failures, *self._unmeasured(), *golden, *edges)
 
     def _unmeasured(self) -> Iterator[Check]:
@@ -101,31 +98,33 @@ class Comparison:
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.joint, "measured", "", "golden", 0.0, None, False, note)
 
-    def _measured(self, name: str, output: Compared, drift: Drift, kind: str, usual: Drift | None) -> Measured:
-        budget, honest = self.limits.of(name, kind), self.honest.get((name, kind))
+    def _measured(
+        self, output: Compared, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+    ) -> Measured:
+        budget, honest = held
         common = max(part.exponent for part in (drift, usual, honest) if part)
         drift, still = drift.scaled(common), still_share(output.dtype)
         usual, honest = (part and part.scaled(common) for part in (usual, honest))
         return Measured(drift, budget, still, usual, honest, self.joint == "engine")
 
-    def _golden(self, name: str, output: Compared) -> Iterator[Check]:
+    def _golden(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
         if output.golden is None:
             return
-        found = self._measured(name, output, of_golden(output.golden), "golden", None)
+        found = self._measured(output, of_golden(output.golden), None, limits.at(name, "golden"))
         varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
             yield Check(self.joint, "constant", name, "golden", None, None, False, note)
         for value in found.values():
-            note = self.limits.notes.get((name, "golden"), value.note) if value.name == "sqnr_db" else value.note
+            note = limits.budgets.notes.get((name, "golden"), value.note) if value.name == "sqnr_db" else value.note
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.joint, name, "golden", replace(value, note=note))
 
-    def _edges(self, name: str, output: Compared) -> Iterator[Check]:
+    def _edges(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
-            for value in self._measured(name, output, drift, "edge", usual).values():
+            for value in self._measured(output, drift, usual, limits.at(name, "edge")).values():
                 columns.setdefault(value.name, {})[case] = value
         for values in columns.values():
             yield _worst_edge(self.joint, name, values)

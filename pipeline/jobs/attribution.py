@@ -50,7 +50,7 @@ def attribute_graph(
     original = fetch(place, reference, workdir / "reference.onnx")
 
     with OrtSession(original, optimized=False) as session:
-        budget, _ = graph_limits(original, session, precision, frozen, limits, metric, workdir)
+        budget = graph_limits(original, session, precision, frozen, limits, metric, workdir).budgets
         expected = _answered(frozen, session, workdir / "answered.safetensors")
 
     def judged(path: Path, cases: "GoldenSet") -> "list[Check]":
@@ -103,15 +103,15 @@ def attribute_engine(
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, opened.request.model, workdir / "graph.onnx"), precision)
     with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
-        budget, honest = engine_limits(graph, expected, opened.request, frozen, limits, workdir)
+        held = engine_limits(graph, expected, opened.request, frozen, limits, workdir).loosest()
         if sizes:  # the limits are the golden set's
             frozen, metric = cases_of(sizes, frozen, opened.request), None
-        checks = drift_checks("engine", expected, actual, frozen, budget, honest=honest.drifts)
+        checks = drift_checks("engine", expected, actual, frozen, held)
         before = _checks(proof_of(checks, actual, frozen, metric, "engine"))
     tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
     pair = _graph(graph, workdir / "expected"), tapped
     return _kept(
-        place, attribute("engine", precision, *pair, frozen, budget.tightest, _failed(before), tell=print), None
+        place, attribute("engine", precision, *pair, frozen, held.budgets.tightest, _failed(before), tell=print), None
     )
 
 

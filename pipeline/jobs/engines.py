@@ -19,8 +19,8 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
 
 if TYPE_CHECKING:
-    from validation.budget import Budgets
     from validation.golden import GoldenSet
+    from validation.limits import StagedLimits
     from validation.report import Check
 
 
@@ -98,6 +98,7 @@ def check_engine(
     contract: of the spec, and the shapes that it speaks of; None when there is none.  calls: as `tried_calls` takes it.
     """
     from builders.onnxruntime import OrtSession
+    from validation.budget import default_budget
     from validation.compare import drift_checks
     from validation.fuzz.outcome import Pair
     from validation.tally import Spreads
@@ -110,17 +111,17 @@ def check_engine(
         OrtSession(graph, optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        budget, honest = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        checks = drift_checks("engine", expected, actual, frozen, budget, spreads, honest.drifts)
-        pair = Pair(expected, actual, wanted.precision, budget, budget.default)
+        held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, held, spreads)
+        pair = Pair(expected, actual, wanted.precision, held, default_budget("engine", wanted.precision))
         checks += tried_calls(calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
         if contract:
-            checks += _contract_checks(contract, expected, actual, frozen, budget)
+            checks += _contract_checks(contract, expected, actual, frozen, held)
         return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
 
 
 def _contract_checks(
-    contract: Json, expected: Session, actual: Session, golden: "GoldenSet", budget: "Budgets"
+    contract: Json, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> "tuple[Check, ...]":
     from validation.contracts.contract import Contract, contract_checks
     from validation.fuzz.values import leading_dim
@@ -128,7 +129,8 @@ def _contract_checks(
     inputs, dims = tensors_from(contract["shapes"]["inputs"]), dims_from(contract["shapes"]["dims"])
     batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     promised = Contract.from_json(contract)
-    return contract_checks(promised, expected, actual, golden, (inputs, batch), budget)
+    budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
+    return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def fuzz_engine(
     from validation.fuzz.groups import Groups
     from validation.fuzz.outcome import Pair
     from validation.fuzz.run import fuzz
+    from validation.limits import StagedLimits
 
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
@@ -55,7 +56,9 @@ def fuzz_engine(
         OrtSession(runnable(source, wanted.precision), optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        pair = Pair(expected, actual, wanted.precision, budget, documented, _exact(source, wanted.precision))
+        pair = Pair(
+            expected, actual, wanted.precision, StagedLimits.of(budget), documented, _exact(source, wanted.precision)
+        )
         found = fuzz(cases, specs, dims, Groups(frozen), pair, asked["seed"])
     return found.to_json(lambda case: shlex.join([*asked["command"], "--only", str(case)]))
 

@@ -140,7 +140,7 @@ def check_graph(
         OrtSession(original, optimized=False) as expected,
         OrtSession(candidate, optimized=False) as actual,
     ):
-        budget, honest = graph_limits(original, expected, precision, frozen, limits, metric, workdir)
-        checks = drift_checks("quantization", expected, actual, frozen, budget, spreads, honest.drifts)
+        held = graph_limits(original, expected, precision, frozen, limits, metric, workdir)
+        checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
         decided = decision_checks(checks, frozen, metric, limits) if precision in QUANTIZED else []
         return proof_of([*overlap, *checks, *decided], actual, frozen, metric, "graph", spreads.at("quantization"))

@@ -1,6 +1,6 @@
 """The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from builders.onnxruntime import OrtSession
     from validation.budget import Budgets
     from validation.golden import GoldenSet
+    from validation.limits import Limits, StagedLimits
     from validation.rounding.figures import Honest
 
 WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
+STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
 def engine_limits(
@@ -25,19 +27,29 @@ def engine_limits(
     golden: "GoldenSet",
     limits: Mapping[str, float],
     workdir: Path,
-) -> "tuple[Budgets, Honest]":
-    """The limits of an engine against its graph, and the honest rounding that they come from.
+) -> "StagedLimits":
+    """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
-    graph: as it is run (`blobs.runnable`); reference: that graph, opened.  limits: what the spec says.
+    graph: as it is run (`blobs.runnable`); reference: that graph, opened, for as long as limits are asked for.
+    limits: what the spec says; with any, honest rounding is measured at once.
     """
-    from validation.budget import budgets
+    from validation.budget import budgets, strictest
+    from validation.limits import Limits, StagedLimits
     from validation.rounding.honest import honest_rounding
 
-    backend = backends.configure(request.backend, dict(request.options))
-    blocks = request.precision == "int4" and backends.rounds_activations(backend)
-    honest = honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks)
-    found = budgets("engine", request.precision, golden.noise, honest).override(limits)
-    return _noted(found, reference, f"honest rounding is not known: {honest.reason}" if honest.reason else ""), honest
+    def measured() -> "Iterator[Limits]":
+        backend = backends.configure(request.backend, dict(request.options))
+        blocks = request.precision == "int4" and backends.rounds_activations(backend)
+        honest = honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks)
+        found = budgets("engine", request.precision, golden.noise, honest).override(limits)
+        yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+
+    looser = measured()
+    if limits:
+        return StagedLimits(next(looser))
+    return StagedLimits(
+        Limits(_noted(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
+    )
 
 
 def graph_limits(
@@ -48,19 +60,23 @@ def graph_limits(
     limits: Mapping[str, float],
     metric: Json | None,
     workdir: Path,
-) -> "tuple[Budgets, Honest]":
+) -> "Limits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
     from validation.budget import budgets
-    from validation.rounding.figures import Honest
+    from validation.limits import Limits
     from validation.rounding.honest import honest_rounding
 
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)
-        return _noted(found, reference, "" if metric or "sqnr_db" in limits else WEAK), Honest()
+        return Limits(_noted(found, reference, "" if metric or "sqnr_db" in limits else WEAK))
     half: Precision | None = None if precision == "fp32" else precision
     honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
     found = budgets("quantization", precision, golden.noise, honest).override(limits)
-    return _noted(found, reference, f"honest rounding is not known: {honest.reason}" if honest.reason else ""), honest
+    return Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+
+
+def _unknown(honest: "Honest") -> str:
+    return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
 
 
 def _as_written(path: Path) -> "OrtSession":

@@ -42,8 +42,8 @@ def check_recorded(
     _check_whole(actual, frozen)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
     with OrtSession(graph, optimized=False) as expected:
-        budget, honest = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        checks = drift_checks("engine", expected, actual, frozen, budget, spreads, honest.drifts)
+        held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
+        checks = drift_checks("engine", expected, actual, frozen, held, spreads)
         return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
 
 

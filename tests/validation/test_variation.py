@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from builders.types import Dim, TensorSpec
-from validation.budget import Budget
+from validation.budget import Budget, Budgets
 from validation.compare import drift_checks, expected_checks
 from validation.drift import measure
 from validation.golden import Case, GoldenSet, freeze
+from validation.limits import Limits
 from validation.report import describe
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
@@ -130,7 +131,7 @@ def test_rounding_that_an_honest_kernel_makes_is_no_variation():
     known = {("y", "golden"): honest, ("y", "edge"): honest}
     limits = LIMITS["fp16"]
     assert "constant" in names(drift_checks("engine", reference, ones, frozen(norms), limits))
-    assert not broken(drift_checks("engine", reference, ones, frozen(norms), limits, honest=known))
+    assert not broken(drift_checks("engine", reference, ones, frozen(norms), Limits(Budgets(limits), known)))
 
 
 def test_an_edge_is_measured_against_the_variation_of_the_golden_set():
@@ -204,7 +205,7 @@ def test_a_column_that_is_two_percent_off_is_caught_by_what_honest_rounding_allo
         assert "slice_sqnr_db" in names(expected_checks("engine", candidate, boxes(detections), limits))
     known = {("y", "golden"): honest}
     limits = LIMITS["int8"].override({"slice_sqnr_db": honest.slice_sqnr_db - 6})
-    checks = drift_checks("engine", Fake(detections), candidate, boxes(detections), limits, honest=known)
+    checks = drift_checks("engine", Fake(detections), candidate, boxes(detections), Limits(Budgets(limits), known))
     assert names(checks) == {"slice_sqnr_db"}
 
 

@@ -32,7 +32,7 @@ def call_checks(
     if sizes:
         yield from size_checks(pair, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
-    repeats = Repeats(pair.candidate, pair.budgets, bits)
+    repeats = Repeats(pair.candidate, pair.limits, bits)
     began = allowance.clock()
     repeats.run(pool, seed, allowance.calls(start))
     yield from repeats.checks(pool, allowance.clock() - began)

@@ -8,14 +8,15 @@ that is reused; the inputs are compared after each call.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from builders.types import Session
-from validation.budget import Budgets
 from validation.calls.pool import Bits, Repeated
-from validation.compare import case_checks
+from validation.compare import limited_checks
+from validation.limits import StagedLimits
 from validation.npz import Array
 from validation.report import Check, describe
 
@@ -59,11 +60,11 @@ class _Found:
 class Repeats:
     """Calls of one session. bits: whether equal inputs must have equal bits; asked when bits differ for the first time.
 
-    budgets: what answers of equal inputs are held to where bits may differ.
+    limits: what answers of equal inputs are held to where bits may differ.
     """
 
     session: Session
-    budgets: Budgets
+    limits: StagedLimits
     bits: Callable[[], bool]
     calls: int = 0
     answers: _Found = field(default_factory=_Found)
@@ -128,7 +129,7 @@ class Repeats:
             pair = first[name].array(), now[name].array()
             if exact:
                 return f"{_unequal(*pair)} of {pair[0].size} elements of {name} have other bits than at first"
-            for check in case_checks("engine", item.name, name, *pair, self.budgets.of(name, "edge")):
+            for check in self.limits.judge(partial(limited_checks, "engine", (item.name, "edge"), name, pair)):
                 if not check.passed:
                     return f"against the first answer, {describe(check)}"
         return ""

@@ -12,11 +12,12 @@ import numpy as np
 
 from builders.errors import DataError, EngineryError
 from builders.types import Precision, Session, Tensors
-from validation.budget import Budget, Budgets
+from validation.budget import Budget
 from validation.compare import case_checks, run
 from validation.drift import is_exact
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import reach
+from validation.limits import Limits, StagedLimits
 from validation.npz import Array
 from validation.report import Check, describe
 
@@ -50,13 +51,13 @@ class Outcome:
 class Pair:
     """The two sides: a reference, a candidate, and the model in float64 where that is known.
 
-    budgets: of real data, with the model's noise floor.  documented: without it, for values it was not measured on.
+    limits: of real data, measured on the model.  documented: of values that they were not measured on.
     """
 
     reference: Session
     candidate: Session
     precision: Precision
-    budgets: Budgets
+    limits: StagedLimits
     documented: Budget
     exact: Callable[[Tensors], Tensors] | None = None
 
@@ -91,7 +92,7 @@ def _both_refuse(case: FuzzCase, inputs: Tensors, pair: Pair, error: EngineryErr
 
 
 def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, pair: Pair) -> Outcome:
-    checks = _checks(case, expected, actual, pair)
+    checks = pair.limits.judge(lambda limits: _checks(case, expected, actual, pair, limits))
     failed = [check for check in checks if not check.passed]
     if not failed:
         return Outcome(case, "ok", "", checks)
@@ -100,11 +101,11 @@ def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensor
     return Outcome(case, "failed", describe(failed[0]), checks)
 
 
-def _checks(case: FuzzCase, expected: Tensors, actual: Tensors, pair: Pair) -> tuple[Check, ...]:
+def _checks(case: FuzzCase, expected: Tensors, actual: Tensors, pair: Pair, limits: Limits) -> tuple[Check, ...]:
     real = case.values == "realistic"
     checks: list[Check] = []
     for output, value in expected.items():
-        budget = pair.budgets.of(output, "edge") if real else pair.documented
+        budget = limits.budgets.of(output, "edge") if real else pair.documented
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
@@ -134,5 +135,5 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, pair: Pa
     except ValueError:
         return ""
     narrow = {name: expected[name] for name in wide if name in expected}
-    broken = [check for check in _checks(case, wide, narrow, pair) if not check.passed]
+    broken = [check for check in _checks(case, wide, narrow, pair, pair.limits.current) if not check.passed]
     return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""

@@ -13,6 +13,7 @@ from validation.calls.allowance import Allowance
 from validation.calls.checks import call_checks
 from validation.fuzz.outcome import Pair
 from validation.golden import GoldenSet, freeze
+from validation.limits import StagedLimits
 from validation.report import Check
 
 BUDGET = default_budget("engine", "fp32")
@@ -154,7 +155,7 @@ def tried(
 ) -> dict[str, Check]:
     """The checks of calls by name. seconds: looks at the clock cost a millisecond each, unless it is another one."""
     limits = budgets or Budgets(BUDGET)
-    pair = Pair(reference or Linear(), candidate, "fp32", limits, limits.default)  # type: ignore[arg-type]
+    pair = Pair(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
     allowance = replace(Allowance.of(seconds, 0.0), clock=clock or ticking())
     return {check.name: check for check in call_checks(pair, shapes, golden, seed, allowance, bits)}
 

@@ -20,7 +20,6 @@ from tests.validation.calls.sessions import (
     tried,
 )
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
-from validation.budget import Budgets
 from validation.calls.allowance import (
     FEW_CALLS,
     FEW_S,
@@ -37,6 +36,7 @@ from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
 from validation.fuzz.run import fuzz
 from validation.golden import GoldenSet, edge_sizes, freeze
+from validation.limits import StagedLimits
 
 GRID_SEEN = freeze(GRID_GOLDEN, GRID_SPECS, GRID_DIMS, Grid().run)
 GRID = {"golden": GRID_SEEN, "shapes": (GRID_SPECS, GRID_DIMS)}
@@ -53,7 +53,7 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     found = checks["sizes"]
     assert (found.case, found.value, found.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
     assert "of y at" in found.note and "12 of 12 sizes" in found.note
-    pair = Pair(Linear(), wrong_at(size), "fp32", Budgets(BUDGET), BUDGET)
+    pair = Pair(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET)
     only = parse_only(found.case, DIMS)
     (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED).outcomes
     assert again.word == "failed" and again.reason in found.note

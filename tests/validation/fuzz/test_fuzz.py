@@ -8,17 +8,18 @@ import pytest
 from builders.errors import InputError, ModelError
 from builders.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
-from validation.budget import Budgets, default_budget
+from validation.budget import default_budget
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, histogram_from_json, just_outside, parse_only
 from validation.fuzz.outcome import Pair
 from validation.fuzz.run import Fuzzed, fuzz
 from validation.fuzz.values import make
+from validation.limits import StagedLimits
 
 BUDGET = default_budget("engine", "fp32")
 
 
 def tried(candidate: Linear, seed: int = 0, count: int = 24, reference: Linear | None = None, exact=None) -> Fuzzed:
-    pair = Pair(reference or Linear(), candidate, "fp32", Budgets(BUDGET), BUDGET, exact)
+    pair = Pair(reference or Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET, exact)
     return fuzz(draw(DIMS, seed, count), SPECS, DIMS, GOLDEN, pair, seed)
 
 
@@ -93,7 +94,7 @@ def test_an_off_by_one_bucket_is_found_at_its_size_and_reproduced_by_its_line(si
     assert {dict(item.case.sizes)["batch"] for item in report.failed} == {size}
     origin, smallest = report.smallest[0]
     case = parse_only(str(smallest.case), DIMS)
-    pair = Pair(Linear(), Linear(wrong_at(size)), "fp32", Budgets(BUDGET), BUDGET)
+    pair = Pair(Linear(), Linear(wrong_at(size)), "fp32", StagedLimits.of(BUDGET), BUDGET)
     (again,) = fuzz([case], SPECS, DIMS, GOLDEN, pair, 0).outcomes
     assert (again.word, again.reason) == ("failed", smallest.reason)
     assert origin.sizes == case.sizes
