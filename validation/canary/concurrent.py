@@ -27,7 +27,7 @@ from validation.canary.traffic import Traffic
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
 # A segment has at least so many times as many requests as may be in flight: its ends, where fewer are, weigh little.
-LEAST_TURNOVERS = 10
+LEAST_TURNOVERS = 4
 # A run has at most so many of them.
 MOST_SEGMENTS = 400
 

@@ -8,7 +8,7 @@ import pytest
 from tests.validation.canary.simulated import Ticking
 from tests.validation.canary.test_replay import observed
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
-from validation.canary.concurrent import Segment, peak, replay_concurrently, segments
+from validation.canary.concurrent import LEAST_TURNOVERS, Segment, peak, replay_concurrently, segments
 from validation.canary.judge import judge
 from validation.canary.pairing import evidence_of
 from validation.canary.replay import Pace, replay
@@ -59,7 +59,7 @@ def test_a_factor_makes_it_denser_and_both_sides_get_the_same():
 
 
 def test_sides_take_turns_in_a_drawn_and_balanced_order():
-    pairs, ours, _ = replayed(poisson_traffic(2000, 0.01), working(0), in_flight=2)
+    pairs, ours, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=2)
     firsts = [next(pair.first for pair in pairs if pair.request >= start) for start, _ in bounds(pairs, 2)]
     assert len(firsts) == len(ours.sent) >= 40
     assert all(a != b for a, b in zip(firsts[::2], firsts[1::2], strict=False)), "each two have opposite orders"
@@ -73,10 +73,12 @@ def bounds(pairs, in_flight, stops=()):
 def test_segments_cover_the_traffic_end_at_looks_and_begin_with_the_queue_there_was():
     found = list(segments(1000, 4, {250, 500, 750, 1000}))
     assert found[0][0] == 0 and found[-1][1] == 1000 and all(a[1] == b[0] for a, b in pairwise(found))
-    assert {250, 500, 750} <= {stop for _, stop in found} and min(stop - start for start, stop in found) >= 40
+    assert {250, 500, 750} <= {stop for _, stop in found} and min(
+        stop - start for start, stop in found
+    ) >= 4 * LEAST_TURNOVERS
     assert list(segments(30, 4)) == [(0, 30)] and list(segments(1, 4)) == [(0, 1)]
-    _, ours, _ = replayed(poisson_traffic(300, 0.01), working(0))
-    cut = bounds(replayed(poisson_traffic(300, 0.01), working(0))[0], 4)
+    pairs, ours, _ = replayed(poisson_traffic(300, 0.01), working(0))
+    cut = bounds(pairs, 4)
     assert [len(part) for part in ours.sent] == [stop - start + min(start, 4) for start, stop in cut]
 
 
@@ -88,7 +90,7 @@ def test_the_most_in_flight():
 
 def test_a_lock_is_caught_in_flight_and_not_one_at_a_time(tmp_path):
     """A candidate that takes as long for a request, but one at a time where the baseline takes several."""
-    traffic = poisson_traffic(2500, 0.02)
+    traffic = poisson_traffic(1200, 0.015)
     ticking = Ticking()
     ticking.sleep = ticking.clock().sleep
     alone = [working(0, locked=True, time=ticking), working(1000, time=ticking)]
@@ -101,6 +103,6 @@ def test_a_lock_is_caught_in_flight_and_not_one_at_a_time(tmp_path):
 
 
 def test_equal_engines_in_flight_do_not_fail(tmp_path):
-    pairs, *_ = replayed(poisson_traffic(2500, 0.02), working(0))
+    pairs, *_ = replayed(poisson_traffic(1200, 0.015), working(0))
     found = judged(pairs, tmp_path)
-    assert found.verdict != "FAIL" and abs(found.criteria[0].estimate) < 0.02
+    assert found.verdict != "FAIL" and abs(found.criteria[0].estimate or 0.0) < 0.04
