@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+DEFAULT_MODE = 0  # CU_COMPUTEMODE_DEFAULT: several processes may have a context
 _NAME_BYTES = 100
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
@@ -28,13 +30,14 @@ _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 class Gpu:
     """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set.
 
-    memory_bytes: 0 is unknown.
+    memory_bytes: 0 is unknown.  compute_mode: CUcomputemode; any but DEFAULT_MODE keeps a second process out.
     """
 
     index: int
     name: str
     compute_capability: tuple[int, int]
     memory_bytes: int = 0
+    compute_mode: int = DEFAULT_MODE
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -80,7 +83,8 @@ def _gpu(driver: Any, index: int) -> Gpu:
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
     capability = (_attribute(driver, _MAJOR, index), _attribute(driver, _MINOR, index))
-    return Gpu(index, name.value.decode(), capability, _memory(driver, index))
+    mode = _attribute(driver, _MODE, index)
+    return Gpu(index, name.value.decode(), capability, _memory(driver, index), mode)
 
 
 def _memory(driver: Any, index: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from builders.digest import digest_of
 
@@ -250,6 +250,13 @@ class Session(Protocol):
     def run(self, inputs: Tensors) -> dict[str, "np.ndarray[Any, Any]"]:
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
         ...
+
+
+@runtime_checkable
+class ThreadSafe(Protocol):
+    """A session that several threads may run at once. Any other is run by one thread alone, the one that opened it."""
+
+    thread_safe: ClassVar[Literal[True]]
 
 
 class Backend(Protocol):

@@ -47,7 +47,9 @@ def artifacts_of(document: Json, page: str | None) -> Iterator[Artifact]:
     """What is posted."""
     if document["kind"] == CANARY:
         name = _key(str(document["candidate"].get("model", "unnamed")))
-        yield Artifact(f"canary-{name}", f"Canary: {document['verdict']}", canary_markdown(document, page))
+        name = _key(f"{name}-{document['target']}") if "target" in document else name
+        title = f"Canary{_on(document)}: {document['verdict']}"
+        yield Artifact(f"canary-{name}", title, canary_markdown(document, page))
     else:
         name = _key(document["model"])
         reference = f"{document['model']}@{document['version']}" if document["version"] else document["model"]
@@ -127,10 +129,14 @@ def canary_markdown(document: Json, page: str | None) -> str:
         rows.append(
             {**row, "interval": "not measured" if item["note"] else describe_interval(item), "margin": text["margin"]}
         )
-    lines = [f"# Canary: {document['verdict']}", "", plain_text(document["reason"]), ""]
+    lines = [f"# Canary{_on(document)}: {document['verdict']}", "", plain_text(document["reason"]), ""]
     lines += [f"- {side}: {plain_text(_side(document, side))}" for side in ("candidate", "baseline")]
     lines += [f"- page: `{page}`"] if page else []
     return "\n".join([*lines, "", *_table(rows)])
+
+
+def _on(document: Json) -> str:
+    return f" on {document['target']}" if "target" in document else ""
 
 
 def _side(document: Json, side: str) -> str:

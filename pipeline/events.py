@@ -45,11 +45,11 @@ def published(store: Store, model: str, version: str, manifest: str) -> Told:
     return tell(PUBLISHED, model, payload)
 
 
-def judged(store: Store, model: str, version: str, channel: str, verdict: str, report: str) -> Told:
-    """Tell how a canary of a version against what a channel serves ended. report: digest of its blob. Raises
-    UnavailableError."""
-    payload = {"version": version, "channel": channel, "verdict": verdict, "report": report, "registry": store.uri}
-    return tell(JUDGED, model, payload)
+def judged(store: Store, model: str, version: str, channel: str, target: str, verdict: str, report: str) -> Told:
+    """Tell how a canary of a version against what a channel serves ended on a target. report: digest of its blob.
+    Raises UnavailableError."""
+    about = {"version": version, "channel": channel, "target": target}
+    return tell(JUDGED, model, {**about, "verdict": verdict, "report": report, "registry": store.uri})
 
 
 def published_once(store: Store, model: str, version: str, manifest: str) -> Told | None:

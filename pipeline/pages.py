@@ -12,6 +12,7 @@ from typing import Any
 
 from builders.errors import InputError, IntegrityError, UnknownNameError
 from pipeline.registry.attestations import attestations, judged
+from pipeline.registry.canaries import canaries
 from pipeline.registry.keys import attestation_key, page_data_key
 from pipeline.registry.landing import reachable
 from pipeline.registry.latencies import latencies
@@ -38,7 +39,12 @@ def published_document(store: Store, manifest: Manifest) -> Json:
     engines = [asdict(entry) for entry in judged(store, manifest)]
     document = _parsed(data, f"report.json of {where}")
     reports = {report["unit"]: report for report in document["reports"]} | _attested(store, manifest)
-    today = {"engines": engines, "reports": list(reports.values()), "latencies": latencies(store, manifest)}
+    today = {
+        "engines": engines,
+        "reports": list(reports.values()),
+        "latencies": latencies(store, manifest),
+        "canaries": [asdict(found) for found in canaries(store, manifest)],
+    }
     current: Json = json.loads(_written({**document, **today}))
     return current
 

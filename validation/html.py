@@ -24,7 +24,8 @@ def render(version_report: Mapping[str, Any]) -> str:
     Each failure has unit, kind, reason, log and command, as `builders.types.BuildFailure` has. `quantization`, if any:
     flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
     `validation.attribution.result` has it, with `name` and `units`.  `latencies`, if any: latency reports by the digest
-    of their engine.
+    of their engine.  `canaries`, if any: verdicts, each with target, verdict, reason, against, unit, created_at and
+    report.
     """
     return templates().get_template("report.html.j2").render(overview(version_report))
 

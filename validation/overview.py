@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 
 def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
     """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`,
-    `attributions`, `latencies`.  pictures: without them nothing that needs a picture is worked out."""
+    `attributions`, `latencies`, `canaries`.  pictures: without them nothing that needs a picture is worked out."""
     engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
@@ -41,6 +41,7 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
         "quantizations": quantizations(manifest) if pictures else [],
         "attributions": [section(item) for item in manifest.get("attributions", ())],
         "latencies": sections(manifest.get("latencies", {}), pictures),
+        "canaries": manifest.get("canaries", ()),
         "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from builders.compatibility import numbers
 from builders.cpu_kinds import SATURATES, this_kind, why_no_proof
@@ -207,6 +207,9 @@ class OrtSession:
     profiles: shapes that it answers for; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
+
+    # ONNX Runtime lets several threads run one session at once.
+    thread_safe: ClassVar[Literal[True]] = True
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.export
@@ -21,6 +21,8 @@ class XlaSession:
 
     kept: how many sizes stay compiled. Raises IntegrityError for a damaged engine, EngineryError when XLA fails.
     """
+
+    thread_safe: ClassVar[Literal[True]] = True
 
     def __init__(self, engine: Engine, kept: int) -> None:
         request = engine.request

@@ -1,4 +1,4 @@
-"""Canaries without a person: of a version that was published against what a channel serves, and what its verdict does.
+"""Canaries without a person: of a version that was published against what a channel serves, on this machine's hardware.
 
 Whatever is missing (nothing served yet, no recorded traffic, no engine for this machine) is a reason and no failure.
 """
@@ -8,22 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.errors import ConflictError, InputError
-from pipeline.canary.engines import choose
-from pipeline.canary.promotion import canary_passes
+from builders.errors import InputError
+from pipeline.canary.engines import check_shared_gpu, choose
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.canary.verdicts import roll_back
+from pipeline.canary.targets import attach
 from pipeline.intake.places import place_at
 from pipeline.registry import channels, versions
 from pipeline.registry.machine import target_named
 from pipeline.registry.names import Reference, check_channel, check_model, check_version
 from pipeline.registry.store import Store
-from pipeline.registry.trust import require
-from pipeline.registry.versions import Located
-from pipeline.user import user
 from pipeline.values import Json
 from validation.canary.replay import Pace
-from validation.canary.report import MOST_BYTES, read_report
+from validation.canary.report import read_report
 
 SUFFIXES = (".jsonl", ".npz")
 
@@ -32,7 +28,8 @@ SUFFIXES = (".jsonl", ".npz")
 class Wanted:
     """A published version, the channel whose version it would replace, and where recorded traffic lies.
 
-    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz.  target: as `--target`.  duration: seconds.
+    traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz, and MODEL.observed.jsonl where an observation log
+    shows how many requests were in flight.  target: as `--target`.  duration: seconds.
     """
 
     model: str
@@ -55,7 +52,7 @@ class Canaried:
 
 
 def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried:
-    """Replay the model's recorded traffic against both versions and keep the report in the registry.
+    """Replay the model's recorded traffic against both versions, and keep the verdict beside the version.
 
     Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
     """
@@ -71,6 +68,7 @@ def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried
     sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
     target = target_named(wanted.target)
     try:
+        check_shared_gpu(target)
         for side in sides:
             choose(store, side, target, None)
     except InputError as error:
@@ -81,34 +79,11 @@ def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried
         found = [path for path in recorded if path.is_file()]
         if not found:
             return Canaried(None, f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
-        pace = Pace(wanted.scale, wanted.duration)
-        run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace)
+        observed = place.folder / f"{model}.observed.jsonl"
+        pace = Pace(wanted.scale, wanted.duration, in_flight=None)
+        seen = observed if observed.is_file() else None
+        run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace, observed=seen)
         written = run_canary(store, run, say)
         digest = store.put_bytes(written.json.read_bytes())
+        attach(store, read_report(written.json.read_bytes()), digest)
     return Canaried(written.verdict, str(written.report["reason"]), digest, dict(written.report))
-
-
-def settle(store: Store, model: str, channel: str, report: str, say: Callable[[str], None]) -> str:
-    """Do what a canary's verdict asks for: PASS promotes its candidate, FAIL rolls it back where it is served already.
-
-    report: digest of the canary's report. What was done, in a line; also where the channel's policy does not allow it.
-    Raises IntegrityError for a report that is lost or damaged, UntrustedError where the trust policy asks for more.
-    """
-    data = store.read_blob(report)
-    found = read_report(data[: MOST_BYTES + 1])
-    if found.verdict == "FAIL":
-        return roll_back(store, {**found.document, "digest": found.digest}, check_channel(channel), user())
-    if found.verdict != "PASS":
-        return f"{found.verdict}: {found.reason}; no channel was moved"
-    version = check_version(str(found.candidate.get("version")))
-    manifest = versions.load(store, check_model(model), version)
-    try:
-        vouched = require(store, Located(Reference(model, version=version), manifest))
-        with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
-            path = Path(folder) / "report.json"
-            path.write_bytes(data)
-            why, passes = canary_passes(store, manifest, channel, [path], say)
-        channels.promote(store, manifest, channel, by=user(), why=why, canaries=passes, counts=vouched.counts)
-    except (InputError, ConflictError) as error:
-        return f"PASS, and {model}:{channel} was not moved: {error}"
-    return f"promoted: {model}:{channel} -> {version}"

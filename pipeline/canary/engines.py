@@ -8,6 +8,7 @@ from pathlib import Path
 
 from builders import backends
 from builders.cpu_kinds import this_kind
+from builders.cuda import DEFAULT_MODE, gpus
 from builders.errors import InputError
 from builders.fitting import open_engine
 from builders.types import Target
@@ -73,6 +74,16 @@ def opened(store: Store, role: str, chosen: Chosen, folder: Path) -> Iterator[Is
     engine = fetched_engine(store, request_of(entry), str(entry.digest), str(entry.suffix), folder)
     with isolated(role, partial(open_engine, engine)) as session:
         yield session
+
+
+def check_shared_gpu(target: Target) -> None:
+    """Raise InputError for a GPU that one process alone may use: a canary has both engines open, each in its own."""
+    for gpu in gpus():
+        if gpu.compute_capability == target.compute_capability and gpu.compute_mode != DEFAULT_MODE:
+            raise InputError(
+                f"{gpu.name} is in exclusive-process mode, and a canary opens both engines on it, each in a process of "
+                "its own; set `nvidia-smi --compute-mode=DEFAULT`, or run this on a node without that mode"
+            )
 
 
 def check_alike(candidate: IsolatedSession, baseline: IsolatedSession) -> None:

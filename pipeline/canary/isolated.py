@@ -7,16 +7,28 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from builders.errors import EngineryError
 from builders.types import Session, Tensors, TensorSpec
+from pipeline.canary.workers import Workers, is_thread_safe
+from validation.canary.concurrent import Segment, Timed
 from validation.canary.replay import Clock, Served, serve
 
 Opener = Callable[[], AbstractContextManager[Session]]
 JOIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Asks an engine's process for threads. in_flight: how many.  warmup: what each runs first, unobserved."""
+
+    in_flight: int
+    warmup: tuple[Tensors, ...]
 
 
 class IsolatedSession:
@@ -31,14 +43,36 @@ class IsolatedSession:
 
     def serve(self, inputs: Tensors) -> Served:
         """Seconds of service, the answer or None, and what went wrong or ''."""
+        self._requests += 1
+        served: Served | None = self._ask(inputs, f"at request {self._requests} with the warm-up's")
+        return served or self._failed()
+
+    def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
+        """Have so many requests in flight from now on, each engine's thread warmed up. Raises EngineryError where the
+        engine cannot be opened so many times."""
+        failure: EngineryError | str | None = self._ask(Prepare(in_flight, tuple(warmup)), "before the first request")
+        if isinstance(failure, EngineryError):
+            raise EngineryError(
+                f"it cannot have {in_flight} requests in flight here ({failure}); give fewer with --in-flight"
+            ) from failure
+
+    def serve_segment(self, segment: Segment) -> list[Timed]:
+        """What came of each request; of none of them where the engine died meanwhile."""
+        first, self._requests = self._requests + 1, self._requests + len(segment)
+        found: list[Timed] | None = self._ask(segment, f"among requests {first} to {self._requests} that it was sent")
+        return found or [Timed(0.0, self._failed()) for _ in range(len(segment))]
+
+    def _ask(self, what: object, when: str) -> Any:
+        """The engine's process' answer; None where it ended. when: for what it died of."""
         if not self.died:
-            self._requests += 1
             try:
-                self._connection.send(inputs)
-                served: Served = self._connection.recv()
-                return served
+                self._connection.send(what)
+                return self._connection.recv()
             except (EOFError, OSError):
-                self.died = f"{_ending(self._process)}, at request {self._requests} with the warm-up's"
+                self.died = f"{_ending(self._process)}, {when}"
+        return None
+
+    def _failed(self) -> Served:
         return Served(0.0, None, f"the engine ended its process: {self.died}"[:1000])
 
 
@@ -90,8 +124,18 @@ def _serve(connection: Connection, opener: Opener) -> None:
             connection.send(told)
             return
         connection.send(list(session.inputs))
+        workers: Workers | None = None
         while True:
-            connection.send(serve(session, connection.recv(), Clock()))
+            asked = connection.recv()
+            if isinstance(asked, Prepare):
+                if not is_thread_safe(session):
+                    stack.close()  # each thread opens its own, and the memory is wanted for those
+                workers = Workers(opener, session, asked.in_flight, asked.warmup)
+                connection.send(workers.failure)
+            elif isinstance(asked, Segment) and workers:
+                connection.send(workers.serve_segment(asked))
+            else:
+                connection.send(serve(session, asked, Clock()))
 
 
 def _ending(process: BaseProcess) -> str:

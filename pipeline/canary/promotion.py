@@ -32,7 +32,8 @@ def canary_passes(
         if refusal := promotion_refusal(report, manifest, serving):
             raise InputError(f"{path}: {refusal}; {manifest.model}:{channel} was not moved")
         baseline = report.baseline.get("manifest", "")
-        passes.append(CanaryPass(digest_of_bytes(texts[-1]), report.candidate["engine"], baseline))
+        target = str(report.document.get("target") or "")
+        passes.append(CanaryPass(digest_of_bytes(texts[-1]), report.candidate["engine"], baseline, target))
         words.append(report.digest[:12])
     covered = {item.engine for item in passes}
     if left := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:

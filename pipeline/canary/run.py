@@ -1,26 +1,29 @@
 """A canary from start to verdict: replay, look at planned times, stop as soon as a look decides."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from builders.cpu_kinds import this_kind
 from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.types import Session, Target
-from pipeline.canary.engines import Chosen, check_alike, choose, opened
+from pipeline.canary.engines import Chosen, check_alike, check_shared_gpu, choose, opened
+from pipeline.canary.in_flight import InFlight, in_flight_of
 from pipeline.canary.verdicts import Written, facts, thresholds_of, write_report
 from pipeline.registry.landing import make_folder, reachable
 from pipeline.registry.names import Reference
 from pipeline.registry.store import Store
 from validation.canary.append import LineFile
+from validation.canary.concurrent import SegmentSession, replay_concurrently
 from validation.canary.judge import Judgement, Looks, judge
 from validation.canary.observations import Observations, add_to
 from validation.canary.pairing import evidence_of
 from validation.canary.recorder import end_of, header_of
-from validation.canary.replay import Clock, Pace, RemoteSession, replay
+from validation.canary.replay import Clock, Pace, Pair, RemoteSession, replay
 from validation.canary.report import make_report
 from validation.canary.thresholds import Quality, Thresholds
 from validation.canary.traffic import Traffic, read_traffic
@@ -34,7 +37,10 @@ Sessions = tuple[Session | RemoteSession, Session | RemoteSession]
 
 @dataclass(frozen=True)
 class CanaryRun:
-    """What to compare, on what, and where the results go. looks: how often to look, the end included."""
+    """What to compare, on what, and where the results go. looks: how often to look, the end included.
+
+    observed: an observation log that shows how many requests were in flight; None: the traffic itself does.
+    """
 
     candidate: Reference
     baseline: Reference
@@ -44,6 +50,7 @@ class CanaryRun:
     precision: str | None = None
     pace: Pace = field(default_factory=Pace)
     looks: int = 4
+    observed: Path | None = None
 
 
 def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = None) -> Written:
@@ -58,6 +65,7 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = 
         choose(store, reference, wanted.target, wanted.precision) for reference in (wanted.candidate, wanted.baseline)
     ]
     limits, source = thresholds_of(sides[0].manifest)
+    check_shared_gpu(wanted.target)
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-canary-"))) for _ in sides]
         sessions = [
@@ -80,6 +88,7 @@ class Canary:
         self._planned = traffic.count(wanted.pace.scale, wanted.pace.duration)
         self._looks = Looks(self._planned)
         self._lines: tuple[dict[str, Any], ...] = ()
+        self._in_flight = InFlight(1, "")
         self._paths = [wanted.out / f"{name}.jsonl" for name in SIDES]
         self._seen = [
             Observations(path, dict(side.identity), planned=self._planned)
@@ -90,6 +99,8 @@ class Canary:
         self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: Clock | None
     ) -> Written:
         """Replay until a look decides, or to the end. However it ends, the files say that both sides were stopped."""
+        wanted = self._wanted
+        self._in_flight = in_flight_of(self._traffic, wanted.pace, wanted.observed, baseline, clock or Clock())
         with reachable(f"writing {self._wanted.out}"):
             make_folder(self._wanted.out)
         stops, sessions = self._stops(), (candidate, baseline)
@@ -99,7 +110,7 @@ class Canary:
                 for path, seen in zip(self._paths, self._seen, strict=True)
             ]
             stack.callback(self._end, files, sessions)
-            for pair in replay(candidate, baseline, self._traffic, self._wanted.pace, clock):
+            for pair in self._pairs(candidate, baseline, stops, clock):
                 self._lines = pair.lines()
                 for file, seen, line in zip(files, self._seen, self._lines, strict=True):
                     file.append(line)
@@ -107,6 +118,24 @@ class Canary:
                 if len(self._seen[0]) in stops and (written := self._look(sessions)):
                     return written
         raise InputError("the traffic gives no request within this duration; give a longer one")
+
+    def _pairs(
+        self,
+        candidate: Session | RemoteSession,
+        baseline: Session | RemoteSession,
+        stops: set[int],
+        clock: Clock | None,
+    ) -> Iterator[Pair]:
+        """Each request on both sides: interleaved one by one, or in turns with several in flight."""
+        traffic, pace, count = self._traffic, self._wanted.pace, self._in_flight.count
+        if count == 1:
+            return replay(candidate, baseline, traffic, pace, clock)
+        if not (isinstance(candidate, SegmentSession) and isinstance(baseline, SegmentSession)):
+            raise InputError(f"{count} requests in flight take engines in processes of their own")
+        self._say(f"{count} requests in flight: {self._in_flight.source}")
+        for session in (candidate, baseline):
+            session.prepare(count, [request.inputs for request in traffic.requests[: pace.warmup]])
+        return replay_concurrently(candidate, baseline, traffic, pace, count, stops)
 
     def _end(self, files: list[LineFile], sessions: Sessions) -> None:
         """Say in both files that they were stopped in order, after the same request."""
@@ -129,7 +158,7 @@ class Canary:
         judgement = judge(evidence, self._limits, self._looks, seed=self._wanted.pace.seed)
         for seen in self._seen:
             seen.digest = digest_of_file(seen.path)
-        known = facts(self._source, [*notes, *self._remarks()], self._about_traffic())
+        known = facts(self._source, [*notes, *self._remarks()], self._about_traffic(), self._ran_on())
         report = make_report(
             judgement, self._limits, self._looks, self._seen[0], self._seen[1], evidence, known, self._wanted.pace.seed
         )
@@ -151,9 +180,14 @@ class Canary:
             "scale": pace.scale,
             "duration": pace.duration,
             "seed": pace.seed,
+            "in_flight": self._in_flight.count,
             "made": traffic.made or None,
         }
         return {name: value for name, value in about.items() if value is not None}
+
+    def _ran_on(self) -> str:
+        target = self._wanted.target
+        return this_kind().name if target.is_cpu else target.sm
 
     def _remarks(self) -> list[str]:
         """What a person should know of how the traffic went."""
@@ -167,6 +201,7 @@ class Canary:
             found.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
         if self._traffic.cut:
             found.append("half a line at the end of the traffic was left out")
+        found.append(f"requests in flight: {self._in_flight.count}; {self._in_flight.source}")
         return found
 
 

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builders.errors import ConflictError, InputError, UnknownNameError
+from builders.targets import parse_targets
 from pipeline.moment import now
 from pipeline.registry import channels
+from pipeline.registry.canaries import canary_target
 from pipeline.registry.channels import Channel
 from pipeline.registry.landing import reachable, write_whole
 from pipeline.registry.manifest import Manifest
@@ -63,7 +66,7 @@ def judge_files(candidate: Path, baseline: Path, asked: Asked, out: Path) -> Wri
     quality = asked.limits.quality or Quality()
     evidence, notes = evidence_of(ours, theirs, quality.sqnr_db, ignore_missing=asked.ignore_missing)
     judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
-    known = facts(asked.source, [*notes, *_same(ours, theirs)], {})
+    known = facts(asked.source, [*notes, *_same(ours, theirs)], {}, _target_of(ours))
     report = make_report(judgement, asked.limits, looks, ours, theirs, evidence, known, asked.seed)
     return write_report(report, out)
 
@@ -73,9 +76,18 @@ def _same(candidate: Observations, baseline: Observations) -> list[str]:
     return ["both sides are the same engine"] if same else []
 
 
-def facts(source: str, notes: Sequence[str], traffic: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report says beside the statistics."""
+def _target_of(candidate: Observations) -> str | None:
+    """What the engine was built for: observations do not say which kind of CPU served it."""
+    name = candidate.identity.get("target")
+    with suppress(UnknownNameError):
+        return canary_target(parse_targets(name)[0]) if name else None
+    return None
+
+
+def facts(source: str, notes: Sequence[str], traffic: Mapping[str, Any], target: str | None) -> dict[str, Any]:
+    """What a report says beside the statistics. target: what the canary ran on, where that is known: 'sm_89'."""
     return {
+        **({"target": target} if target else {}),
         "created_at": now(),
         "host": host(),
         "versions": versions("enginery", "numpy"),

@@ -25,6 +25,11 @@ def _acting(command: Any) -> Any:
             show_default=True,
             help="Channel of the candidate's model for --auto.",
         ),
+        click.option(
+            "--attach",
+            is_flag=True,
+            help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
+        ),
         registry_option,
         json_option,
     ):
@@ -56,6 +61,17 @@ def canary() -> None:
     default=1.0,
     show_default=True,
     help="Factor on the recorded request rate.",
+)
+@click.option(
+    "--in-flight",
+    type=click.IntRange(1, 32),
+    show_default="as the record shows",
+    help="Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+)
+@click.option(
+    "--observed",
+    type=click.Path(path_type=Path),
+    help="Observation log of production, which shows how many requests were in flight.",
 )
 @click.option(
     "--seed",
@@ -92,6 +108,8 @@ def run(
     traffic: Path,
     duration: float | None,
     scale: float,
+    in_flight: int | None,
+    observed: Path | None,
     seed: int,
     looks: int,
     warmup: int,
@@ -99,7 +117,7 @@ def run(
     registry: str,
     **acting: Any,
 ) -> None:
-    """Replay recorded traffic against both engines, interleaved and open loop, and judge the observations."""
+    """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
     from pipeline.canary.run import CanaryRun, run_canary
     from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
@@ -109,8 +127,8 @@ def run(
     store = open_store(registry)
     references = parse_reference(candidate), parse_reference(baseline)
     place = out or Path(f"canary-{candidate}-against-{baseline}".replace("@", "-").replace(":", "-"))
-    pace = Pace(scale, duration, seed, warmup)
-    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks)
+    pace = Pace(scale, duration, seed, warmup, in_flight)
+    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks, observed)
     try:
         written = run_canary(store, wanted, say)
     except KeyboardInterrupt:
@@ -197,8 +215,12 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
         return Thresholds(), f"{DEFAULTS}; {reference} is not in {registry}"
 
 
-def _finish(ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, as_json: bool) -> None:
+def _finish(
+    ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, attach: bool, as_json: bool
+) -> None:
     """Say the verdict, act on it, and leave with its exit code."""
+    if attach:
+        _attach(written, registry)
     moved = _rolled_back(written, registry, channel) if auto else None
     if as_json:
         emit_json(
@@ -209,6 +231,16 @@ def _finish(ctx: click.Context, /, written: "Written", registry: str, auto: bool
     if moved:
         say(moved)
     ctx.exit(0 if written.verdict == "PASS" else 1)
+
+
+def _attach(written: "Written", registry: str) -> None:
+    from pipeline.canary.targets import attach
+    from pipeline.registry.store import open_store
+    from validation.canary.report import read_report
+
+    store, data = open_store(registry), written.json.read_bytes()
+    found = attach(store, read_report(data), store.put_bytes(data))
+    say(f"kept in {store.uri}: the verdict on {found.target}")
 
 
 def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:

@@ -83,6 +83,13 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
 )
 @click.option("--canary/--no-canary", default=False, show_default=True, help="Whether a canary's PASS is needed.")
 @click.option(
+    "--canary-on",
+    default="",
+    metavar="TARGETS",
+    show_default="what the channel serves, for canaries without a person",
+    help="GPU generations and kinds of CPU that a canary must have passed on, each: sm_89,sm_90,cpu.",
+)
+@click.option(
     "--signed-by",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -93,7 +100,14 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
 @registry_option
 @json_option
 def set_policy(
-    where: str, proven: str, canary: bool, signed_by: tuple[Path, ...], why: str, registry: str, as_json: bool
+    where: str,
+    proven: str,
+    canary: bool,
+    canary_on: str,
+    signed_by: tuple[Path, ...],
+    why: str,
+    registry: str,
+    as_json: bool,
 ) -> None:
     """Set the policy of a channel, in place of the one before.
 
@@ -106,7 +120,8 @@ def set_policy(
 
     model, channel = _where(where)
     keys = tuple(_key(path) for path in signed_by)
-    wanted = policies.checked(Policy(tuple(proven.replace(",", " ").split()), canary, keys), f"the policy of {where}")
+    named, tried = (tuple(text.replace(",", " ").split()) for text in (proven, canary_on))
+    wanted = policies.checked(Policy(named, canary, tried, keys), f"the policy of {where}")
     after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
         emit_json(after.to_json())
@@ -141,6 +156,7 @@ def _key(path: Path) -> str:
 def _words(found: "Policy") -> str:
     rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
     rules += ["a canary's PASS"] if found.canary else []
+    rules += [f"a canary's PASS on each of {', '.join(found.canary_on)}"] if found.canary_on else []
     rules += (
         ["a signature by " + ("its key" if len(found.signed_by) == 1 else f"one of {len(found.signed_by)} keys")]
         if found.signed_by

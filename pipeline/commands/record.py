@@ -50,7 +50,8 @@ def record(
 ) -> None:
     """Append requests from stdin to TRAFFIC, for `enginery canary run`.
 
-    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5}; without `at`, the time of reading.
+    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; without `at`, the
+    time of reading; `latency` may be left out: seconds until the answer.
     Serving code in Python uses enginery.Recorder for the same. With --samples the traffic is generated instead: real
     inputs that arrive at random (a Poisson process).
     """
@@ -84,9 +85,10 @@ def _from_stdin(recorder: "Recorder") -> None:
             raise lines.error(number, "inputs is missing, or not an object")
         try:
             at = number_in(found, "at") if "at" in found else None
+            latency = number_in(found, "latency", above=0.0) if "latency" in found else None
         except ValueError as error:
             raise lines.error(number, str(error)) from None
-        if not recorder.append_json(found["inputs"], at) and recorder.full:
+        if not recorder.append_json(found["inputs"], at, latency=latency) and recorder.full:
             return
 
 

@@ -74,6 +74,10 @@ def show(
         echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
     print_table(columns, [[cell(engine[column]) for column in columns] for engine in facts["engines"]])
+    if facts["canaries"]:
+        columns = ("target", "verdict", "against", "unit", "created_at", "report", "reason")
+        echo("\ncanaries")
+        print_table(columns, [[cell(found[column]) for column in columns] for found in facts["canaries"]])
     try:
         _print_latencies(facts["latencies"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -49,7 +49,9 @@ PAYLOADS: Mapping[str, Payload] = {
         "by `enginery fleet --apply`, for each version and GPU generation with something to prove",
     ),
     JUDGED: Payload(
-        _MODEL | {"version": "", "channel": "", "verdict": "", "report": "digest of its blob"} | _REGISTRY,
+        _MODEL
+        | {"version": "", "channel": "", "target": "`sm_90`", "verdict": "", "report": "digest of its blob"}
+        | _REGISTRY,
         "by the flow `canary`",
     ),
 }

@@ -120,15 +120,16 @@ class Plan:
             ),
             Wanted(
                 "canary",
-                "Sets a published version against what the channel serves, on recorded traffic.",
+                "Sets a published version against what the channel serves, on the hardware of this pool's workers.",
                 {"registry": self.registry, "channel": self.channel, "traffic": self.traffic},
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
             ),
             Wanted(
                 "settle_canary",
-                "Promotes what passed its canary, rolls back what failed it.",
+                "Promotes what passed its canaries, rolls back what failed one.",
                 {"registry": self.registry, "channel": self.channel},
                 Trigger(JUDGED, _from_event("model", "report", "registry", "channel")),
+                cron="45 * * * *",
             ),
             Wanted(
                 "collect_garbage",

@@ -45,5 +45,5 @@ def canary(
         return Completed(name="Skipped", message=done.reason)
     show_document(done.document, None)
     if PREFECT_API_URL.value():
-        events.judged(store, model, version, channel, done.verdict, done.report)
-    return Completed(message=f"{done.verdict}: {done.reason}", data=done.verdict)
+        events.judged(store, model, version, channel, done.document["target"], done.verdict, done.report)
+    return Completed(message=f"{done.verdict} on {done.document['target']}: {done.reason}", data=done.verdict)

@@ -1,20 +1,38 @@
-"""The flow that does what a canary's verdict asks for: promote, roll back, or nothing."""
+"""The flow that does what the verdicts of canaries ask for: promote, roll back, or nothing."""
 
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from pipeline.canary.automatic import settle
+from pipeline.canary.settle import settle, settle_newest
 from pipeline.flows.runner import PrefectRunner
-from pipeline.registry import DEFAULT_REGISTRY
+from pipeline.registry import DEFAULT_REGISTRY, versions
 from pipeline.registry.store import open_store
 
 
-@flow(name="settle-canary", flow_run_name="settle {model}:{channel}", persist_result=False)
-def settle_canary(model: str, report: str, registry: str = DEFAULT_REGISTRY, channel: str = "stable") -> State[Any]:
-    """Promote the candidate of a PASS, roll back that of a FAIL if it is served. report: digest of the canary's."""
-    logger = get_run_logger()
-    said = PrefectRunner().call(settle, open_store(registry), model, channel, report, logger.info)
-    return Completed(message=said, data=said)
+def _run_name() -> str:
+    """'settle digits:stable', 'settle every model:stable'."""
+    given = runtime.flow_run.parameters
+    return f"settle {given.get('model') or 'every model'}:{given.get('channel')}"
+
+
+@flow(name="settle-canary", flow_run_name=_run_name, persist_result=False)
+def settle_canary(
+    model: str | None = None, report: str | None = None, registry: str = DEFAULT_REGISTRY, channel: str = "stable"
+) -> State[Any]:
+    """Promote the candidate of a PASS, roll back that of a FAIL if it is served, as the verdicts of all targets that
+    count have it. report: digest of the canary's.
+
+    Without a report: of each model, or of `model`, promote the newest version if it can be by now.
+    """
+    logger, store, runner = get_run_logger(), open_store(registry), PrefectRunner()
+    if model and report:
+        said = runner.call(settle, store, model, channel, report, logger.info)
+        return Completed(message=said, data=said)
+    told = []
+    for name in [model] if model else versions.models(store):
+        told.append(runner.call(settle_newest, store, name, channel, logger.info))
+        logger.info("%s: %s", name, told[-1])
+    return Completed(message=f"looked at {len(told)} models", data=told)

@@ -8,6 +8,7 @@
     models/<model>/versions/<version>/manifest.json       the truth about a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
+    models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json   who vouches for a document of it
     models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
     models/<model>/versions/<version>/report.json         what that page is drawn from
@@ -129,6 +130,16 @@ def latencies_prefix(model: str, version: str) -> str:
 def latency_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one latency report about the engine `engine`; both are digests."""
     return f"{latencies_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def canaries_prefix(model: str, version: str) -> str:
+    """Prefix of the verdicts of a version's canaries."""
+    return f"{versions_prefix(model)}{check_version(version)}/canaries/"
+
+
+def canary_key(model: str, version: str, target: str, report: str) -> str:
+    """Key of one verdict: of the canary on `target` ('sm_89') whose report has this digest."""
+    return check_key(f"{canaries_prefix(model, version)}{target}/{check_digest(report)}.json")
 
 
 def signatures_prefix(model: str, version: str, document: str) -> str:

@@ -15,6 +15,7 @@ from builders.targets import parse_targets
 from pipeline.moment import now
 from pipeline.registry import parsing
 from pipeline.registry.attestations import JudgedEntry
+from pipeline.registry.canaries import covers, served, targets_named
 from pipeline.registry.keys import policy_key
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import Malformed
@@ -32,21 +33,24 @@ REPORT_BYTES = 16 << 20
 @dataclass(frozen=True)
 class CanaryPass:
     """A canary that passed. report: digest of its report, a blob.  engine: digest of the candidate's engine.
-    baseline: digest of the manifest that it was compared with."""
+    baseline: digest of the manifest that it was compared with.  target: what it ran on, '' where that is not known."""
 
     report: str
     engine: str
     baseline: str
+    target: str = ""
 
 
 @dataclass(frozen=True)
 class Policy:
     """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
-    target is named, one PASS is enough.  signed_by: public keys (PEM), one of which must have signed the version.
+    target is named, one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that a
+    canary must have passed on, each.  signed_by: public keys (PEM), one of which must have signed the version.
     at, by, why: of its last change."""
 
     proven: tuple[str, ...] = ()
     canary: bool = False
+    canary_on: tuple[str, ...] = ()
     signed_by: tuple[str, ...] = ()
     at: str = ""
     by: str = ""
@@ -68,7 +72,8 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
         parsing.field(document, "verdict", parsing.one_of("PASS"))
         candidate = parsing.field(document, "candidate", parsing.mapping)
         baseline = parsing.field(document, "baseline", parsing.mapping)
-        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")))
+        target = str(document.get("target") or "")
+        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")), target)
     except Malformed as error:
         raise IntegrityError(f"canary report {report}: {error}") from error
 
@@ -87,7 +92,8 @@ def checked(policy: Policy, where: str) -> Policy:
     """A policy with its targets by their names. Raises UnknownNameError for a target that is not known, InputError for
     one given by an alias that stands for several or for a key that is none. where: what the errors call it."""
     _signers(policy, where)
-    return replace(policy, proven=tuple(sorted({_target(name) for name in policy.proven})))
+    proven = tuple(sorted({_target(name) for name in policy.proven}))
+    return replace(policy, proven=proven, canary_on=targets_named(policy.canary_on))
 
 
 def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
@@ -160,18 +166,24 @@ def refusal(
                 f"(`enginery plan` says why there is none), or run `enginery validate {reference}` on such a node; "
                 f"`enginery policy show` has the rule"
             )
-    if not policy.canary:
+    if not policy.canary and not policy.canary_on:
         return None
     passed = {item.engine for item in canaries}
-    if not passed:
+    if not passed and not policy.canary_on:
         return (
             f"{where} needs a canary's PASS: run `enginery canary run --candidate {reference} "
             f"--baseline {manifest.model}:{channel}` (or another version, while the channel serves nothing), "
             "then promote with --canary REPORT"
         )
-    served = [entry for entry in entries if entry.status == "proven" or (entry.usable and not proven_only)]
-    left = [entry.unit for entry in served if entry.target in policy.proven and entry.digest not in passed]
-    if left:
+    lacking = [name for name in policy.canary_on if not any(covers(item.target, name) for item in canaries)]
+    if lacking:
+        return (
+            f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
+            f"{', '.join(lacking)}: run one there, and give each report with --canary"
+        )
+    entries = served(entries, proven_only)
+    left = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
+    if left and policy.canary:
         return (
             f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
             f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}: run one for each (--target, --precision), and "
@@ -230,12 +242,13 @@ def _parse(data: bytes | None, model: str | None, channel: str) -> Policy | None
         found = Policy(
             proven=parsing.field(document, "proven", parsing.many(parsing.name)),
             canary=parsing.field(document, "canary", parsing.truth),
+            canary_on=parsing.field(document, "canary_on", parsing.many(parsing.name)),
             signed_by=parsing.field(document, "signed_by", parsing.many(parsing.text)),
             at=parsing.field(document, "at", parsing.text),
             by=parsing.field(document, "by", parsing.text),
             why=parsing.field(document, "why", parsing.text),
         )
-        lists = {"proven": list(found.proven), "signed_by": list(found.signed_by)}
+        lists = {name: list(getattr(found, name)) for name in ("proven", "canary_on", "signed_by")}
         if {**found.to_json(), **lists} != document:
             raise Malformed(f"has fields or a format that this enginery does not know; it reads {FORMAT}: upgrade it")
     except Malformed as error:

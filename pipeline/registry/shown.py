@@ -9,6 +9,7 @@ from typing import Any
 from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import judged
+from pipeline.registry.canaries import canaries
 from pipeline.registry.keys import page_key
 from pipeline.registry.latencies import latencies
 from pipeline.registry.names import Reference, version_order
@@ -68,6 +69,7 @@ def shown(store: Store, reference: Reference) -> dict[str, Any]:
         "engines": [asdict(entry) for entry in judged(store, manifest)],
         "channels": [name for name, version in pointing.items() if version == manifest.version],
         "latencies": latencies(store, manifest),
+        "canaries": [asdict(found) for found in canaries(store, manifest)],
         "page": store.locator(key) if _exists(store, key) else None,
     }
 

@@ -11,6 +11,7 @@ from builders.digest import is_digest
 from builders.errors import EngineryError, IntegrityError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import attestations
+from pipeline.registry.canaries import canaries
 from pipeline.registry.keys import BLOBS, MODELS, RECORDS, blob_key, registered_key
 from pipeline.registry.latencies import latency_reports
 from pipeline.registry.loose import loose_documents
@@ -157,6 +158,8 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     try:
         list(attestations(found.store, manifest))
         list(latency_reports(found.store, manifest))
+        for verdict in canaries(found.store, manifest):
+            found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
     except IntegrityError as error:
         found.add("edited", reference, str(error))
     _check_signatures(found, manifest)

@@ -24,7 +24,11 @@ int cuGetErrorName(int e, const char **s) {
 }
 int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strncpy(s, d ? "Tesla T4" : "NVIDIA L4", n); return 0; }
-int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? (d ? 7 : 8) : (d ? 5 : 9); return 0; }
+int mode = 0;
+int cuDeviceGetAttribute(int *v, int a, int d) {
+  *v = a == 20 ? mode : a == 75 ? (d ? 7 : 8) : (d ? 5 : 9);
+  return 0;
+}
 int cuDeviceTotalMem_v2(size_t *n, int d) { *n = d ? 16ull << 30 : 24ull << 30; return 0; }
 int cuDriverGetVersion(int *v) { *v = 13020; return 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = &contexts; contexts++; return 0; }

@@ -8,7 +8,8 @@ import pytest
 from builders import backends, cuda
 from builders.aotinductor import AotInductor
 from builders.cuda import Device, Gpu, gpus
-from builders.errors import EngineryError, UnavailableError
+from builders.errors import EngineryError, InputError, UnavailableError
+from pipeline.canary.engines import check_shared_gpu
 from tests.builders import graphs
 from tests.builders.fake_cuda import compiled, counter
 
@@ -22,12 +23,22 @@ def library(tmp_path_factory):
 def driver(library, monkeypatch):
     monkeypatch.setattr(cuda.ctypes, "CDLL", lambda name: library)
     yield library
-    ctypes.c_int.in_dll(library, "init").value = 0
+    for name in ("init", "mode"):
+        ctypes.c_int.in_dll(library, name).value = 0
 
 
 def test_the_gpus_are_listed_with_name_and_capability(driver):
     assert gpus() == (Gpu(0, "NVIDIA L4", (8, 9), 24 << 30), Gpu(1, "Tesla T4", (7, 5), 16 << 30))
     assert cuda.cuda_version() == "13.2"
+
+
+def test_a_gpu_for_one_process_alone_runs_no_canary(driver):
+    check_shared_gpu(graphs.request("sm_89").target)
+    ctypes.c_int.in_dll(driver, "mode").value = 3
+    with pytest.raises(InputError, match=r"NVIDIA L4 is in exclusive-process mode.*nvidia-smi"):
+        check_shared_gpu(graphs.request("sm_89").target)
+    check_shared_gpu(graphs.request("cpu").target)
+    check_shared_gpu(graphs.request("sm_90").target)
 
 
 def test_a_target_runs_where_its_capability_is(driver):

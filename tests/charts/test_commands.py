@@ -152,6 +152,16 @@ def test_each_gpu_group_gets_a_flow_that_proves_on_its_hardware() -> None:
     assert all("--only=validate-pending" in words for words in proofs)
 
 
+def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() -> None:
+    first, *groups, _ = deploy_commands("aws")
+    assert "--only=canary" in first and "--only=settle-canary" in first, (
+        "of CPU engines, and the one that moves channels"
+    )
+    assert all("--only=canary" in words and "--only=settle-canary" not in words for words in groups)
+    assert all(words[words.index("--traffic") + 1].startswith("s3://") for words in groups)
+    assert not any("--only=canary" in words for words in deploy_commands("onprem"))
+
+
 def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:
     words = deploy_commands("onprem")[0]
     slots = [word for flag, word in pairwise(words) if flag == "--slots"]

@@ -63,7 +63,7 @@ def api() -> Iterator[Api]:
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     told = events.published(store, "tiny", "3", "0" * 64)
-    events.judged(store, "tiny", "3", "stable", "PASS", "1" * 64)
+    events.judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
     one, two = api.taken
     assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
     assert one["resource"] == {"prefect.resource.id": "enginery.model.tiny", "prefect.resource.name": "tiny"}
@@ -118,7 +118,7 @@ def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: 
     item, _ = register(store, load_spec(project.spec))
     events.registered(store, item)
     events.published(store, "tiny", "3", "0" * 64)
-    events.judged(store, "tiny", "3", "stable", "PASS", "1" * 64)
+    events.judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
     for event in api.taken:
         PAYLOADS[event["event"]].check(event["event"], event["payload"])
     with pytest.raises(ValueError, match=r"lacks \['manifest'\], has unknown \['digest'\]"):

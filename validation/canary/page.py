@@ -63,7 +63,8 @@ def _again(report: Json) -> str:
     words = ["enginery canary run"]
     words += [f"--{name} {side['model']}@{side.get('version', '?')}" for name, side in zip(SIDES, sides, strict=True)]
     words += [f"--{name} {sides[0][name]}" for name in ("target", "precision") if name in sides[0]]
-    words += [f"--{name} {traffic[name]}" for name in ("scale", "duration", "seed") if name in traffic]
+    options = ("scale", "duration", "seed", "in_flight")
+    words += [f"--{name.replace('_', '-')} {traffic[name]}" for name in options if name in traffic]
     return " ".join([*words, "--traffic TRAFFIC --out again"])
 
 

@@ -86,19 +86,27 @@ class Recorder(_Log):
         super().__init__(path, header, max_bytes)
         self._sampling, self._random = sampling, random.Random(seed)  # noqa: S311 - a sample, not a secret
 
-    def append(self, inputs: Tensors, at: float | None = None) -> bool:
-        """Record a request. at: seconds since the epoch when it arrived; default: now. Returns whether it was kept."""
-        return self._sampled(at, lambda: encoded(inputs))
+    def append(self, inputs: Tensors, at: float | None = None, *, latency: float | None = None) -> bool:
+        """Record a request. at: seconds since the epoch when it arrived; default: now. Returns whether it was kept.
 
-    def append_json(self, inputs: Mapping[str, Any], at: float | None = None) -> bool:
+        latency: seconds until it was answered. With it for every request the record shows how many were in flight.
+        """
+        return self._sampled(at, latency, lambda: encoded(inputs))
+
+    def append_json(self, inputs: Mapping[str, Any], at: float | None = None, *, latency: float | None = None) -> bool:
         """Record a request whose inputs are JSON already, as a traffic file has them. Returns whether it was kept."""
-        return self._sampled(at, lambda: dict(inputs))
+        return self._sampled(at, latency, lambda: dict(inputs))
 
-    def _sampled(self, at: float | None, make: Callable[[], dict[str, Any]]) -> bool:
+    def _sampled(self, at: float | None, latency: float | None, make: Callable[[], dict[str, Any]]) -> bool:
         if self._sampling < 1.0 and self._random.random() >= self._sampling:
             return False
         when = time.time() if at is None else at
-        return self._append(lambda: {"at": float(when), "inputs": make()})
+
+        def line() -> dict[str, Any]:
+            took = {} if latency is None else {"latency": float(latency)}
+            return {"at": float(when), **took, "inputs": make()}
+
+        return self._append(line)
 
 
 class ObservationLog(_Log):

@@ -8,6 +8,9 @@ waits for an answer before it sends again hides exactly the latencies that matte
 to Measure Latency", 2013). Each engine is a server of its own that takes one request at a time: its queue follows from
 the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge Phil. Soc. 48, 1952),
 start = max(arrival, end of the request before), so that waiting for the *other* engine counts for neither.
+
+`validation.canary.concurrent` has the replay with several requests in flight. Traffic without times is sent one request
+after the other, and its latency is the time of service alone.
 """
 
 import math
@@ -54,12 +57,16 @@ class RemoteSession(Protocol):
 
 @dataclass(frozen=True)
 class Pace:
-    """scale: how many times as dense as recorded.  duration: seconds; None plays the file once.  seed: of the order."""
+    """scale: how many times as dense as recorded.  duration: seconds; None plays the file once.  seed: of the order.
+
+    in_flight: how many requests an engine may have at once; None: as many as the record shows (`concurrent`).
+    """
 
     scale: float = 1.0
     duration: float | None = None
     seed: int = 0
     warmup: int = WARMUP
+    in_flight: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,9 @@ def replay(
     free = [0.0, 0.0]
     begun = clock.now()
     for index, (at, request) in enumerate(traffic.arrivals(pace.scale, pace.duration)):
-        if (early := at - (clock.now() - begun)) > 0:
+        if not traffic.timed:
+            at = clock.now() - begun  # it arrives when the one before is done
+        elif (early := at - (clock.now() - begun)) > 0:
             clock.sleep(early)
         first = int(order.integers(2))
         yield _pair(index, at, request, (candidate, baseline), first, free, clock)
@@ -146,8 +155,15 @@ def _pair(
         answers[turn] = Answer(free[turn] - at, service, error, digest)
     ours, theirs = answers
     assert ours is not None and theirs is not None  # noqa: S101 - both turns were taken
+    return pair_of(index, at, (ours, theirs), (outputs[0], outputs[1]), first)
+
+
+def pair_of(
+    index: int, at: float, answers: tuple[Answer, Answer], outputs: tuple[Tensors | None, Tensors | None], first: int
+) -> Pair:
+    """One request on both sides; the candidate leads each tuple. first: 0 where it was also sent to first."""
     unlike = None if outputs[0] is None or outputs[1] is None else difference(outputs[0], outputs[1])
-    return Pair(index, at, ours, theirs, unlike, ("candidate", "baseline")[first])
+    return Pair(index, at, *answers, unlike, ("candidate", "baseline")[first])
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: Clock) -> Served:

@@ -1,15 +1,16 @@
 """Recorded traffic: the inputs of each request and when it arrived.
 
 JSON lines: `{"at": seconds, "inputs": {"x": {"dtype": "float32", "shape": [1, 8], "data": base64}}}`; an input may
-also be nested lists of numbers, for requests written by hand. Or `.npz`: an array `at`, and each input with one
-complete input per entry of axis 0.
+also be nested lists of numbers, for requests written by hand, and `latency` says how many seconds the answer took. Or
+`.npz`: an array `at`, and each input with one complete input per entry of axis 0. Without `at` in all of the file the
+traffic has no times.
 """
 
 import base64
 import binascii
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 @dataclass(frozen=True)
 class Request:
-    """One request. at: seconds since the first."""
+    """One request. at: seconds since the first.  latency: seconds that its answer took, where that was recorded."""
 
     at: float
     inputs: Mapping[str, Array]
+    latency: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Traffic:
     """Requests in the order of their arrival. digest: of the file.  sampling: the share of the real traffic it is.
     cut: whether a last line was half written and left out.  made: how it was made up; '' for recorded traffic.
     surplus: arrays of made-up traffic that are no inputs (labels of golden data, say) and were left out.
+    timed: whether it says when its requests arrived; without, every `at` is 0 and they are in the order of the file.
     """
 
     requests: tuple[Request, ...]
@@ -51,6 +54,7 @@ class Traffic:
     cut: bool = False
     made: str = ""
     surplus: tuple[str, ...] = ()
+    timed: bool = True
 
     @property
     def seconds(self) -> float:
@@ -108,16 +112,19 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
                 surplus |= dict.fromkeys(name for name in given if name not in known)
                 record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
             found.append(_request(record, inputs, lines, number))
+            if math.isnan(found[-1].at) != math.isnan(found[0].at):
+                raise lines.error(number, "at is given for some requests only; give it for all of them, or for none")
             size += sum(array.nbytes for array in found[-1].inputs.values())
             if size > most_bytes:
                 raise lines.error(number, f"more than {most_bytes} bytes of inputs so far; split the file")
         cut = lines.cut
     if not found:
         raise DataError(f"{path} holds no requests; `enginery record` records them")
-    found.sort(key=lambda request: request.at)
+    timed = not math.isnan(found[0].at)
+    found.sort(key=lambda request: request.at if timed else 0.0)
     start = found[0].at
-    requests = tuple(Request(one.at - start, one.inputs) for one in found)
-    return Traffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus))
+    requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in found)
+    return Traffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
 
 
 def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:
@@ -135,7 +142,8 @@ def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:
 def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLines, number: int) -> Request:
     known = {spec.name: spec for spec in specs}
     try:
-        at = number_in(record, "at")
+        at = number_in(record, "at") if record.get("at") is not None else math.nan
+        latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
         inputs = record.get("inputs")
         if not isinstance(inputs, dict):
             raise ValueError("inputs is missing, or not an object")
@@ -143,7 +151,7 @@ def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLines, numb
         _check(arrays, specs)
     except (ValueError, TypeError, OverflowError, EngineryError) as error:
         raise lines.error(number, str(error)) from None
-    return Request(at, arrays)
+    return Request(at, arrays, latency)
 
 
 def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
@@ -197,9 +205,8 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[Request]:
     arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
-    if "at" not in arrays:
-        raise DataError(f"{path} has no array 'at'; store each request's arrival in seconds there")
-    times = arrays.pop("at")
+    count = max((len(array) for array in arrays.values() if array.ndim), default=0)
+    times = arrays.pop("at") if (timed := "at" in arrays) else np.zeros(count)
     if times.ndim != 1 or times.dtype.kind not in "iuf" or not np.isfinite(times).all():
         raise DataError(f"{path}: array 'at' must be one finite number per request")
     for name, array in arrays.items():
@@ -211,4 +218,4 @@ def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[Request]:
             _check(inputs, specs)
         except (ValueError, EngineryError) as error:
             raise DataError(f"{path}: request {index}: {error}") from None
-        yield Request(float(at), inputs)
+        yield Request(float(at) if timed else math.nan, inputs)

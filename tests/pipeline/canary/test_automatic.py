@@ -1,17 +1,22 @@
-"""Canaries without a person: what is missing is a reason, and a verdict does what it may and no more."""
+"""Canaries without a person: what is missing is a reason, and a verdict is kept beside the version it is about."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.canary.automatic import Wanted, canary, settle
-from pipeline.registry import channels
+from builders import cpu_kinds
+from builders.cpu_kinds import this_kind
+from pipeline.canary import engines, run
+from pipeline.canary.automatic import Wanted, canary
+from pipeline.canary.settle import settle
+from pipeline.registry import channels, versions
+from pipeline.registry.canaries import canaries
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store, open_store
-from tests.pipeline.canary.test_verdicts import judged
 from tests.pipeline.projects import Project
 from tests.pipeline.registry.registries import engine, publish_engines
+from validation.canary.recorder import ObservationLog
 
 
 @pytest.fixture
@@ -30,54 +35,6 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
     return one, two
 
 
-def serving(store: Store) -> str:
-    channel = channels.read(store, "digits", "stable")
-    assert channel is not None
-    return channel.version
-
-
-def settled(store: Store, folder: Path, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
-    judged(folder, candidate, baseline, **fault)
-    report = store.put_bytes((folder / "report.json").read_bytes())
-    return settle(store, "digits", "stable", report, lambda _: None)
-
-
-def test_a_pass_promotes_its_candidate_once(store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path) -> None:
-    one, two = pair
-    assert settled(store, tmp_path / "c", two, one) == "promoted: digits:stable -> 2"
-    assert serving(store) == "2"
-    moves = channels.read(store, "digits", "stable")
-    assert moves is not None and moves.history[-1].canary and "canary PASS" in moves.history[-1].why
-    assert settled(store, tmp_path / "again", two, one) == "promoted: digits:stable -> 2"
-    assert len(moves.history) == 2, "the same event twice moves nothing"
-
-
-def test_a_fail_rolls_back_what_is_served_and_nothing_else(
-    store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path
-) -> None:
-    one, two = pair
-    assert "no channel was moved" in settled(store, tmp_path / "early", two, one, slower=0.05)
-    channels.promote(store, two, "stable")
-    assert settled(store, tmp_path / "late", two, one, slower=0.05) == "rolled back: digits:stable -> 1"
-    assert serving(store) == "1"
-
-
-def test_a_pass_against_what_is_no_longer_served_moves_nothing(
-    store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path
-) -> None:
-    one, two = pair
-    three = publish_engines(store, [engine(store, data=b"three")], "three", channel=None).manifest
-    channels.promote(store, three, "stable")
-    assert "was not moved: " in settled(store, tmp_path / "c", two, one)
-    assert serving(store) == "3"
-
-
-def test_too_few_requests_move_nothing(store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path) -> None:
-    one, two = pair
-    assert settled(store, tmp_path / "c", two, one, count=50).startswith("INSUFFICIENT")
-    assert serving(store) == "1"
-
-
 def reason(store: Store, **wanted: object) -> str:
     found = canary(store, Wanted("digits", "2", **wanted), lambda _: None)  # type: ignore[arg-type]
     assert found.verdict is None and found.report is None
@@ -94,7 +51,9 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
     assert "has no traffic of digits" in reason(store, traffic=str(tmp_path), target="cpu")
 
 
-def test_recorded_traffic_gives_a_verdict_whose_report_the_registry_keeps(built: Project, tmp_path: Path) -> None:
+def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_registry_keeps(
+    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(built.registry)
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
@@ -104,4 +63,22 @@ def test_recorded_traffic_gives_a_verdict_whose_report_the_registry_keeps(built:
     found = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
     assert found.verdict in ("INSUFFICIENT", "FAIL") and found.report and store.has(found.report)
     assert found.document and found.document["candidate"]["version"] == "2"
-    assert "no channel was moved" in settle(store, "tiny", "stable", found.report, lambda _: None)
+    (kept,) = canaries(store, versions.load(store, "tiny", "2"))
+    assert (kept.target, kept.verdict, kept.report) == (this_kind().name, found.verdict, found.report)
+    assert found.document["target"] == kept.target and kept.against == "1"
+    assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", found.report, lambda _: None)
+    with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
+        for index in range(9):
+            log.append(0.0025, time_s=index / 1000)
+    other = cpu_kinds.CpuKind("arm64-i8mm", "aarch64")
+    for module in (engines, run):
+        monkeypatch.setattr(module, "this_kind", lambda: other)
+    again = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
+    assert again.document and again.document["traffic"]["in_flight"] == 3, "as the log of production shows"
+    kinds = [found.target for found in canaries(store, versions.load(store, "tiny", "2"))]
+    assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
+    page = tmp_path / "page.html"
+    assert built.run("report", "tiny@2", "--out", page).code == 0
+    assert "arm64-i8mm" in page.read_text() and "one verdict for each target" in page.read_text()
+    shown = built.run("show", "tiny@2")
+    assert kept.target in shown.out and found.verdict in shown.out

@@ -37,11 +37,18 @@ def manifests(tmp_path: Path) -> list[Manifest]:
 
 
 def replayed(
-    folder: Path, manifests: list[Manifest], candidate: partial, baseline: partial, count: int = 800
+    folder: Path,
+    manifests: list[Manifest],
+    candidate: partial,
+    baseline: partial,
+    count: int = 800,
+    pace: Pace | None = None,
 ) -> Written:
     """A canary of engines in processes of their own."""
     reference = parse_reference("digits@1")
-    wanted = CanaryRun(reference, reference, target_named("cpu"), folder, folder / "out", pace=Pace(warmup=2), looks=2)
+    wanted = CanaryRun(
+        reference, reference, target_named("cpu"), folder, folder / "out", pace=pace or Pace(warmup=2), looks=2
+    )
     sides = [Chosen(manifest, manifest.engines[0]) for manifest in manifests]
     canary = Canary(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders.cpu_kinds import this_kind
 from pipeline.canary.engines import choose
 from pipeline.canary.run import Canary, CanaryRun
 from pipeline.registry.machine import target_named
@@ -64,6 +65,18 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
         "canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "sm_89", "--traffic", path
     )
     assert absent.code == 2 and "run this on a node that has it" in absent.err
+
+
+def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_path):
+    path, out = record(built, 200, 2000), tmp_path / "canary"
+    done = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
+    assert done.json["traffic"]["in_flight"] == 4 and done.json["target"] == this_kind().name
+    assert "4 requests in flight: as was asked for" in done.err and "the verdict on" in done.err
+    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
+    assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"
+    (kept,) = built.run("show", "tiny@1", "--json").json["canaries"]
+    assert (kept["target"], kept["verdict"]) == (this_kind().name, done.json["verdict"])
 
 
 def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):

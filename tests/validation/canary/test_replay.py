@@ -65,6 +65,15 @@ def test_waiting_for_the_other_engine_does_not_count():
     assert np.median([pair.candidate.latency for pair in pairs]) < 0.02
 
 
+def test_traffic_without_times_is_sent_one_by_one_without_a_queue():
+    ticking = Ticking()
+    engines = [Engine(ticking, np.random.default_rng(seed), seconds=0.03) for seed in (0, 1)]
+    untimed = replace(traffic(50, 0.0), timed=False)
+    pairs = list(replay(*engines, untimed, Pace(warmup=0), ticking.clock()))
+    assert all(pair.candidate.latency == pytest.approx(pair.candidate.service) for pair in pairs)
+    assert len(pairs) == 50 and 1.4 < pairs[-1].at < 4.0, "each arrives when the one before is done"
+
+
 def test_scale_and_duration():
     seen = traffic(10, 1.0)
     assert [at for at, _ in seen.arrivals(2.0)] == pytest.approx([index / 2 for index in range(10)])

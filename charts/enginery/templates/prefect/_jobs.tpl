@@ -86,7 +86,7 @@
 {{- toJson $command -}}
 {{- end -}}
 
-{{/* All command lines: the flows of the cluster, and for each GPU group the one that proves engines on its hardware. */}}
+{{/* All command lines: the flows of the cluster, and for each GPU group those that need its hardware: proofs, canaries. */}}
 {{- define "enginery.deployCommands" -}}
 {{- $root := . -}}
 {{- $variables := include "enginery.jobVariables" . | fromJson -}}
@@ -98,7 +98,10 @@
 {{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
 {{- range .Values.gpuGroups -}}
 {{- $group := include "enginery.ray.gpuGroup" (list $root .) | fromJson -}}
-{{- if and $group.prove (eq $group.gpuResource "nvidia.com/gpu") -}}
+{{- $flows := list -}}
+{{- if $group.prove }}{{ $flows = append $flows "validate-pending" }}{{ end -}}
+{{- if and $root.Values.canary.enabled $group.canary }}{{ $flows = append $flows "canary" }}{{ end -}}
+{{- if and $flows (eq $group.gpuResource "nvidia.com/gpu") -}}
 {{- $generation := index $gpus $group.generation -}}
 {{- $here := deepCopy $variables -}}
 {{- $_ := set $here "image" (include "enginery.image" (list $root "worker")) -}}
@@ -119,7 +122,7 @@
 {{- with $group.priorityClassName }}{{ $_ := set $here "priority_class_name" . }}{{ end -}}
 {{- $_ := set $here "memory_limit" $group.memory -}}
 {{- $_ := set $here "memory_request" $group.memory -}}
-{{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" (list "validate-pending") "variables" $here) | fromJsonArray) -}}
+{{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" $flows "variables" $here) | fromJsonArray) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.fleet.enabled -}}

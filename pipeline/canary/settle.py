@@ -1,0 +1,93 @@
+"""What the verdicts of canaries do to a channel, without a person: promote, roll back, or leave it where it is."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from builders.errors import ConflictError, InputError, UnknownNameError
+from pipeline.canary.promotion import canary_passes
+from pipeline.canary.targets import MISSING, attach, required, standings
+from pipeline.canary.verdicts import roll_back
+from pipeline.registry import channels, versions
+from pipeline.registry.canaries import covers
+from pipeline.registry.channels import Channel
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.names import Reference, check_channel, check_model
+from pipeline.registry.store import Store
+from pipeline.registry.trust import require
+from pipeline.registry.versions import Located
+from pipeline.user import user
+from validation.canary.report import MOST_BYTES, read_report
+
+Say = Callable[[str], None]
+
+
+def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str:
+    """Do what a canary's verdict asks for, with those of the other targets that count. What was done, in a line.
+
+    A FAIL takes its candidate back where it is served already. A PASS promotes it once every target that counts has
+    one (`targets.required`), and none has a FAIL. report: digest of the canary's report.
+    Raises IntegrityError for a report that is lost or damaged, UntrustedError where the trust policy asks for more.
+    """
+    found = read_report(store.read_blob(report)[: MOST_BYTES + 1])
+    ran_on = attach(store, found, report).target
+    serving = channels.read(store, check_model(model), check_channel(channel))
+    if serving is None:
+        return f"{model}:{channel} serves nothing; there is nothing to move"
+    candidate = versions.load(store, model, str(found.candidate.get("version")))
+    if found.verdict == "FAIL" and serving.manifest == candidate.digest:
+        counting = required(store, serving)
+        if any(covers(ran_on, target) for target in counting):
+            return roll_back(store, {**found.document, "digest": found.digest}, channel, user())
+        return f"FAIL on {ran_on}, which does not count for {model}:{channel} ({', '.join(counting)} do); not moved"
+    return _advance(store, candidate, serving, say)
+
+
+def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
+    """As `settle`, for the newest version of a model: what was not to be promoted when its verdict came may be now.
+
+    Nothing is rolled back. Raises UnknownNameError for no such model, UntrustedError as `settle`.
+    """
+    serving = channels.read(store, check_model(model), check_channel(channel))
+    found = versions.versions(store, model)
+    if not found:
+        raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
+    if serving is None:
+        return f"{model}:{channel} serves nothing; there is nothing to move"
+    return _advance(store, versions.load(store, model, found[-1]), serving, say)
+
+
+def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
+    """Promote the candidate if every target that counts has a PASS against what is served."""
+    where, version = f"{serving.model}:{serving.name}", candidate.version
+    if serving.manifest == candidate.digest:
+        return f"{where} serves {version} already"
+    if any(move.manifest == candidate.digest for move in serving.history):
+        return f"{where} was not moved: it served {version} before, and was moved on; a person promotes it again"
+    found = standings(store, candidate, serving)
+    lacking = [item for item in found if item.verdict != "PASS"]
+    if lacking or not found:
+        worst = min((item.verdict for item in lacking), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING)
+        passed = [f"{item.target} PASS" for item in found if item.verdict == "PASS"]
+        told = "; ".join([*map(str, lacking), *passed]) or f"{serving.version} serves no engine that could be compared"
+        return f"{worst}: {where} was not moved to {version}: {told}"
+    return _promote(store, candidate, serving, [str(item.report) for item in found], say)
+
+
+def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:
+    model, version, channel = candidate.model, candidate.version, serving.name
+    try:
+        vouched = require(store, Located(Reference(model, version=version), candidate))
+        with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
+            paths = [Path(folder) / f"{digest}.json" for digest in dict.fromkeys(reports)]
+            for path in paths:
+                path.write_bytes(store.read_blob(path.stem))
+            why, passes = canary_passes(store, candidate, channel, paths, say)
+        proven_only = serving.proven_only
+        channels.promote(
+            store, candidate, channel, by=user(), why=why, proven_only=proven_only, canaries=passes,
+            counts=vouched.counts,
+        )  # fmt: skip
+    except (InputError, ConflictError) as error:
+        return f"PASS, and {model}:{channel} was not moved: {error}"
+    return f"promoted: {model}:{channel} -> {version}"

@@ -1,0 +1,97 @@
+"""What canaries found of a version on each target that counts for a channel, and why a verdict is missing."""
+
+from dataclasses import dataclass
+
+from pipeline.registry import policies, versions
+from pipeline.registry.attestations import judged
+from pipeline.registry.canaries import (
+    CanaryVerdict,
+    attach_canary,
+    canaries,
+    canary_target,
+    covers,
+    served,
+    verdict_on,
+)
+from pipeline.registry.channels import Channel
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.names import check_model, check_version
+from pipeline.registry.store import Store
+from validation.canary.report import CanaryReport
+
+MISSING = "MISSING"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A target and its verdict: PASS, FAIL, INSUFFICIENT or MISSING. report: digest of the report's blob."""
+
+    target: str
+    verdict: str
+    reason: str
+    report: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.verdict}: {self.reason}"
+
+
+def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
+    """Put a canary's verdict beside the version it is about. blob: digest of its report's blob.
+
+    Raises UnknownNameError for a version that is not there, InputError for an engine that it does not have, or a report
+    that does not say what was compared.
+    """
+    named = {**found.candidate}
+    manifest = versions.load(store, check_model(named.get("model", "")), check_version(named.get("version", "")))
+    unit = " ".join(named.get(name, "?") for name in ("target", "precision", "backend"))
+    verdict = CanaryVerdict(
+        target=str(found.document.get("target") or "unknown"),
+        verdict=found.verdict,
+        reason=found.reason[:1000],
+        engine=named.get("engine", ""),
+        unit=unit,
+        baseline=found.baseline.get("manifest", ""),
+        against=found.baseline.get("version", ""),
+        report=blob,
+        created_at=str(found.document.get("created_at")),
+    )
+    attach_canary(store, manifest, verdict)
+    return verdict
+
+
+def required(store: Store, channel: Channel) -> tuple[str, ...]:
+    """Targets whose verdicts count for a channel: those of its policy, else all that it serves today."""
+    if named := policies.of_channel(store, channel.model, channel.name).canary_on:
+        return named
+    return _targets(store, versions.load(store, channel.model, channel.version), channel.proven_only)
+
+
+def standings(store: Store, candidate: Manifest, channel: Channel) -> list[Standing]:
+    """The verdict on each target that counts, of the candidate against what the channel serves now."""
+    found = canaries(store, candidate)
+    has = _targets(store, candidate, channel.proven_only)
+    return [_standing(name, candidate, channel, found, has) for name in required(store, channel)]
+
+
+def _standing(
+    target: str, candidate: Manifest, channel: Channel, found: list[CanaryVerdict], has: tuple[str, ...]
+) -> Standing:
+    if verdict := verdict_on(target, channel.manifest, found):
+        return Standing(target, verdict.verdict, verdict.reason, verdict.report)
+    proven = " proven" if channel.proven_only else ""
+    reference, where = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
+    if not any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has):
+        remedy = "build one, promote by hand, or name the targets that count"
+        policy = f"`enginery policy set {where} --canary-on TARGETS`"
+        return Standing(target, MISSING, f"{reference} has no{proven} engine for it; {remedy}: {policy}")
+    by_hand = f"`enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
+    remedy = (
+        "a deployment `canary` on a pool with that hardware brings it (`enginery deploy --only canary`; in the chart "
+        f"a group of `gpuGroups`), or on such a node {by_hand}"
+    )
+    return Standing(target, MISSING, f"no canary ran there against {channel.version}; {remedy}")
+
+
+def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, ...]:
+    entries = served(judged(store, manifest), proven_only)
+    return tuple(sorted({canary_target(entry.hardware) for entry in entries}))

@@ -1,0 +1,81 @@
+"""Threads of an engine's process: as many requests in flight as there are threads.
+
+They share a session that several threads may run at once (`builders.types.ThreadSafe`). Of any other each thread opens
+one of its own, which holds the engine's memory once more, as a server with so many instances does.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from builders.errors import EngineryError
+from builders.types import Session, Tensors, ThreadSafe
+from validation.canary.concurrent import Segment, Timed, serve_requests
+from validation.canary.replay import Clock, serve
+
+Job = tuple[Segment, list[Timed | None], float]
+# So many seconds after it was asked for a segment begins: every thread is awake by then.
+LEAD_S = 0.002
+
+
+def is_thread_safe(session: Session) -> bool:
+    """Whether several threads may run a session at once."""
+    return isinstance(session, ThreadSafe) and session.thread_safe
+
+
+class Workers:
+    """Threads that answer segments. failure: why an engine could not be opened in one of them; None: all are ready.
+
+    opener, session: the engine, and the session of it that is open already.  warmup: inputs that each thread runs.
+    They end with the process, whatever they do.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], AbstractContextManager[Session]],
+        session: Session,
+        in_flight: int,
+        warmup: Sequence[Tensors],
+    ) -> None:
+        self._opener = (lambda: nullcontext(session)) if is_thread_safe(session) else opener
+        self._warmup, self._count = warmup, in_flight
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[EngineryError | None] = queue.SimpleQueue()
+        for number in range(in_flight):
+            threading.Thread(target=self._work, name=f"in flight {number}", daemon=True).start()
+        self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
+
+    def serve_segment(self, segment: Segment) -> list[Timed]:
+        """What came of each request, in order."""
+        found: list[Timed | None] = [None] * len(segment)
+        begun = Clock().now() + LEAD_S
+        for _ in range(self._count):
+            self._jobs.put((segment, found, begun))
+        for _ in range(self._count):
+            self._done.get()
+        return [timed for timed in found if timed is not None]
+
+    def _work(self) -> None:
+        try:
+            self._run()
+        except SystemExit as ended:  # in a thread it would end that thread, and the request would be waited for
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+
+    def _run(self) -> None:
+        clock = Clock()
+        try:
+            opened = self._opener()
+            session = opened.__enter__()
+        except Exception as error:
+            told = error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
+            self._done.put(told)
+            return
+        for inputs in self._warmup:
+            serve(session, inputs, clock)
+        self._done.put(None)
+        while True:
+            segment, found, begun = self._jobs.get()
+            serve_requests(session, segment, found, clock, begun)
+            self._done.put(None)

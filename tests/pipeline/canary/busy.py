@@ -1,0 +1,61 @@
+"""An engine that says how many of its requests ran at once, by which session and thread. Opened by name elsewhere."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from builders.errors import EngineryError
+from builders.types import TensorSpec
+from tests.pipeline.canary.dying import end
+
+_opened, _barrier = 0, threading.Barrier(1)
+_lock = threading.Lock()
+
+
+class Busy:
+    """Answers how many ran at once, which session this is, and whether its own thread runs it.
+
+    A run waits until `together` of them run at once.
+    """
+
+    inputs = (TensorSpec("x", "float32", ("batch", 4)),)
+    outputs = (TensorSpec("y", "float32", ("batch", 4)),)
+
+    def __init__(self, barrier: Any, number: int, how: str, at: int) -> None:
+        self._barrier, self._number, self._how, self._at, self._runs = barrier, number, how, at, 0
+        self._thread = threading.get_ident()
+
+    def run(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        with _lock:
+            self._runs += 1
+            last = self._runs == self._at
+        if last:
+            end(self._how)
+        together = 1
+        if self._barrier.parties > 1:
+            self._barrier.wait(60)
+            together = self._barrier.parties
+        return {"y": np.array([[together, self._number, threading.get_ident() == self._thread, 0]], np.float32)}
+
+
+class Shared(Busy):
+    """Several threads may run it."""
+
+    thread_safe = True
+
+
+@contextmanager
+def opened(together: int, safe: bool, most: int = 99, how: str = "", at: int = -1) -> Iterator[Busy]:
+    """most: how often it can be opened."""
+    global _opened, _barrier
+    with _lock:
+        _opened += 1
+        number = _opened
+        if number == 1:
+            _barrier = threading.Barrier(together)
+    if number > most:
+        raise EngineryError("out of memory")
+    yield (Shared if safe else Busy)(_barrier, number, how, at)

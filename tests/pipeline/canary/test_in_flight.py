@@ -1,0 +1,97 @@
+"""How many requests are in flight, and engines in processes of their own that have several."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders.errors import EngineryError, InputError
+from pipeline.canary.in_flight import in_flight_of
+from pipeline.canary.isolated import isolated
+from tests.pipeline.canary.busy import opened
+from tests.pipeline.canary.test_isolated import LIMITS, manifests, replayed
+from tests.validation.canary.simulated import Engine, Ticking, traffic
+from validation.canary.concurrent import Segment
+from validation.canary.observations import read_both
+from validation.canary.recorder import ObservationLog
+from validation.canary.replay import Pace
+from validation.canary.report import read_report
+
+__all__ = ["manifests"]  # a fixture
+AUTO = Pace(in_flight=None)
+
+
+def found(seen, pace=AUTO, observed=None, seconds=0.01):
+    ticking = Ticking()
+    engine = Engine(ticking, np.random.default_rng(0), seconds=seconds)
+    return in_flight_of(seen, pace, observed, engine, ticking.clock())
+
+
+def test_as_many_as_the_record_shows(tmp_path: Path) -> None:
+    seen = traffic(100, 0.01)
+    assert found(seen).count == 1 and "s, as the baseline's do by themselves" in found(seen).source
+    assert found(seen, seconds=0.025).count == 3, "what would overlap if each took what the baseline takes alone"
+    assert found(seen, replace(AUTO, scale=4.0)).count == 4, "denser: more at once"
+    slow = replace(seen, requests=tuple(replace(one, latency=0.045) for one in seen.requests))
+    assert found(slow).count == 5 and "latencies in the traffic" in found(slow).source
+    with ObservationLog(tmp_path / "stable.jsonl") as log:
+        for index in range(50):
+            log.append(0.095, time_s=index * 0.01)
+        log.append(9.0, ok=False, time_s=1.0)
+    assert found(slow, observed=tmp_path / "stable.jsonl").count == 10
+    assert found(slow, replace(AUTO, in_flight=7)).count == 7
+    many = found(seen, seconds=1.0)
+    assert many.count == 32 and "is 99, and 32 is the most" in many.source
+
+
+def test_traffic_without_times_goes_one_by_one() -> None:
+    untimed = replace(traffic(10, 0.0), timed=False)
+    assert found(untimed).count == 1 and "no times" in found(untimed).source
+    for pace in (Pace(in_flight=4), Pace(duration=3.0)):
+        with pytest.raises(InputError, match="no times"):
+            found(untimed, pace)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(safe: bool) -> None:
+    inputs = {"x": np.ones((1, 4), np.float32)}
+    with isolated("candidate", partial(opened, 3, safe)) as session:
+        session.prepare(3, [])
+        answers = session.serve_segment(Segment([0.0] * 6, [inputs] * 6))
+    rows = [one.served.outputs["y"][0] for one in answers if one.served.outputs is not None]
+    assert len(rows) == 6 and all(row[0] == 3 for row in rows), "three were running at once, each time"
+    assert {row[1] for row in rows} == ({1} if safe else {2, 3, 4}), "which session ran it, in the order of opening"
+    assert all(row[2] == 1 for row in rows) or safe, "each by the thread that opened it"
+
+
+def test_an_engine_that_cannot_be_opened_so_often_says_what_to_do() -> None:
+    opener = partial(opened, 2, False, most=2)
+    with isolated("candidate", opener) as session, pytest.raises(EngineryError, match=r"out of memory.*--in-flight"):
+        session.prepare(2, [])
+
+
+def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) -> None:
+    pace = Pace(warmup=2, in_flight=3)
+    written = replayed(tmp_path, manifests, partial(opened, 1, True), partial(opened, 1, True), 400, pace=pace)
+    seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
+    assert seen[0].request == seen[1].request == list(range(400)) and all(seen[0].ok) and seen[0].time == seen[1].time
+    assert written.report["traffic"]["in_flight"] == 3
+    assert "requests in flight: 3; as was asked for" in written.report["notes"]
+    assert read_report(written.json.read_bytes()).verdict == written.verdict
+    assert "--in-flight 3" in written.page.read_text()
+
+
+@pytest.mark.parametrize(("how", "words"), [("exit", "exit status 3"), ("sys.exit", "exit status 4")])
+def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, how, words) -> None:
+    pace = Pace(warmup=2, in_flight=3)
+    dying = partial(opened, 1, True, how=how, at=205)
+    written = replayed(tmp_path, manifests, dying, partial(opened, 1, True), 400, pace=pace)
+    assert written.verdict != "PASS"
+    ends = [item["note"] for item in written.report["criteria"] if item["name"] == "logs to the end"]
+    assert f"the candidate's engine ended its process: {words}, among requests" in ends[0]
+    seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
+    assert seen[0].ok[:100] == [True] * 100 and not any(seen[0].ok[210:]) and all(seen[1].ok)
+    assert json.loads(written.json.read_text())["verdict"] == written.verdict and LIMITS

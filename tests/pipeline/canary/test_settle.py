@@ -1,0 +1,199 @@
+"""One verdict for each target, and what they do to a channel together: promote, roll back, or leave it with reasons."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builders.errors import InputError, IntegrityError
+from pipeline.canary.settle import settle, settle_newest
+from pipeline.canary.targets import standings
+from pipeline.registry import channels, policies, versions
+from pipeline.registry.canaries import attach_canary, canaries, covers, targets_named, verdict_on
+from pipeline.registry.keys import canary_key
+from pipeline.registry.manifest import Manifest
+from pipeline.registry.policies import Policy
+from pipeline.registry.store import Store, open_store
+from pipeline.registry.verify import verify
+from tests.pipeline.canary.files import write_observations
+from tests.pipeline.canary.test_verdicts import refused, run
+from tests.pipeline.registry.registries import engine, publish_engines
+
+Settle = Callable[..., str]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ENGINERY_REGISTRY", str(tmp_path / "registry"))
+    return open_store(tmp_path / "registry", create=True)
+
+
+def published(store: Store, content: str, *targets: str) -> Manifest:
+    entries = [engine(store, target, data=f"{content} {target}".encode()) for target in targets]
+    return publish_engines(store, entries, content, channel=None).manifest
+
+
+@pytest.fixture
+def pair(store: Store) -> tuple[Manifest, Manifest]:
+    """Two versions with an engine for the CPU and one for sm_89 each; stable serves the first."""
+    one, two = (published(store, content, "cpu", "sm_89") for content in ("one", "two"))
+    channels.promote(store, one, "stable")
+    return one, two
+
+
+def serving(store: Store) -> str:
+    channel = channels.read(store, "digits", "stable")
+    assert channel is not None
+    return channel.version
+
+
+@pytest.fixture
+def settled(store: Store, tmp_path: Path) -> Settle:
+    """Judges observations of the engines for one target, as a worker with it does, and settles the verdict."""
+    folders = (tmp_path / f"canary-{number}" for number in range(99))
+
+    def settle_on(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
+        folder = next(folders)
+        sides = (only(candidate, target), only(baseline, target))
+        paths = write_observations(folder, *sides, **fault)  # type: ignore[arg-type]
+        run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", folder)
+        report = store.put_bytes((folder / "report.json").read_bytes())
+        return settle(store, "digits", "stable", report, lambda _: None)
+
+    return settle_on
+
+
+def only(manifest: Manifest, target: str) -> Manifest:
+    """The manifest with the engine of one target in front; its digest is the same."""
+    order = sorted(manifest.engines, key=lambda entry: entry.target != target)
+
+    class Ordered:
+        model, version, digest, engines = manifest.model, manifest.version, manifest.digest, order
+
+    return Ordered  # type: ignore[return-value]
+
+
+def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    said = settled("cpu", two, one)
+    assert said.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
+    assert "enginery deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
+    assert serving(store) == "1"
+    assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
+    move = channels.read(store, "digits", "stable").history[-1]
+    assert len(move.canary) == 2 and move.why.startswith("canary PASS ")
+    assert settled("cpu", two, one) == "digits:stable serves 2 already", "the same event twice moves nothing"
+    assert [(found.target, found.verdict, found.against) for found in canaries(store, two)] == [
+        ("cpu", "PASS", "1"), ("cpu", "PASS", "1"), ("sm_89", "PASS", "1"),
+    ]  # fmt: skip
+    assert verify(store).sound
+
+
+def test_a_fail_on_one_bars_what_passed_on_the_others(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    assert settled("sm_89", two, one, slower=0.05).startswith(
+        "FAIL: digits:stable was not moved to 2: cpu MISSING: no canary ran there"
+    )
+    said = settled("cpu", two, one)
+    assert said.startswith("FAIL: digits:stable was not moved to 2: sm_89 FAIL: latency p50") and serving(store) == "1"
+    assert "sm_89 FAIL" in settled("sm_89", two, one, seed=1), "another run there takes no FAIL back"
+    assert serving(store) == "1"
+
+
+def test_a_fail_on_one_takes_back_what_is_served_and_nothing_promotes_it_again(
+    store: Store, pair, settled: Settle
+) -> None:
+    one, two = pair
+    settled("cpu", two, one)
+    channels.promote(store, two, "stable")
+    assert settled("sm_89", two, one, slower=0.05) == "rolled back: digits:stable -> 1" and serving(store) == "1"
+    three = published(store, "three", "cpu", "sm_89")
+    assert settled("cpu", three, one).startswith("MISSING") and settled("sm_89", three, one).startswith("promoted")
+    channels.rollback(store, "digits", "stable")
+    assert "a person promotes it again" in settle_newest(store, "digits", "stable", lambda _: None)
+    assert serving(store) == "1"
+
+
+def test_too_few_requests_on_one_target_leave_the_channel_where_it_is(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    settled("sm_89", two, one)
+    assert settled("cpu", two, one, count=50).startswith("INSUFFICIENT: digits:stable was not moved to 2: cpu INSUFF")
+    assert settled("cpu", two, one) == "promoted: digits:stable -> 2", "more traffic may show it"
+
+
+def test_a_target_without_an_engine_is_missing_and_says_what_would_bring_it(store: Store, pair, settled) -> None:
+    one, _ = pair
+    three = published(store, "three", "cpu")
+    said = settled("cpu", three, one)
+    assert "sm_89 MISSING: digits@3 has no engine for it; build one" in said
+    assert run("policy", "set", "digits:stable", "--canary-on", "cpu").exit_code == 0
+    assert settle_newest(store, "digits", "stable", lambda _: None) == "promoted: digits:stable -> 3"
+
+
+def test_a_policy_names_the_targets_that_count(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    assert "a canary's PASS on each of sm_89" in run("policy", "set", "digits:stable", "--canary-on", "l4").output
+    assert policies.of_channel(store, "digits", "stable").canary_on == ("sm_89",), "a product is its generation"
+    assert settled("cpu", two, one, slower=0.05).startswith("MISSING: digits:stable was not moved to 2: sm_89")
+    assert "needs the PASS of a canary on sm_89" in refused(run("promote", "digits@2", "digits:stable"))
+    assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
+    said = settled("cpu", two, one, slower=0.05, seed=2)
+    assert said == "FAIL on cpu, which does not count for digits:stable (sm_89 do); not moved" and serving(store) == "2"
+
+
+def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(store: Store, pair, tmp_path) -> None:
+    one, two = pair
+    run("policy", "set", "digits:stable", "--canary-on", "sm_89,cpu")
+    for target in ("cpu", "sm_89"):
+        paths = write_observations(tmp_path / target, only(two, target), only(one, target))
+        words = ("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", tmp_path / target)
+        done = run(*words, "--attach")
+        assert done.exit_code == 0 and f"the verdict on {target}" in done.stderr
+    report = tmp_path / "cpu/report.json"
+    assert "on sm_89" in refused(run("promote", "digits@2", "digits:stable", "--canary", report))
+    both = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
+    assert [found.verdict for found in standings(store, two, channels.read(store, "digits", "stable"))] == ["PASS"] * 2
+    assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
+
+
+def test_what_was_not_proven_when_its_canaries_passed_is_promoted_later(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    settled("cpu", two, one)
+    policies.write(store, "digits", "stable", Policy(proven=("sm_90",), canary_on=("cpu",)))
+    said = settle_newest(store, "digits", "stable", lambda _: None)
+    assert said.startswith("PASS, and digits:stable was not moved: ") and "sm_90" in said
+    policies.write(store, "digits", "stable", Policy(canary_on=("cpu",)))
+    assert settle_newest(store, "digits", "stable", lambda _: None) == "promoted: digits:stable -> 2"
+
+
+def test_against_what_is_no_longer_served_it_says_nothing(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    channels.promote(store, published(store, "three", "cpu", "sm_89"), "stable")
+    assert "no canary ran there against 3" in settled("cpu", two, one) and serving(store) == "3"
+
+
+def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    settled("cpu", two, one)
+    (found,) = canaries(store, two)
+    with pytest.raises(InputError, match="which digits@1 does not have"):
+        attach_canary(store, one, found)
+    key = canary_key("digits", "2", "cpu", found.report)
+    store.replace(canary_key("digits", "2", "sm_89", found.report), store.read(key) or b"", None)
+    with pytest.raises(IntegrityError, match="edited by hand or moved"):
+        canaries(store, two)
+    assert any(problem.kind == "edited" for problem in verify(store).problems)
+
+
+def test_the_verdict_of_several_runs() -> None:
+    assert covers("x86-64-v4-vnni", "cpu") and covers("cpu", "cpu") and covers("sm_89", "sm_89")
+    assert not covers("sm_89", "cpu") and not covers("cpu", "x86-64-v3") and not covers("sm_80", "sm_89")
+    assert targets_named(["l4", "l40s", "cpu", "avx2"]) == ("cpu", "sm_89", "x86-64-v3")
+    assert verdict_on("cpu", "0" * 64, []) is None
+
+
+def test_nothing_served_and_nothing_published_are_told(store: Store, pair) -> None:
+    assert "serves nothing" in settle_newest(store, "digits", "beta", lambda _: None)
+    with pytest.raises(Exception, match="no model 'other'"):
+        settle_newest(store, "other", "stable", lambda _: None)
+    assert versions.models(store) == ["digits"]

@@ -1,0 +1,50 @@
+"""Simulated canaries with several requests in flight: queues of several servers, on a machine whose speed changes."""
+
+from heapq import heapreplace
+
+import numpy as np
+
+from tests.validation.canary.latencies import Rng
+from validation.canary.concurrent import segments
+from validation.canary.evidence import Array, Evidence, side
+
+# How long the machine keeps its speed, in requests (AR(1)), and by how much it varies.
+MACHINES = {"steady": (0.0, 0.0), "noisy": (0.9, 0.1), "throttling": (0.99, 0.1), "drifting": (0.999, 0.1)}
+
+
+def in_flight_evidence(
+    rng: Rng, count: int, servers: int, machine: str = "steady", load: float = 0.7, slower: float = 0.0
+) -> Evidence:
+    """Both sides of a replay in turns. Each engine has `servers` servers and one queue, Poisson arrivals.
+
+    load: of the servers.  slower: the candidate's latencies are all longer by that share.
+    """
+    arrivals = np.cumsum(rng.exponential(1.0 / (servers * load), count))
+    latencies = np.empty((2, count))
+    state, first = 0.0, 0
+    keeps, sd = MACHINES[machine]
+    for number, (start, stop) in enumerate(segments(count, servers)):
+        first = 1 - first if number % 2 else int(rng.integers(2))
+        lead = min(start, servers)
+        for turn in (first, 1 - first):
+            state, found = _segment(rng, arrivals[start - lead : stop], servers, state, keeps, sd)
+            latencies[turn, start:stop] = found[lead:]
+    ours, theirs = (side(one, time=arrivals) for one in (latencies[0] * (1 + slower), latencies[1]))
+    return Evidence(ours, theirs, True, np.zeros(count, bool), replayed=True)
+
+
+def _segment(
+    rng: Rng, arrivals: Array, servers: int, state: float, keeps: float, sd: float
+) -> tuple[float, list[float]]:
+    """The machine's state behind it, and latencies: first come, first served by whichever server is free."""
+    free = [0.0] * servers
+    noise, news = rng.normal(0, 0.3, len(arrivals)), rng.normal(0, sd * np.sqrt(1 - keeps**2), len(arrivals))
+    found = []
+    for at, one, new in zip(arrivals, noise, news, strict=True):
+        state = keeps * state + new
+        busy = sum(1 for end in free if end > at)
+        service = np.exp(one + state) * (1 + 0.1 * busy)  # they share the device
+        end = max(at, free[0]) + service
+        heapreplace(free, end)
+        found.append(end - at)
+    return state, found

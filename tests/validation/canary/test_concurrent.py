@@ -1,0 +1,108 @@
+"""Replay with several requests in flight, on virtual time: when requests go out, how many at once, what is found."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.validation.canary.simulated import Ticking
+from tests.validation.canary.test_replay import observed
+from tests.validation.canary.virtual import Threads, Working, poisson_traffic
+from validation.canary.concurrent import LEAST_TURNOVERS, Segment, peak, replay_concurrently, segments
+from validation.canary.judge import judge
+from validation.canary.pairing import evidence_of
+from validation.canary.replay import Pace, replay
+from validation.canary.thresholds import Thresholds
+
+LATENCY = Thresholds(error_rate=None, quality=None)
+
+
+def working(seed, **kind):
+    return Working(np.random.default_rng(seed), **kind)
+
+
+def replayed(traffic, candidate, in_flight=4, pace=None, stops=()):
+    sides = Threads(candidate, in_flight), Threads(working(1000), in_flight)
+    return list(replay_concurrently(*sides, traffic, pace or Pace(), in_flight, stops)), *sides
+
+
+def judged(pairs, tmp_path):
+    evidence, _ = evidence_of(*observed(pairs, tmp_path), 15.0)
+    return judge(evidence, LATENCY, replicates=200)
+
+
+def test_each_request_goes_out_when_it_arrived_though_earlier_ones_are_not_answered():
+    arrivals = [0.0, 0.001, 0.002, 0.003, 0.5, 0.501]
+    engine = working(0, seconds=0.1)
+    found = Threads(engine, 8).serve_segment(Segment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
+    assert [at for at, _ in engine.seen] == pytest.approx(arrivals)
+    assert [running for _, running in engine.seen] == [1, 2, 3, 4, 1, 2]
+    assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in found)
+
+
+def test_no_more_are_in_flight_than_the_record_shows_and_waiting_counts():
+    engine = working(0, seconds=0.1)
+    found = Threads(engine, 2).serve_segment(Segment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
+    assert max(running for _, running in engine.seen) == 2
+    assert found[2].latency > 1.5 * found[2].served.service and found[0].latency == pytest.approx(
+        found[0].served.service
+    )
+
+
+def test_a_factor_makes_it_denser_and_both_sides_get_the_same():
+    traffic = poisson_traffic(400, 0.01)
+    pairs, ours, theirs = replayed(traffic, working(0), pace=Pace(scale=2.0))
+    assert [pair.at for pair in pairs] == pytest.approx([one.at / 2 for one in traffic.requests])
+    assert [pair.request for pair in pairs] == list(range(400)) and ours.sent == theirs.sent
+    gaps = np.diff([one.at for one in traffic.requests])
+    assert np.diff(ours.sent[0]) == pytest.approx(gaps[: len(ours.sent[0]) - 1] / 2)
+
+
+def test_sides_take_turns_in_a_drawn_and_balanced_order():
+    pairs, ours, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=2)
+    firsts = [next(pair.first for pair in pairs if pair.request >= start) for start, _ in bounds(pairs, 2)]
+    assert len(firsts) == len(ours.sent) >= 40
+    assert all(a != b for a, b in zip(firsts[::2], firsts[1::2], strict=False)), "each two have opposite orders"
+    assert len(set(firsts[::2])) == 2, "which is drawn"
+
+
+def bounds(pairs, in_flight, stops=()):
+    return list(segments(len(pairs), in_flight, stops))
+
+
+def test_segments_cover_the_traffic_end_at_looks_and_begin_with_the_queue_there_was():
+    found = list(segments(1000, 4, {250, 500, 750, 1000}))
+    assert found[0][0] == 0 and found[-1][1] == 1000 and all(a[1] == b[0] for a, b in pairwise(found))
+    assert {250, 500, 750} <= {stop for _, stop in found} and min(
+        stop - start for start, stop in found
+    ) >= 4 * LEAST_TURNOVERS
+    assert list(segments(30, 4)) == [(0, 30)] and list(segments(1, 4)) == [(0, 1)]
+    pairs, ours, _ = replayed(poisson_traffic(300, 0.01), working(0))
+    cut = bounds(pairs, 4)
+    assert [len(part) for part in ours.sent] == [stop - start + min(start, 4) for start, stop in cut]
+
+
+def test_the_most_in_flight():
+    assert peak([], []) == 0
+    assert peak([0, 1, 2], [1, 1, 1]) == 1, "the end of one is not during the next"
+    assert peak([0, 0.5, 0.6, 5], [1, 1, 1, 1]) == 3
+
+
+def test_a_lock_is_caught_in_flight_and_not_one_at_a_time(tmp_path):
+    """A candidate that takes as long for a request, but one at a time where the baseline takes several."""
+    traffic = poisson_traffic(1200, 0.015)
+    ticking = Ticking()
+    ticking.sleep = ticking.clock().sleep
+    alone = [working(0, locked=True, time=ticking), working(1000, time=ticking)]
+    one_by_one = judged(replay(*alone, traffic, Pace(), ticking.clock()), tmp_path)
+    assert one_by_one.verdict != "FAIL" and abs(one_by_one.criteria[0].estimate) < 0.01
+    pairs, _, theirs = replayed(traffic, working(0, locked=True))
+    assert max(running for _, running in theirs.engine.seen) >= 3
+    found = judged(pairs, tmp_path)
+    assert found.verdict == "FAIL" and found.criteria[0].estimate > 0.1
+
+
+def test_equal_engines_in_flight_do_not_fail(tmp_path):
+    pairs, *_ = replayed(poisson_traffic(1200, 0.015), working(0))
+    found = judged(pairs, tmp_path)
+    assert found.verdict != "FAIL" and abs(found.criteria[0].estimate or 0.0) < 0.04
