@@ -1,0 +1,53 @@
+"""`enginery fleet` over the nodes of the cluster, with the rights of the account that runs it there."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.registry.store import open_store
+from tests.cluster.conftest import Cluster
+from tests.cluster.nodes import DRIVER
+from tests.cluster.release import Release
+
+log = logging.getLogger("cluster")
+
+
+def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What `enginery fleet` says of a catalog with one model that is on every GPU and in no registry."""
+    catalog = folder / "catalog.yaml"
+    catalog.write_text("serve: [{model: digits, on: [gpu]}]")
+    open_store(folder / "registry", create=True)
+    words = ["fleet", "--kubeconfig", str(kubeconfig), "--catalog", str(catalog), "--json"]
+    environment = {**os.environ, "ENGINERY_REGISTRY": f"file://{folder}/registry"}
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *words], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("account", ["enginery-builds", "enginery-prefect-worker"])
+def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(
+    cluster: Cluster, installed: Release, tmp_path: Path, account: str
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(cluster.plane.kubeconfig_of(account, cluster.token(installed.namespace, account)))
+    said = fleet(kubeconfig, tmp_path)
+    log.info("enginery fleet as %s: exit code %d %s", account, said.returncode, said.stderr.strip()[-150:])
+    if account != "enginery-builds":
+        assert said.returncode == 3
+        assert "nodes" in said.stderr
+        return
+    assert said.returncode == 1, "digits is in no registry"
+    found = json.loads(said.stdout)
+    groups = {item["name"]: (item["nodes"], item["gpus"], item["driver"]) for item in found["fleet"]["groups"]}
+    for name, (nodes, gpus, driver) in groups.items():
+        log.info("%s: %d nodes, %d GPUs, driver %s", name, nodes, gpus, driver)
+    assert groups == {
+        "cpu": (2, 0, None), "t4": (1, 1, "535.183.06"), "a100": (1, 2, DRIVER), "l4": (2, 2, DRIVER),
+        "rtx4090": (1, 1, DRIVER), "rtx5090": (1, 1, DRIVER),
+    }  # fmt: skip
+    assert found["counts"] == {"missing": 5}
