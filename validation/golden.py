@@ -1,7 +1,7 @@
 """The golden set: inputs and the outputs the original model gives for them, frozen by digest.
 
 Golden cases are the given samples in groups. Edge cases try every combination of the sizes at the ends of the dims'
-buckets, where compilers switch kernels and profiles; they are made of the same samples, sliced or tiled.
+buckets, where compilers switch kernels and profiles; they are made of the same samples, tiled where there are too few.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy as np
 from builders.digest import canonical_json, digest_of_bytes, digest_of_file
 from builders.errors import DataError
 from builders.types import Dim, Tensors, TensorSpec, sizes_product
+from validation.batches import enough_samples
 from validation.noise import Noise
 from validation.npz import Array
 from validation.samples import Samples, resize
@@ -102,7 +103,7 @@ def freeze(
         raise DataError("a golden set needs at least one group of inputs; none was given")
     cases = [_case(f"golden {index}", "golden", inputs, run) for index, inputs in enumerate(groups)]
     for index, sizes in enumerate(edge_sizes(specs, dims)):
-        inputs = resize(groups[index % len(groups)], specs, sizes)
+        inputs = resize(enough_samples(groups, index % len(groups), specs, sizes), specs, sizes)
         cases.append(_case(" ".join(f"{name}={size}" for name, size in sizes.items()), "edge", inputs, run))
     return GoldenSet(tuple(cases), labels)
 

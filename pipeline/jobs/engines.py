@@ -123,8 +123,8 @@ def check_engine(
 def _contract_checks(
     contract: Json, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> "tuple[Check, ...]":
+    from validation.batches import leading_dim
     from validation.contracts.contract import Contract, contract_checks
-    from validation.fuzz.values import leading_dim
 
     inputs, dims = tensors_from(contract["shapes"]["inputs"]), dims_from(contract["shapes"]["dims"])
     batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from validation.rounding.figures import Honest
 
 WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
+DECIDED = (
+    "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
+)
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
@@ -68,7 +71,8 @@ def graph_limits(
 
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)
-        return Limits(_noted(found, reference, "" if metric or "sqnr_db" in limits else WEAK))
+        weak = "" if metric or "sqnr_db" in limits else WEAK
+        return Limits(_noted(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
     half: Precision | None = None if precision == "fp32" else precision
     *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
     found = budgets("quantization", precision, golden.noise, honest).override(limits)
@@ -85,8 +89,10 @@ def _as_written(path: Path) -> "OrtSession":
     return OrtSession(path, optimized=False)
 
 
-def _noted(found: "Budgets", reference: Session, note: str) -> "Budgets":
-    """The limits with a note for each output that has none."""
-    if not note:
-        return found
-    return replace(found, notes={**{(spec.name, "golden"): note for spec in reference.outputs}, **found.notes})
+def _noted(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+    """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
+    told = {
+        (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers
+        for spec in reference.outputs
+    }
+    return replace(found, notes={**{key: text for key, text in told.items() if text}, **found.notes})

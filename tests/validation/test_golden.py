@@ -54,6 +54,15 @@ def test_dims_that_no_input_has_make_no_edges():
     assert edge_sizes([TensorSpec("x", "float32", (2, 2))], DIMS) == []
 
 
+def test_an_edge_holds_each_sample_once_before_any_comes_again():
+    """Tiled from one group of 4, places 0, 4 and 8 hold one sample, and answers that change places are not seen."""
+    x = np.arange(20.0, dtype=np.float32).reshape(10, 2)
+    groups = [{"x": x[start : start + 4]} for start in range(0, 10, 4)]
+    frozen = freeze(groups, [TensorSpec("x", "float32", ("batch", 2))], [Dim("batch", 1, 4, 13)], double)
+    (largest,) = [case.inputs["x"] for case in frozen.of_kind("edge") if case.name == "batch=13"]
+    assert len(np.unique(largest[:10], axis=0)) == 10 and len(largest) == 13
+
+
 def test_edges_hold_real_data():
     real = set(np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")]).flat)
     assert all(value in real for case in golden().of_kind("edge") for value in case.inputs["x"].flat)

@@ -12,6 +12,7 @@ the errors add up, and the ranking says where most of them come from.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from builders.errors import EngineryError
 from builders.types import Tensors
@@ -22,6 +23,8 @@ from validation.attribution.tappable import Tappable
 from validation.budget import Budget
 from validation.compare import run
 from validation.golden import GoldenSet
+from validation.slice_limits import FEWEST
+from validation.tally import samples_of
 
 MOST_ROUNDS = 8
 
@@ -45,7 +48,8 @@ def attribute(
     Raises what the reference raises; a candidate that fails to run has a row that says where.
     """
     tell("running both on the golden set")
-    cases = _worst_cases(reference, candidate, golden, size.cases)
+    by_slice = any("slice_sqnr_db" in text for text in failed)
+    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0)
     work = Sweep(reference, candidate, cases, budget, size)
     points = work.points()
     cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in work.kinds)}
@@ -56,7 +60,7 @@ def attribute(
         rows = work.rows(cuts)
         if not (finer := work.finer(rows, points, cuts)):
             break
-    if any("slice_sqnr_db" in text for text in failed) and not any(row.blamed for row in rows):
+    if by_slice and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
     if failed and joint == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
@@ -83,9 +87,11 @@ def _notes(candidate: Tappable, points: Sequence[str]) -> Iterable[str]:
         yield "no cut lies between a weighted node and the one that its kernel absorbs; the two are one row"
 
 
-def _worst_cases(reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int) -> list[Chosen]:
-    """The cases on which the outputs are furthest apart; few of them tell as much as all."""
+def _worst_cases(reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int, samples: int) -> list[Chosen]:
+    """The cases on which the outputs are furthest apart; few of them tell as much as all. most: of them, or more until
+    they hold so many samples, of fewer of which no slice is judged."""
     found: list[tuple[tuple[float, ...], int, Chosen]] = []
+    counts: dict[int, int] = {}
     with reference.whole() as expected, candidate.whole() as actual:
         for index, case in enumerate(golden.cases):
             wanted = run(expected, case.inputs)
@@ -94,5 +100,8 @@ def _worst_cases(reference: Tappable, candidate: Tappable, golden: GoldenSet, mo
             except EngineryError:
                 given = None
             rank = min((error_of(wanted[name], (given or {}).get(name)).rank for name in wanted), default=())
-            found = sorted([*found, (rank, index, Chosen(case, given))], key=lambda item: item[:2])[:most]
+            counts[index] = min((samples_of(case.inputs.values(), array) for array in wanted.values()), default=1)
+            found = sorted([*found, (rank, index, Chosen(case, given))], key=lambda item: item[:2])
+            held = accumulate(counts[place] for _, place, _ in found)
+            found = found[: max(most, next((end for end, count in enumerate(held, 1) if count >= samples), len(found)))]
     return [chosen for _, _, chosen in found]

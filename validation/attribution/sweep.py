@@ -13,7 +13,7 @@ from validation.attribution.apart import Apart
 from validation.attribution.cuts import Segment, segments, shared, spread, unjoined, windows
 from validation.attribution.result import Error, Row, Taps, ranked
 from validation.attribution.tappable import Tappable
-from validation.budget import MARGIN_DB, MOST_DB, Budget, within
+from validation.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case
@@ -116,13 +116,18 @@ class Sweep:
 
     def _row(self, segment: Segment, origin: Segment) -> Row:
         found = self.known[segment.target, segment.boundary]
-        local = Error.of(found.local, found.local_note)
+        local, inherited = (
+            Error.of(found.local, found.local_note),
+            Error.of(found.inherited, found.inherited_note),
+        )
+        if not self.changed and is_of_the_cut(local, inherited):
+            local = inherited
         return Row(
             tensor=segment.target,
             node=origin.main.name,
             op_type=origin.main.op_type,
             local=local,
-            inherited=Error.of(found.inherited, found.inherited_note),
+            inherited=inherited,
             blamed=blame(local, self.budget),
             nodes=origin.names,
             computed_by=tuple(step.name for step in segment.steps),
@@ -196,6 +201,16 @@ def _masked(expected: Array, actual: Array | None) -> tuple[Array, Array | None]
 
 def _merged(left: Drift | None, right: Drift | None) -> Drift | None:
     return left.merge(right) if left and right else left or right
+
+
+def is_of_the_cut(local: Error, inherited: Error) -> bool:
+    """Whether a segment by itself is off by over twice what the whole candidate is at the same tensor.
+
+    A segment's own error is part of what the whole has there, so such a segment was computed by another kernel once it
+    was cut off: a product whose activation is no longer dequantized before it, for one.
+    """
+    known = not (local.note or inherited.note or local.nonfinite or inherited.nonfinite)
+    return known and local.sqnr_db < inherited.sqnr_db - HONEST_DB
 
 
 def blame(local: Error, budget: Budget) -> str:

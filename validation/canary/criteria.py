@@ -90,13 +90,15 @@ def latency_criteria(
         sides, [probability(name) for name in thresholds.latency], evidence.paired, seed, replicates
     )
     return [
-        _latency(name, margin, effect, levels, sides)
+        _latency(name, margin, effect, levels, sides, evidence.same_requests)
         for (name, margin), effect in zip(thresholds.latency.items(), effects, strict=True)
     ]
 
 
-def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tuple[Array, Array]) -> Criterion:
-    if note := _unknown(name, effect):
+def _latency(
+    name: str, margin: float, effect: Effect, levels: Levels, sides: tuple[Array, Array], paired: bool
+) -> Criterion:
+    if note := _unknown(name, effect, paired):
         return Criterion(f"latency {name}", "latency", margin, "INSUFFICIENT", requests=effect.requests, note=note)
     limit = math.log1p(margin)
     levels_kept = (CALIBRATED * level for level in (levels.passing, levels.failing))
@@ -131,12 +133,12 @@ def _coarse(sides: tuple[Array, Array], p: float) -> str:
     return f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
 
 
-def _unknown(name: str, effect: Effect) -> str:
+def _unknown(name: str, effect: Effect, paired: bool) -> str:
     """Why nothing is known of a quantile; empty where something is."""
     share = min(probability(name), 1 - probability(name))
     least = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
     if effect.requests >= least and math.isinf(effect.share_error):
-        return unsteady("latency", effect.block, effect.requests)
+        return unsteady("latency", effect.block, effect.requests, paired)
     if effect.beyond < LEAST_BEYOND or math.isinf(effect.share_error):
         return (
             f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {least}, "
@@ -145,9 +147,13 @@ def _unknown(name: str, effect: Effect) -> str:
     return ""
 
 
-def unsteady(what: str, block: int, count: int) -> str:
-    """What is said of a series that remembers too long for its length."""
+def unsteady(what: str, block: int, count: int, paired: bool) -> str:
+    """What is said of a series that remembers too long for its length. paired: of how two sides of pairs differ."""
+    subject = f"the two sides' difference in {what}" if paired else what
+    remedy = "" if paired else ", or the same requests sent to both sides"
+    if block >= count:
+        return f"{subject} moves slowly over all of the {count} requests; it takes a longer run{remedy}"
     return (
-        f"{what} keeps its level for some {block} of {count} requests, or moves over all of them; it takes at least "
-        f"{LEAST_INDEPENDENT * block} such requests, or the same requests sent to both sides"
+        f"{subject} keeps its level for some {block} of {count} requests; it takes at least "
+        f"{LEAST_INDEPENDENT * block} such requests{remedy}"
     )

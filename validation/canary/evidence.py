@@ -50,6 +50,11 @@ class Evidence:
     replayed: bool = False
 
     @property
+    def same_requests(self) -> bool:
+        """Whether both sides answered the same requests."""
+        return self.paired and not self.matched
+
+    @property
     def requests(self) -> int:
         """The number of requests of the smaller side."""
         return min(len(self.candidate), len(self.baseline))

@@ -54,16 +54,16 @@ def clustering(values: np.ndarray, block: int) -> float:
     return max(1.0, float(means.var(ddof=1)) * block / variance)
 
 
-def burst_size(sides: Sequence[np.ndarray], assumed: int) -> tuple[float, str]:
+def burst_size(sides: Sequence[np.ndarray], assumed: int, setting: str) -> tuple[float, str]:
     """How many flags come together, and in words where that is from. sides: flags that come in the same way.
 
-    assumed: the size where none was seen.
+    assumed: the size where none was seen, which `setting` of a spec replaces.
     """
     size = max(_clustered(flags, assumed) for flags in sides)
     if not any(flags.any() for flags in sides):
         size = float(assumed)
         one = "one by one" if assumed == 1 else f"in bursts of {assumed} requests"
-        return size, f"none was seen, so that they come {one} is assumed"
+        return size, f"none was seen, so that they come {one} is assumed ({setting})"
     return size, f"they come in bursts of some {size:.0f} requests, as those that were seen" if size >= 2.0 else ""
 
 

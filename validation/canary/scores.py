@@ -30,7 +30,7 @@ def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criter
     memories = memories_of(scored, evidence.paired)
     variance, block = sum(memory.variance for memory in memories), max(memory.block for memory in memories)
     if math.isinf(variance):
-        note = unsteady("the score", block, count)
+        note = unsteady("the score", block, count, evidence.same_requests)
         return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
     return _score(scored, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
 

@@ -14,7 +14,7 @@ def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: in
     seen = [failed[0] | failed[1]] if evidence.paired else failed
     if evidence.paired:
         failed = [failed[0] & ~failed[1], failed[1] & ~failed[0]]
-    size, assumed = rates.burst_size(seen, burst)
+    size, assumed = rates.burst_size(seen, burst, "error_burst")
     ours, theirs = (rates.effective(flags, size) for flags in failed)
     estimate = float(failed[0].mean()) - float(failed[1].mean()) if min(map(len, failed)) else math.nan
     high = rates.upper(*ours, levels.passing / 2) - rates.lower(*theirs, levels.passing / 2)
@@ -25,7 +25,7 @@ def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: in
 
 def share_criterion(name: str, flags: Array, margin: float, levels: Levels, burst: int = 1) -> Criterion:
     """A share of requests that must not be above a margin. burst: how many come together, assumed until seen."""
-    size, assumed = rates.burst_size([flags], burst)
+    size, assumed = rates.burst_size([flags], burst, "quality.burst")
     found = rates.effective(flags, size)
     low, high = rates.lower(*found, levels.failing), rates.upper(*found, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builders.types import Dim, Tensors, TensorSpec
+from validation.batches import leading_dim
 from validation.fuzz.cases import FuzzCase, Values
 from validation.fuzz.outcome import Outcome, Pair, try_case
-from validation.fuzz.values import leading_dim, make
+from validation.fuzz.values import make
 
 # Runs that one failure may cost to shrink, and failures that are shrunk: the rest is most likely the same fault.
 MOST_TRIES, MOST_SHRUNK = 100, 3

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from builders.types import Precision, Tensors, TensorSpec
+from validation.batches import enough_samples, leading_dim
 from validation.fuzz.cases import VALUES, FuzzCase
 from validation.npz import Array
 from validation.samples import resize
@@ -28,19 +29,14 @@ def make(
 ) -> dict[str, Array]:
     """The inputs of a case. golden: groups of real inputs, which are drawn from and give integers their range."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
-    real = _resampled(generator, golden[int(generator.integers(len(golden)))], specs, dict(case.sizes))
+    sizes = dict(case.sizes)
+    known = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
+    real = _resampled(generator, known, specs, sizes)
     if case.values == "realistic":
         return real
     if case.values == "nan":
         return _with_nan(real, nan_at(case, specs, seed))
     return {spec.name: _filled(generator, real[spec.name], case, golden, spec.name, precision) for spec in specs}
-
-
-def leading_dim(specs: Sequence[TensorSpec]) -> str | None:
-    """The dim that all inputs have first, when it is a named one: the batch."""
-    first = {spec.shape[0] if spec.shape else None for spec in specs}
-    only = first.pop() if len(first) == 1 else None
-    return only if isinstance(only, str) else None
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from builders.errors import InputError
 from builders.types import Dim, Tensors, TensorSpec, sizes_product
-from validation.fuzz.values import leading_dim
+from validation.batches import leading_dim
 from validation.samples import resize
 
 Which = Literal["few", "all"]

@@ -66,4 +66,5 @@ class Decisions:
         return upper(changed / self.together, elements / self.together, LEVEL)
 
     def __str__(self) -> str:
-        return f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
+        found = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
+        return f"{found}; twice that, and no less than one near tie more"

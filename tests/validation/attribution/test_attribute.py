@@ -293,3 +293,15 @@ def test_the_cases_are_those_where_the_outputs_are_furthest_apart(tmp_path: Path
                        replace(Size(), cases=1))  # fmt: skip
     assert result.cases == ("golden 9",)
     assert result.rows[0].local.nonfinite
+
+
+def test_a_slice_is_sought_on_as_many_samples_as_judge_one(tmp_path: Path) -> None:
+    """Four cases of one sample hold slices of four elements, of which none is judged: no node would be blamed."""
+    net = with_names(x_net("a = MatMul(x, w) y = Add(a, a)", w=np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.0]))
+    off = np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.02]
+    pair = graph(net, tmp_path, "a"), graph(with_weight(net, "w", off), tmp_path, "b")
+    limits = replace(default_budget("engine", "fp32"), sqnr_db=40.0, max_rel=0.1)
+    for failed, cases in (("engine slice_sqnr_db of y", 16), ("engine sqnr_db of y", 4)):
+        result = attribute("engine", "fp32", *pair, golden_of(x_values(), groups=16), limits, [failed])
+        assert len(result.cases) == cases
+        assert cases == 4 or [row.node for row in result.blamed] == ["MatMul_a"]

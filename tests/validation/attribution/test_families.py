@@ -11,12 +11,14 @@ from onnx import ModelProto
 
 from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.onnxruntime.file import restore_names
-from builders.types import BuildRequest, Precision, Target
+from builders.types import BuildRequest, Precision, Target, TensorSpec
 from pipeline.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.schemes.write import write
+from tests.faults.bench import Bench
 from tests.faults.families import FAMILIES, Family, detector, floats_of, recurrent
-from tests.pipeline.quantization.small_nets import CPU, maker, ranges_of, x_net, x_values
+from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, x_net, x_values
 from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
 from validation.attribution.attribute import attribute
 from validation.attribution.cuts import shared
@@ -181,3 +183,36 @@ def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_grap
     assert (made["a"], made["a/narrow"], made["b"], made["y_fp16"]) == ("MatMul", "Cast", "Relu", "Concat")
     onnx.save(model, tmp_path / "renamed.onnx")
     assert (OnnxRuntime().session(tmp_path / "renamed.onnx").run(x_values())["y"] == before).all()
+
+
+def rms_net() -> ModelProto:
+    """A product, a normalization by the root of its mean square, and another product."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.normal(size=(16, 24)) / 4, "b": rng.normal(size=24) / 3, "v": rng.normal(size=(24, 10)) / 5,
+        "two": np.float32(2), "eps": np.float32(1e-5), "rows": np.array([-1]),
+    }  # fmt: skip
+    text = """
+        h0 = MatMul(x, w)
+        h = Add(h0, b)
+        sq = Pow(h, two)
+        ms = ReduceMean<keepdims=1>(sq, rows)
+        me = Add(ms, eps)
+        rt = Sqrt(me)
+        n = Div(h, rt)
+        y = MatMul(n, v)
+    """
+    return with_names(build("float[batch,16] x", "float[batch,10] y", text, weights))
+
+
+def test_a_kernel_that_only_the_cut_off_part_has_is_not_blamed(tmp_path):
+    """Cut between the activation's DequantizeLinear and the product, ONNX Runtime takes a product with 8-bit weights
+    that rounds the activation once more: 47 dB, where the whole engine is exact."""
+    samples = {"x": np.random.default_rng(1).normal(size=(48, 16)).astype(np.float32)}
+    bench = Bench(tmp_path, rms_net(), samples, (TensorSpec("x", "float32", ("batch", 16)),))
+    model = bench.canonical()
+    graph = write(model, "int8", CPU, ranges_of(model, samples, floats_of(model)))[0]
+    engine = bench.engine(with_weight(graph, "eps", np.float32(1e-3)), graph, "int8")
+    assert any(not check.passed for check in engine.checks())
+    names = {name for row in engine.attribution().blamed for name in (row.node, *row.nodes)}
+    assert "Add_me" in names and "MatMul_h0" not in names

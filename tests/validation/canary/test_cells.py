@@ -49,7 +49,17 @@ def test_scores_with_a_long_memory_do_not_fail_an_equal_candidate():
 
 def test_a_latency_that_keeps_its_level_is_insufficient_and_says_how_long():
     [item] = judge(latencies("AR .999", 0, 0.0), MEDIAN, replicates=200).criteria
-    assert item.verdict == "INSUFFICIENT" and "keeps its level for some" in item.note
+    assert item.verdict == "INSUFFICIENT" and "moves slowly over all of the 2000 requests" in item.note
+
+
+def test_what_moves_over_the_whole_run_is_said_without_a_number_that_nobody_measured():
+    rising = np.linspace(1.0, 1.5, 2000)
+    for paired, remedy in ((True, False), (False, True)):
+        evidence = Evidence(side(rising), side(np.ones(2000)), paired)
+        [item] = judge(evidence, MEDIAN, replicates=200).criteria
+        assert item.verdict == "INSUFFICIENT" and "moves slowly over all of the" in item.note
+        assert ("the same requests sent to both sides" in item.note) == remedy
+        assert not any(number in item.note for number in ("32000", "2000 of 2000"))
 
 
 def test_between_two_modes_the_interval_reaches_over_the_gap():
@@ -74,14 +84,14 @@ def test_no_error_at_all_proves_nothing_about_outages():
         assert item.verdict == verdict and "none was seen" in item.assumed
         assert item.needed == 3688 * burst
     few = judge(Evidence(side(np.ones(8000)), side(np.ones(8000)), True), ERRORS, replicates=1).criteria[0]
-    assert "in bursts of 100 requests is assumed" in describe(few)
+    assert "in bursts of 100 requests is assumed (error_burst)" in describe(few)
 
 
 def test_errors_that_were_seen_say_how_they_come():
     alone, outage = np.zeros(8000, bool), np.zeros(8000, bool)
     alone[[700, 2900, 3100, 5550, 7800]], outage[3000:3100] = True, True
-    assert burst_size([alone], 100) == (1.0, "")
-    assert burst_size([outage, alone], 100)[0] > 40
+    assert burst_size([alone], 100, "error_burst") == (1.0, "")
+    assert burst_size([outage, alone], 100, "error_burst")[0] > 40
     for both, verdict in ((alone, "PASS"), (outage, "INSUFFICIENT")):
         one = side(np.ones(8000), ~both)
         assert judge(Evidence(one, one, True), ERRORS, replicates=1).verdict == verdict

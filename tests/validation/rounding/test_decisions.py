@@ -1,18 +1,21 @@
 """Outputs of integers behind a lower precision: near ties that honest kernels decide otherwise, and what is wrong."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
 
 from builders.types import TensorSpec
+from pipeline.jobs import limits
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench
 from tests.faults.plants import weighted
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.attribution.planted import weight, with_names, with_weight
 from validation.budget import Budgets, budgets, default_budget, strictest
+from validation.golden import GoldenSet
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 
@@ -51,7 +54,7 @@ def test_near_ties_of_fp16_are_no_errors(operator: str, seed: int, tmp_path: Pat
     assert min(check.value for check in in_graph if check.name == "agreement") < 1
     assert agreements(in_graph) == agreements(bench.engine(None, graph, "fp16").checks()) == {}
     (line,) = [check for check in in_graph if (check.name, check.case) == ("agreement", "golden")]
-    assert "honest rounding decides" in line.note and "elements otherwise" in line.note
+    assert "honest rounding decides" in line.note and "elements otherwise; twice that, and no less than" in line.note
     asked = bench.engine(None, graph, "fp16").checks(limits={"argmax_agreement": 1.0})
     assert operator == "ArgMax" or agreements(asked), "what a person wrote wins"
 
@@ -111,3 +114,19 @@ def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
     exact: Budgets = budgets("engine", "fp32", None, honest)
     assert exact.of("y", "golden") == default_budget("engine", "fp32")
     assert strictest("engine", "int8", None).of("y", "golden").argmax_agreement is None  # all must be equal
+
+
+@pytest.mark.parametrize(
+    ("asked", "metric", "expected"),
+    [
+        ({}, None, {"p": limits.WEAK, "y": limits.DECIDED}),
+        ({}, {"name": "accuracy"}, {"y": limits.DECIDED}),
+        ({"argmax_agreement": 0.9}, None, {"p": limits.WEAK}),
+        ({"sqnr_db": 20.0, "argmax_agreement": 0.9}, None, {}),
+    ],
+)
+def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric, expected) -> None:
+    """A task metric changes nothing for them, and a limit of 1 is not weak."""
+    reference = Mock(outputs=(TensorSpec("p", "float32", ("batch", 9)), TensorSpec("y", "int64", ("batch", 3))))
+    found = limits.graph_limits(Path(), reference, "int8", GoldenSet(()), asked, metric, Path())
+    assert {output: note for (output, _), note in found.budgets.notes.items()} == expected
