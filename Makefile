@@ -6,6 +6,7 @@
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
+# cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -15,7 +16,7 @@ INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --
   --constraint constraints.txt --editable
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench proof docs chart hunt conformance node-tests gpu-check clean
+.PHONY: demo demo-cluster test check format bench proof docs chart hunt conformance node-tests gpu-check cluster-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -71,6 +72,9 @@ docs: $(VENV)/.installed
 
 chart: $(VENV)/.installed
 	$(BIN)/python -m charts.regenerate
+
+cluster-test: $(VENV)/.installed
+	$(BIN)/python -m pytest -p no:xdist --log-cli-level=INFO --log-cli-format='%(asctime)s %(message)s' --log-cli-date-format=%H:%M:%S tests/cluster
 
 gpu-check:
 	$(PYTHON) -m validation.gpu --out gpu-results.json

@@ -1,0 +1,130 @@
+"""The Kubernetes API by kind, namespace and name, as one user: objects are what JSON has."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import urllib3
+
+Object = dict[str, Any]
+T = TypeVar("T")
+# Where each kind is. `namespaces/NAME/` comes in between for those that are in one.
+PLACES = {
+    "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1",
+    "clusterroles": "/apis/rbac.authorization.k8s.io/v1",
+    "configmaps": "/api/v1",
+    "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
+    "deployments": "/apis/apps/v1",
+    "events": "/api/v1",
+    "jobs": "/apis/batch/v1",
+    "namespaces": "/api/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    "nodes": "/api/v1",
+    "persistentvolumeclaims": "/api/v1",
+    "persistentvolumes": "/api/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    "pods": "/api/v1",
+    "priorityclasses": "/apis/scheduling.k8s.io/v1",
+    "rayclusters": "/apis/ray.io/v1",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
+    "roles": "/apis/rbac.authorization.k8s.io/v1",
+    "runtimeclasses": "/apis/node.k8s.io/v1",
+    "secrets": "/api/v1",
+    "selfsubjectrulesreviews": "/apis/authorization.k8s.io/v1",
+    "serviceaccounts": "/api/v1",
+    "services": "/api/v1",
+    "storageclasses": "/apis/storage.k8s.io/v1",
+    "subjectaccessreviews": "/apis/authorization.k8s.io/v1",
+    "validatingadmissionpolicies": "/apis/admissionregistration.k8s.io/v1",
+    "validatingadmissionpolicybindings": "/apis/admissionregistration.k8s.io/v1",
+}
+
+
+class RefusedError(Exception):
+    """The server's answer to a request that it refused: `status` is HTTP's, the text is the server's own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+def path_of(kind: str, namespace: str = "", name: str = "") -> str:
+    """The path of one object, or of all of a kind ('pods', 'rayclusters')."""
+    inside = f"/namespaces/{namespace}" if namespace else ""
+    return f"{PLACES[kind]}{inside}/{kind}" + (f"/{name}" if name else "")
+
+
+class Api:
+    """One user's way to the API server. Methods raise RefusedError for what the server refuses."""
+
+    def __init__(self, server: str, certificates: Path, token: str) -> None:
+        self.server, self.certificates = server, certificates
+        self._token = token
+        self._pool = urllib3.PoolManager(ca_certs=str(certificates), maxsize=8)
+
+    def ask(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Object:
+        """One request. A dropped connection is tried again; an answer never is."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
+        text = None if body is None else json.dumps(body)
+        retries = urllib3.Retry(total=3, status=0, other=0, backoff_factor=0.5, allowed_methods=None)
+        answer = self._pool.request(method, self.server + path, body=text, headers=headers, timeout=60, retries=retries)
+        try:
+            found: Object = json.loads(answer.data)
+        except ValueError:
+            found = {"message": answer.data.decode(errors="replace")}
+        if answer.status >= 400:
+            raise RefusedError(answer.status, found.get("message", ""))
+        return found
+
+    def get(self, kind: str, namespace: str, name: str) -> Object:
+        """One object; `namespace` is '' for those that are in none."""
+        return self.ask("GET", path_of(kind, namespace, name))
+
+    def find(self, kind: str, namespace: str, name: str) -> Object | None:
+        """One object, None where there is none."""
+        try:
+            return self.get(kind, namespace, name)
+        except RefusedError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def list(self, kind: str, namespace: str = "", labels: str = "") -> "list[Object]":
+        """Objects of a kind, of all namespaces without one. labels: a selector, 'component=deploy'."""
+        query = "?" + urlencode({"labelSelector": labels}) if labels else ""
+        found: list[Object] = self.ask("GET", path_of(kind, namespace) + query)["items"]
+        return found
+
+    def create(self, kind: str, namespace: str, body: Object) -> Object:
+        """The object as the server made it."""
+        return self.ask("POST", path_of(kind, namespace), body)
+
+    def patch(self, kind: str, namespace: str, name: str, body: Any, manager: str = "test") -> Object:
+        """Merge `body` into an object; a list is a JSON patch. manager: who owns the fields then."""
+        content = "application/json-patch+json" if isinstance(body, list) else "application/merge-patch+json"
+        return self.ask("PATCH", f"{path_of(kind, namespace, name)}?fieldManager={manager}", body, content)
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        """Delete an object with all that it owns; one that is not there is no error."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        try:
+            self.ask("DELETE", path_of(kind, namespace, name), body)
+        except RefusedError as error:
+            if error.status != 404:
+                raise
+
+
+def wait_for(what: str, look: Callable[[], T | None], seconds: float = 120) -> T:
+    """What `look` finds, asked again and again until it is neither None nor False nor empty.
+
+    Raises TimeoutError with `what` after so many seconds.
+    """
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.3)
+    return found

@@ -1,0 +1,33 @@
+"""The programs of a control plane, from the folder that KUBE_ASSETS names."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kuberay-operator")
+
+
+@dataclass(frozen=True)
+class Assets:
+    """programs: each one's path, by name.  crds: files with KubeRay's custom resource definitions."""
+
+    programs: dict[str, Path]
+    crds: tuple[Path, ...]
+
+
+def assets() -> Assets | str:
+    """What KUBE_ASSETS names, or the reason why no control plane can be started. etcd may be on PATH instead."""
+    named = os.environ.get("KUBE_ASSETS")
+    if not named:
+        return f"KUBE_ASSETS names no folder with {', '.join(PROGRAMS)} and crds/ (tests/cluster/README.md)"
+    folder = Path(named)
+    found = {name: folder / name for name in PROGRAMS}
+    if not found["etcd"].exists() and (elsewhere := shutil.which("etcd")):
+        found["etcd"] = Path(elsewhere)
+    crds = tuple(sorted(folder.glob("crds/ray.io_*.yaml")))
+    missing = [name for name, path in found.items() if not os.access(path, os.X_OK)]
+    missing += [] if crds else ["crds/ray.io_*.yaml"]
+    if missing:
+        return f"KUBE_ASSETS={named} lacks {', '.join(missing)} (tests/cluster/README.md)"
+    return Assets(found, crds)

@@ -1,0 +1,123 @@
+"""What every test of this folder gets: a control plane, a namespace of its own, Helm in it, and the kubelet's ear.
+
+See README.md for how to run them and how to write one.
+"""
+
+import logging
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.api import Api, Object, wait_for
+from tests.cluster.assets import Assets, assets
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.release import Release
+
+log = logging.getLogger("cluster")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test pays for the start of a control plane."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1200))
+
+
+@dataclass
+class Cluster:
+    """api: the API as an administrator.  plane: its processes, kubeconfigs and tokens."""
+
+    plane: ControlPlane
+    api: Api
+    kubelet: Kubelet
+
+    @contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A namespace with what the sample values name, under Pod Security `restricted`; deleted at the end."""
+        made = f"{name}-{uuid.uuid4().hex[:5]}"
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        self.api.create("namespaces", "", {"metadata": {"name": made, "labels": labels}})
+        keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
+        self.api.create("secrets", made, {"metadata": {"name": "enginery-registry-keys"}, "stringData": keys})
+        try:
+            yield made
+        finally:
+            self.kubelet.release()
+            self.api.delete("namespaces", "", made)
+
+    def pods(self, namespace: str, labels: str = "") -> dict[str, Object]:
+        """Pods by name; `labels` is a selector."""
+        return {pod["metadata"]["name"]: pod for pod in self.api.list("pods", namespace, labels)}
+
+    def running(self, namespace: str, count: int) -> dict[str, Object]:
+        """The pods of a namespace by name, as soon as they are `count` and all run."""
+
+        def look() -> dict[str, Object] | None:
+            found = self.pods(namespace)
+            all_run = all(pod["status"].get("phase") == "Running" for pod in found.values())
+            return found if all_run and len(found) == count else None
+
+        return wait_for(f"{count} running pods", look)
+
+    def autoscale(self, namespace: str, group: str, workers: int) -> None:
+        """Set a worker group's replicas as Ray's autoscaler does: it then owns the list of groups."""
+        name = "enginery-ray"
+        groups = self.api.get("rayclusters", namespace, name)["spec"]["workerGroupSpecs"]
+        index = [item["groupName"] for item in groups].index(group)
+        patch = [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/replicas", "value": workers}]
+        self.account(namespace, f"{name}-head").patch("rayclusters", namespace, name, patch, "python-requests")
+        log.info("the autoscaler (manager python-requests) sets replicas of group %s to %d", group, workers)
+
+    def account(self, namespace: str, name: str) -> Api:
+        """The API as a service account's pods reach it."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        return self.plane.api(self.api.ask("POST", path, {"spec": {}})["status"]["token"])
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One control plane for all tests, ended by pid at the end, at Ctrl-C and at SIGTERM."""
+    found = assets()
+    if not isinstance(found, Assets):
+        pytest.skip(found)
+    plane = ControlPlane(found, tmp_path_factory.mktemp("cluster"))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    kubelet = None
+    try:
+        plane.start()
+        kubelet = Kubelet(plane.api())
+        kubelet.start()
+        yield Cluster(plane, plane.api(), kubelet)
+    finally:
+        if kubelet:
+            kubelet.stop()
+        plane.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of this test's own."""
+    with cluster.namespace("test") as name:
+        yield name
+
+
+@pytest.fixture
+def kubelet(cluster: Cluster) -> Iterator[Kubelet]:
+    """The kubelet, told what to do with pods for this test alone."""
+    yield cluster.kubelet
+    cluster.kubelet.release()
+
+
+@pytest.fixture
+def helm(cluster: Cluster, namespace: str) -> Iterator[Release]:
+    """The chart's release in this test's namespace; uninstalled at the end, since policies are in no namespace."""
+    release = Release(cluster.plane, namespace)
+    yield release
+    release.remove()

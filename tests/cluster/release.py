@@ -1,0 +1,84 @@
+"""The chart as one release in one namespace, by Helm's own library: each call is a line of the log, with its time."""
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+from charts import renders
+from tests.cluster.control_plane import ControlPlane
+
+log = logging.getLogger("cluster")
+Values = dict[str, Any]
+
+
+def sample() -> Values:
+    """The values of values.yaml, a new copy: groups of five kinds of GPU, a bucket's keys in a Secret."""
+    found: Values = yaml.safe_load((Path(__file__).parent / "values.yaml").read_text())
+    return found
+
+
+class Release:
+    """Helm's commands for one release. Each raises helm_python.HelmError as the command would fail.
+
+    `options` are those of helm_python.Config's methods: timeout (seconds), wait ('watcher' is `--wait`),
+    rollback_on_failure. Without `wait` Helm waits for hooks alone, as its command does.
+    """
+
+    def __init__(self, plane: ControlPlane, namespace: str, name: str = "enginery") -> None:
+        self.namespace, self.name = namespace, name
+        self._plane = plane
+        # The library does not return at Ctrl-C; this thread is left behind then.
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="helm")
+
+    def install(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
+        """helm install"""
+        return self._call("install", str(chart), self.name, values, **options)
+
+    def upgrade(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
+        """helm upgrade"""
+        return self._call("upgrade", str(chart), self.name, values, **options)
+
+    def rollback(self, version: int, **options: Any) -> None:
+        """helm rollback"""
+        self._call("rollback", self.name, version=version, **options)
+
+    def test(self, **options: Any) -> None:
+        """helm test"""
+        self._call("test", self.name, **options)
+
+    def uninstall(self, **options: Any) -> None:
+        """helm uninstall"""
+        self._call("uninstall", self.name, **options)
+
+    def remove(self) -> None:
+        """Uninstall what is there, at a test's end."""
+        with suppress(helm_python.HelmError):
+            self._call("uninstall", self.name, said=False, ignore_not_found=True)
+
+    def status(self) -> str:
+        """'deployed', 'failed', ...; the newest revision's."""
+        return str(self._call("status", self.name, said=False)["status"])
+
+    def _call(self, verb: str, *words: Any, said: bool = True, **options: Any) -> Any:
+        began = time.monotonic()
+        told = " ".join(
+            [f"helm {verb} {self.name} --namespace {self.namespace}", *(f"{k}={v}" for k, v in options.items())]
+        )
+        try:
+            found = self._calls.submit(self._run, verb, *words, **options).result()
+        except helm_python.HelmError as error:
+            log.info("%s: refused after %.1f s: %s", told, time.monotonic() - began, " ".join(str(error).split())[:300])
+            raise
+        if said:
+            log.info("%s: done in %.1f s", told, time.monotonic() - began)
+        return found
+
+    def _run(self, verb: str, *words: Any, **options: Any) -> Any:
+        with helm_python.Config(kubeconfig_path=str(self._plane.kubeconfig()), namespace=self.namespace) as config:
+            return getattr(config, verb)(*words, **options)

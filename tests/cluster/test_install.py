@@ -1,0 +1,28 @@
+"""An installation under Pod Security `restricted`, and what an upgrade that changes nothing touches."""
+
+import logging
+
+from tests.cluster.conftest import Cluster
+from tests.cluster.release import Release, sample
+
+log = logging.getLogger("cluster")
+GROUPS = ("t4", "a100", "l4", "rtx4090", "rtx5090")
+
+
+def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_touches_no_pod(
+    cluster: Cluster, namespace: str, helm: Release
+) -> None:
+    helm.install(sample(), timeout=300)
+    # Prefect's server and worker, metrics, Ray's head, a worker for each group.
+    found = cluster.running(namespace, 9)
+    where = {
+        pod["metadata"]["labels"].get("ray.io/group", name): pod["spec"]["nodeName"] for name, pod in found.items()
+    }
+    for group in GROUPS:
+        log.info("group %s: its worker is on %s", group, where[group])
+        assert where[group].startswith(f"{group}-")
+    uids = {name: pod["metadata"]["uid"] for name, pod in found.items()}
+    helm.upgrade(sample(), timeout=300)
+    after = cluster.running(namespace, 9)
+    assert {name: pod["metadata"]["uid"] for name, pod in after.items()} == uids
+    log.info("a second `helm upgrade` with the same values left all %d pods as they were", len(uids))
