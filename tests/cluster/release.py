@@ -1,7 +1,11 @@
 """The chart as one release in one namespace, by Helm's own library: each call is a line of the log, with its time."""
 
+import json
 import logging
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +15,7 @@ import helm_python
 import yaml
 
 from charts import renders
+from tests.cluster.api import wait_for
 from tests.cluster.control_plane import ControlPlane
 
 log = logging.getLogger("cluster")
@@ -55,6 +60,25 @@ class Release:
     def uninstall(self, **options: Any) -> None:
         """helm uninstall"""
         self._call("uninstall", self.name, **options)
+
+    def kill(self, verb: str, values: Values, when: Callable[[], Any]) -> None:
+        """helm install or upgrade in a process that is killed as soon as `when` finds something."""
+        program = (
+            "import json, sys; from helm_python import Config\n"
+            "kubeconfig, namespace, verb, chart, name = sys.argv[1:]\n"
+            "with Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:\n"
+            "    getattr(config, verb)(chart, name, json.load(sys.stdin))"
+        )
+        words = [str(self._plane.kubeconfig()), self.namespace, verb, str(renders.CHART), self.name]
+        with subprocess.Popen([sys.executable, "-c", program, *words], stdin=subprocess.PIPE, text=True) as process:
+            assert process.stdin
+            process.stdin.write(json.dumps(values))
+            process.stdin.close()
+            try:
+                wait_for(f"helm {verb} to be under way", when)
+            finally:
+                process.kill()
+        log.info("helm %s %s --namespace %s: killed", verb, self.name, self.namespace)
 
     def remove(self) -> None:
         """Uninstall what is there, at a test's end."""

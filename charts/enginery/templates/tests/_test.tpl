@@ -10,7 +10,7 @@ metadata:
     {{- include "enginery.podLabels" (list $root "test") | nindent 4 }}
   annotations:
     helm.sh/hook: test
-    helm.sh/hook-delete-policy: before-hook-creation
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 spec:
   restartPolicy: Never
   activeDeadlineSeconds: 1800

@@ -1,0 +1,52 @@
+"""What a sample names and the chart does not make is listed at the sample's head."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from charts import renders
+from tests.charts.kube import deploy_commands, job_variables, sample_objects
+
+# Fields that name an object, of pods, claims and flow runs; with the key in what they hold, where that is a mapping.
+FIELDS = {
+    "secretKeyRef": ("Secret", "name"), "secretRef": ("Secret", "name"), "secret": ("Secret", "secretName"),
+    "configMapKeyRef": ("ConfigMap", "name"), "configMapRef": ("ConfigMap", "name"), "configMap": ("ConfigMap", "name"),
+    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"), "storageClassName": ("StorageClass", ""),
+    "priorityClassName": ("PriorityClass", ""), "priority_class_name": ("PriorityClass", ""),
+    "runtimeClassName": ("RuntimeClass", ""), "runtime_class_name": ("RuntimeClass", ""),
+    "kueue.x-k8s.io/queue-name": ("LocalQueue", ""), "kueue.x-k8s.io/priority-class": ("WorkloadPriorityClass", ""),
+}  # fmt: skip
+# The KubeRay operator makes it.
+MADE = {("Secret", "enginery-ray")}
+
+
+def named(value: Any) -> Iterator[tuple[str, str]]:
+    """(kind, name) of everything that an object names, however deep."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from named(inner)
+    if not isinstance(value, dict):
+        return
+    for field, inner in value.items():
+        if field in ("imagePullSecrets", "image_pull_secrets"):
+            yield from (("Secret", item["name"]) for item in inner or ())
+        kind, key = FIELDS.get(field, ("", ""))
+        found = inner.get(key) if isinstance(inner, dict) else inner
+        if kind and isinstance(found, str) and found:
+            yield kind, found
+        yield from named(inner)
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_what_a_sample_needs_is_listed_at_its_head(sample: str) -> None:
+    objects = sample_objects(sample)
+    made = {(item["kind"], item["metadata"]["name"]) for item in objects} | MADE
+    wanted = set(named(list(objects))) | set(named([job_variables(words) for words in deploy_commands(sample)]))
+    text = (renders.CHART / "ci" / f"{sample}-values.yaml").read_text()
+    head = re.match(r"(#.*\n)+", text)
+    assert head
+    assert wanted - made, "nothing was found that a sample needs"
+    listed = set(re.findall(r"[a-z0-9-]+", head[0].partition("# Before the installation")[2]))
+    assert not {(kind, name) for kind, name in wanted - made if name not in listed}

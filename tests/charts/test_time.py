@@ -1,0 +1,68 @@
+"""Helm's commands wait as long as the Jobs and pods that they wait for may take, and those end by themselves."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+from charts import renders
+from tests.charts.kube import MANIFESTS, Object, label, sample_objects
+
+DOCS = (MANIFESTS.parent / "docs/kubernetes.md", renders.CHART / "README.md", renders.CHART / "UPGRADING.md")
+HOOKS = {"install": "post-install", "upgrade": "post-upgrade", "rollback": "post-rollback", "test": "test"}
+
+
+def commands() -> list[tuple[str, str]]:
+    """('upgrade', the whole command) of each of Helm's commands that waits, in the documentation and the notes."""
+    texts = [path.read_text() for path in DOCS] + [renders.rendered(renders.sample("aws"))["NOTES.txt"]]
+    return [
+        (found[1], found[0])
+        for text in texts
+        for found in re.finditer(rf"helm ({'|'.join(HOOKS)}) enginery[^`\n]*", text)
+    ]
+
+
+def hooks(sample: str) -> list[tuple[Object, str]]:
+    """A sample's hooks, with the events at which they run."""
+    found = ((item, item["metadata"].get("annotations", {}).get("helm.sh/hook", "")) for item in sample_objects(sample))
+    return [(item, events) for item, events in found if events]
+
+
+def test_documented_commands_outlast_what_they_wait_for() -> None:
+    found = commands()
+    assert {verb for verb, _ in found} == set(HOOKS)
+    for verb, command in found:
+        given = re.search(r"--timeout (\d+)m", command)
+        assert given, f"{command}: Helm's own 5 minutes"
+        for item, events in hooks("aws"):
+            if HOOKS[verb] in events or (verb == "upgrade" and "pre-upgrade" in events):
+                assert int(given[1]) * 60 > item["spec"]["activeDeadlineSeconds"], (command, label(item))
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_no_hook_stays_when_it_is_done_and_no_job_for_ever(sample: str) -> None:
+    for item, _ in hooks(sample):
+        policies = item["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
+        assert {"before-hook-creation", "hook-succeeded"} <= set(policies), label(item)
+        assert item["kind"] == "Pod" or item["spec"]["ttlSecondsAfterFinished"] <= 86400, label(item)
+
+
+def deploy_job(values: dict[str, Any], revision: int = 1) -> Object:
+    made = renders.objects(renders.rendered(values, revision=revision))
+    (job,) = [item for item in made if item["kind"] == "Job"]
+    return job
+
+
+def test_an_ordinary_deploy_job_has_a_name_by_what_it_does() -> None:
+    """Argo CD renders each time as the first revision, and a Job cannot be changed."""
+    values = renders.sample("onprem")
+    first = deploy_job(values)
+    assert re.fullmatch(r"enginery-deploy-[0-9a-f]{10}", first["metadata"]["name"])
+    assert deploy_job(values, revision=7) == first
+    assert "ttlSecondsAfterFinished" not in first["spec"], "Argo CD would make it again"
+    image, command = copy.deepcopy(values), copy.deepcopy(values)
+    image["images"]["control"]["digest"] = f"sha256:{'1' * 64}"
+    command["gpuGroups"][0]["max"] = 1
+    names = {deploy_job(changed)["metadata"]["name"] for changed in (values, image, command)}
+    assert len(names) == 3

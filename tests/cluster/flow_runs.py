@@ -1,0 +1,49 @@
+"""Flow runs' Jobs as the Prefect worker makes them: the pool's template, filled in with a deployment's variables."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from prefect.utilities.templating import apply_values
+
+from pipeline.deployments.pools import template
+from tests.cluster.api import Object
+from tests.cluster.conftest import Cluster
+
+# What prefect-kubernetes 0.8 adds (worker.py: prepare_for_flow_run).
+LABELS = {"prefect.io/flow-run-id": "5a1b0c0e-0000-4000-8000-000000000000", "prefect.io/flow-name": "compile-model"}
+COMMAND = ["prefect", "flow-run", "execute"]
+
+
+def deployments(cluster: Cluster, namespace: str) -> dict[str, Object]:
+    """The job variables of each deployment, by its flow and name ('validate-pending/l4'), as they are registered."""
+    config = cluster.api.get("configmaps", namespace, "enginery-deploy")
+    found = {}
+    for words in json.loads(config["data"]["commands.json"]):
+        given = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--job-variable")
+        variables = {name: json.loads(text) for name, text in given.items()}
+        flows = [word.removeprefix("--only=") for word in words if word.startswith("--only=")]
+        found.update({f"{flow}/{words[words.index('--name') + 1]}": variables for flow in flows})
+    return found
+
+
+def job(variables: Object, name: str = "flow-run") -> Object:
+    """The Job of one flow run."""
+    base = template("kubernetes")
+    known = base["variables"]["properties"]
+    defaults = {key: item["default"] for key, item in known.items() if "default" in item}
+    made: Any = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables, "name": name})
+    pod = made["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    container["env"] = [{"name": key, "value": value} for key, value in container["env"].items()]
+    container["args"] = COMMAND
+    made["metadata"]["labels"] |= LABELS
+    pod["metadata"]["labels"] |= LABELS
+    return dict(made)
+
+
+def start(cluster: Cluster, namespace: str, deployment: str) -> str:
+    """Make the Job of a flow run with the Prefect worker's own rights; its name."""
+    body = job(deployments(cluster, namespace)[deployment], deployment.replace("/", "-"))
+    worker = cluster.account(namespace, "enginery-prefect-worker")
+    return str(worker.create("jobs", namespace, body)["metadata"]["name"])

@@ -1,0 +1,81 @@
+"""The on-premises sample, with nothing but what the commands at its head make."""
+
+import json
+import logging
+import re
+import shlex
+
+from charts import renders
+from tests.cluster.api import Object, wait_for
+from tests.cluster.conftest import Cluster
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.release import Release
+
+log = logging.getLogger("cluster")
+CLASSES = ("priorityclasses", "runtimeclasses")
+
+
+def commands() -> list[list[str]]:
+    """The words of each `kubectl create` at the sample's head."""
+    text = (renders.CHART / "ci/onprem-values.yaml").read_text()
+    return [shlex.split(line)[2:] for line in re.findall(r"^#   (kubectl create .*)$", text, re.M)]
+
+
+def made_by(words: list[str]) -> tuple[str, Object]:
+    """The kind, and the object that `kubectl create` would make of such words."""
+    options = [word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word]
+    given = {name: value for name, value in options if not name.startswith("from-")}
+    keys = {value.split("=")[0]: "x" for name, value in options if name.startswith("from-")}
+    match words:
+        case ["secret", "docker-registry", name, *_]:
+            data = {".dockerconfigjson": json.dumps({"auths": {given["docker-server"]: {}}})}
+            return "secrets", {"metadata": {"name": name}, "type": "kubernetes.io/dockerconfigjson", "stringData": data}
+        case ["secret", "generic", name, *_]:
+            return "secrets", {"metadata": {"name": name}, "stringData": keys}
+        case ["configmap", name, *_]:
+            return "configmaps", {"metadata": {"name": name}, "data": keys}
+        case ["priorityclass", name, *_]:
+            made = {"value": int(given["value"]), "description": given["description"]}
+            return "priorityclasses", {"metadata": {"name": name}, **made}
+        case ["--filename", "-", "<<<", text]:
+            return "runtimeclasses", json.loads(text)
+    raise ValueError(f"kubectl create {shlex.join(words)}: of no kind that this test knows")
+
+
+def create(cluster: Cluster, namespace: str, kinds: tuple[str, ...]) -> None:
+    for words in commands():
+        kind, body = made_by(words)
+        name = body["metadata"]["name"]
+        inside = "" if kind in CLASSES else namespace
+        if kind in kinds and not cluster.api.find(kind, inside, name):
+            cluster.api.create(kind, inside, body)
+            log.info("made %s %s", kind, name)
+
+
+def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(
+    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
+) -> None:
+    create(cluster, namespace, ("secrets", "configmaps"))
+    helm.install(renders.sample("onprem"), timeout=60)
+
+    def said() -> list[str]:
+        events = cluster.api.list("events", namespace)
+        return [item["message"] for item in events if item["reason"] == "FailedToCreateWorkerPod"]
+
+    refused = wait_for("a refused worker", said)[0]
+    log.info("without them: %s", refused[-200:])
+    assert "builds-low" in refused or "nvidia" in refused
+    create(cluster, namespace, CLASSES)
+    labels = "ray.io/node-type=worker,ray.io/group=l40s"
+    try:
+        (name,) = wait_for("the worker that the sample asks for", lambda: cluster.pods(namespace, labels), 240)
+        log.info("with them: pod %s", name)
+        wait_for("the deployments to be registered", lambda: [
+            item for item in cluster.api.list("jobs", namespace) if item["status"].get("succeeded")
+        ])  # fmt: skip
+    finally:
+        for kind in CLASSES:
+            for item in cluster.api.list(kind):
+                cluster.api.delete(kind, "", item["metadata"]["name"]) if "system" not in item["metadata"][
+                    "name"
+                ] else None

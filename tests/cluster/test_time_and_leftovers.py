@@ -1,0 +1,132 @@
+"""What happens after Helm's timeout, and what a release leaves behind."""
+
+import logging
+import re
+from pathlib import Path
+
+import helm_python
+import pytest
+
+from tests.cluster import flow_runs
+from tests.cluster.api import PLACES, wait_for
+from tests.cluster.conftest import Cluster
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.release import Release, sample
+
+log = logging.getLogger("cluster")
+ROOT = Path(__file__).parents[2]
+DOCS, UPGRADING = ROOT / "docs/kubernetes.md", ROOT / "charts/enginery/UPGRADING.md"
+# Every namespace has these (and certificates, configmaps/...crt); the Secret was there before the release.
+OTHERS = {"serviceaccounts/default", "secrets/enginery-registry-keys"}
+IN_NAMESPACES = (
+    "configmaps", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
+    "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
+)  # fmt: skip
+
+
+def everything(cluster: Cluster, namespace: str) -> set[str]:
+    """'jobs/enginery-deploy' of all that is in a namespace, but what was there before."""
+    assert set(IN_NAMESPACES) <= PLACES.keys()
+    found = {
+        f"{kind}/{item['metadata']['name']}" for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)
+    }
+    return {name for name in found - OTHERS if not name.endswith(".crt")}
+
+
+def still(cluster: Cluster, namespace: str, count: int) -> set[str]:
+    """What is left as soon as it is no more than `count` objects; the garbage collector takes its time."""
+
+    def look() -> tuple[set[str]] | None:
+        found = everything(cluster, namespace)
+        return (found,) if len(found) <= count else None
+
+    try:
+        return wait_for(f"{count} objects", look, 30)[0]
+    except TimeoutError:
+        return everything(cluster, namespace)
+
+
+def clean_up(cluster: Cluster, namespace: str) -> None:
+    """The command that UPGRADING.md gives for what `helm uninstall` leaves."""
+    (command,) = re.findall(
+        r"^    kubectl delete (\S+) --namespace enginery --selector (\S+)$", UPGRADING.read_text(), re.M
+    )
+    log.info("kubectl delete %s --namespace %s --selector %s", command[0], namespace, command[1])
+    for kind in command[0].split(","):
+        for item in cluster.api.list(f"{kind}s", namespace, command[1]):
+            cluster.api.delete(f"{kind}s", namespace, item["metadata"]["name"])
+
+
+def test_the_same_upgrade_goes_on_after_a_timeout(
+    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
+) -> None:
+    kubelet.hold("^enginery-deploy-")
+    with pytest.raises(helm_python.HelmError, match=r"timed out|deadline|Timeout|not ready"):
+        helm.install(sample(), timeout=15)
+    assert helm.status() == "failed"
+    log.info("the release is 'failed', its Job waits for an image; now the image comes")
+    kubelet.release()
+    helm.upgrade(sample(), timeout=120)
+    assert helm.status() == "deployed"
+    assert not cluster.api.list("jobs", namespace), "the Job is gone when it is done"
+
+
+def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(
+    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
+) -> None:
+    kubelet.hold("^enginery-deploy-")
+    helm.kill("install", sample(), when=lambda: cluster.api.list("jobs", namespace))
+    kubelet.release()
+    with pytest.raises(helm_python.HelmError, match="another operation"):
+        helm.upgrade(sample(), timeout=120)
+    (selector,) = set(re.findall(r"kubectl delete secret --namespace enginery --selector '(.+)'", DOCS.read_text()))
+    (record,) = cluster.api.list("secrets", namespace, selector)
+    cluster.api.delete("secrets", namespace, record["metadata"]["name"])
+    log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
+    helm.install(sample(), timeout=120)
+    helm.kill("upgrade", sample(), when=lambda: cluster.api.list("secrets", namespace, selector))
+    with pytest.raises(helm_python.HelmError, match="another operation"):
+        helm.upgrade(sample(), timeout=120)
+    (record,) = cluster.api.list("secrets", namespace, selector)
+    cluster.api.delete("secrets", namespace, record["metadata"]["name"])
+    log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
+    helm.upgrade(sample(), timeout=120)
+    assert helm.status() == "deployed"
+
+
+def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet) -> None:
+    helm.install(sample(), timeout=300)
+    helm.test(timeout=120)
+    kubelet.hang("^validate-pending")
+    name = flow_runs.start(cluster, namespace, "validate-pending/l4")
+    (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={name}")))
+    wait_for(
+        "the flow run", lambda: cluster.pods(namespace, f"job-name={name}")[pod]["status"].get("phase") == "Running"
+    )
+    helm.uninstall()
+    volume = "persistentvolumeclaims/enginery-prefect-server"
+    left = still(cluster, namespace, 3)
+    log.info("left after helm uninstall: %s", ", ".join(sorted(left)))
+    assert left == {volume, f"jobs/{name}", f"pods/{pod}"}
+    clean_up(cluster, namespace)
+    left = still(cluster, namespace, 1)
+    log.info("left then: %s", ", ".join(sorted(left)))
+    assert left == {volume}
+
+
+def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(
+    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
+) -> None:
+    kubelet.hang("^enginery-deploy-")
+    kubelet.fail("-test-")
+    with pytest.raises(helm_python.HelmError):
+        helm.install(sample(), timeout=15)
+    with pytest.raises(helm_python.HelmError):
+        helm.test(timeout=60)
+    (job,) = cluster.api.list("jobs", namespace)
+    assert job["spec"]["ttlSecondsAfterFinished"] <= 86400
+    helm.uninstall()
+    left = still(cluster, namespace, 4)
+    log.info("left after helm uninstall: %s", ", ".join(sorted(left)))
+    clean_up(cluster, namespace)
+    assert still(cluster, namespace, 1) == {"persistentvolumeclaims/enginery-prefect-server"}
