@@ -17,9 +17,11 @@ from tests.cluster.api import Api, Object, wait_for
 from tests.cluster.assets import Assets, assets
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet
-from tests.cluster.release import Release
+from tests.cluster.release import Release, sample
 
 log = logging.getLogger("cluster")
+# Of the sample values: Prefect's server and worker, metrics, Ray's head, a worker for each kind of GPU.
+PODS = 9
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,8 +78,12 @@ class Cluster:
 
     def account(self, namespace: str, name: str) -> Api:
         """The API as a service account's pods reach it."""
+        return self.plane.api(self.token(namespace, name))
+
+    def token(self, namespace: str, name: str) -> str:
+        """A service account's token, as a kubelet asks for it."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-        return self.plane.api(self.api.ask("POST", path, {"spec": {}})["status"]["token"])
+        return str(self.api.ask("POST", path, {"spec": {}})["status"]["token"])
 
 
 @pytest.fixture(scope="session")
@@ -121,3 +127,14 @@ def helm(cluster: Cluster, namespace: str) -> Iterator[Release]:
     release = Release(cluster.plane, namespace)
     yield release
     release.remove()
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Iterator[Release]:
+    """The sample values installed, once for all tests of a file that change nothing of it; all pods run."""
+    with cluster.namespace("installed") as namespace:
+        release = Release(cluster.plane, namespace)
+        release.install(sample(), timeout=300)
+        cluster.running(namespace, PODS)
+        yield release
+        release.remove()

@@ -50,7 +50,7 @@ class ControlPlane:
         wait_for("the API server's certificate", self.certificates.exists, 180)
         wait_for("the API server", self._is_ready, 180)
         for user in USERS:
-            self._write_kubeconfig(user)
+            self.kubeconfig(user).write_text(self.kubeconfig_of(user, user))
         self._start_controllers()
         self._make_crds()
         self._start_operator()
@@ -150,17 +150,18 @@ class ControlPlane:
             environment={"KUBECONFIG": str(self.kubeconfig("kuberay-operator"))},
         )  # fmt: skip
 
-    def _write_kubeconfig(self, user: str) -> None:
+    def kubeconfig_of(self, user: str, token: str) -> str:
+        """The text of a kubeconfig for whoever the token is of."""
         cluster = {"server": self.server, "certificate-authority": str(self.certificates)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": user, "user": {"token": user}}],
+            "users": [{"name": user, "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
             "current-context": "test",
         }
-        self.kubeconfig(user).write_text(json.dumps(config))
+        return json.dumps(config)
 
 
 def _served(api: Api) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import PODS, Cluster
 from tests.cluster.release import Release, sample
 
 log = logging.getLogger("cluster")
@@ -13,8 +13,7 @@ def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_t
     cluster: Cluster, namespace: str, helm: Release
 ) -> None:
     helm.install(sample(), timeout=300)
-    # Prefect's server and worker, metrics, Ray's head, a worker for each group.
-    found = cluster.running(namespace, 9)
+    found = cluster.running(namespace, PODS)
     where = {
         pod["metadata"]["labels"].get("ray.io/group", name): pod["spec"]["nodeName"] for name, pod in found.items()
     }
@@ -23,6 +22,6 @@ def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_t
         assert where[group].startswith(f"{group}-")
     uids = {name: pod["metadata"]["uid"] for name, pod in found.items()}
     helm.upgrade(sample(), timeout=300)
-    after = cluster.running(namespace, 9)
+    after = cluster.running(namespace, PODS)
     assert {name: pod["metadata"]["uid"] for name, pod in after.items()} == uids
     log.info("a second `helm upgrade` with the same values left all %d pods as they were", len(uids))

@@ -74,8 +74,5 @@ def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(
             item for item in cluster.api.list("jobs", namespace) if item["status"].get("succeeded")
         ])  # fmt: skip
     finally:
-        for kind in CLASSES:
-            for item in cluster.api.list(kind):
-                cluster.api.delete(kind, "", item["metadata"]["name"]) if "system" not in item["metadata"][
-                    "name"
-                ] else None
+        cluster.api.delete("priorityclasses", "", "builds-low")
+        cluster.api.delete("runtimeclasses", "", "nvidia")

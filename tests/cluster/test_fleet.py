@@ -1,0 +1,43 @@
+"""`enginery fleet` over the nodes of the cluster, with the rights of the account that runs it there."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.registry.store import open_store
+from tests.cluster.conftest import Cluster
+from tests.cluster.release import Release
+
+log = logging.getLogger("cluster")
+
+
+def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What `enginery fleet` says of a catalog with one model that is on every GPU and in no registry."""
+    catalog = folder / "catalog.yaml"
+    catalog.write_text("serve: [{model: digits, on: [gpu]}]")
+    open_store(folder / "registry", create=True)
+    words = ["fleet", "--kubeconfig", str(kubeconfig), "--catalog", str(catalog), "--json"]
+    environment = {**os.environ, "ENGINERY_REGISTRY": f"file://{folder}/registry"}
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *words], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("account", ["enginery-builds", "enginery-prefect-worker"])
+def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(
+    cluster: Cluster, installed: Release, tmp_path: Path, account: str
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(cluster.plane.kubeconfig_of(account, cluster.token(installed.namespace, account)))
+    said = fleet(kubeconfig, tmp_path)
+    log.info("enginery fleet as %s: exit code %d %s", account, said.returncode, said.stderr.strip()[-150:])
+    if account != "enginery-builds":
+        assert said.returncode == 3
+        assert "nodes" in said.stderr
+        return
+    print(said.stdout[:6000])
+    assert said.returncode == 1, "digits is not in the registry"

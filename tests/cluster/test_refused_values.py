@@ -1,0 +1,40 @@
+"""Values that are refused before anything is made."""
+
+import logging
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.cluster.conftest import Cluster
+from tests.cluster.release import Release, sample
+from tests.cluster.test_time_and_leftovers import everything
+
+log = logging.getLogger("cluster")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"imags": {}}, "imags"),
+        ({"registry": {"bucket": "one", "existingClaim": "two"}}, "both bucket and existingClaim"),
+        ({"gpuGroups": [{"name": "l4", "generation": "sm89", "max": 1}]}, "sm_89"),
+        ({"gpuGroups": [{"name": "l4", "generation": "sm_89", "min": 2, "max": 1}]}, "min 2 is more than max 1"),
+        ({"images": {"control": {"repository": "x", "digest": ""}}}, "images.control.digest is empty"),
+        ({"prefect": {"server": {"resources": {"limits": {"memory": 1}}}}}, "memory"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_nothing_is_made(
+    cluster: Cluster, namespace: str, helm: Release, changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(helm_python.HelmError, match=said):
+        helm.install({**sample(), **changed})
+    assert not everything(cluster, namespace)
+
+
+def test_a_wrong_value_in_an_upgrade_leaves_the_release_as_it_was(cluster: Cluster, installed: Release) -> None:
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()}
+    with pytest.raises(helm_python.HelmError, match="cidrs"):
+        installed.upgrade({**sample(), "networkPolicy": {"apiServer": {"cidrs": ["everywhere"]}}})
+    assert installed.status() == "deployed"
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()} == before

@@ -1,0 +1,67 @@
+"""What each service account may do, asked of the server as that account."""
+
+import logging
+
+import pytest
+
+from tests.cluster.api import Object, RefusedError
+from tests.cluster.conftest import Cluster
+from tests.cluster.release import Release
+
+log = logging.getLogger("cluster")
+READ = {"get", "list", "watch"}
+JOBS = {*READ, "create", "update", "patch", "delete"}
+# By account: (group, resource) and what it may do with it. Ray's head gets its rights from the KubeRay operator.
+RIGHTS = {
+    "enginery-builds": {("", "nodes"): {"list"}},
+    "enginery-prefect-server": {},
+    "enginery-prefect-worker": {
+        ("batch", "jobs"): JOBS, ("", "pods"): READ, ("", "pods/log"): READ, ("", "pods/status"): READ,
+        ("", "events"): READ,
+    },
+    "enginery-ray-head": {
+        ("", "pods"): {*READ, "patch"}, ("", "pods/resize"): {"patch"},
+        ("ray.io", "rayclusters"): {"get", "patch"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("account", RIGHTS)
+def test_an_account_has_its_rights_and_no_others(cluster: Cluster, installed: Release, account: str) -> None:
+    review = {"spec": {"namespace": installed.namespace}}
+    status = cluster.account(installed.namespace, account).create("selfsubjectrulesreviews", "", review)["status"]
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in status["resourceRules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault((group, resource), set()).update(rule["verbs"])
+    # Everybody may ask who he is and what he may do.
+    own = {key: verbs for key, verbs in found.items() if not key[1].startswith("selfsubject")}
+    for (group, resource), verbs in sorted(own.items()):
+        log.info("%s may %s %s", account, ", ".join(sorted(verbs)), f"{resource}.{group}".rstrip("."))
+    assert own == RIGHTS[account]
+
+
+def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str, inside: str) -> bool:
+    """A SubjectAccessReview: whether an account of `namespace` may do that in the namespace `inside`."""
+    attributes = {
+        "verb": verb,
+        "resource": resource,
+        "namespace": inside,
+        "group": "batch" if resource == "jobs" else "",
+    }
+    body: Object = {"spec": {"user": f"system:serviceaccount:{namespace}:{account}", "resourceAttributes": attributes}}
+    answer = bool(cluster.api.create("subjectaccessreviews", "", body)["status"]["allowed"])
+    log.info("%s may %s%s %s in %s", account, "" if answer else "not ", verb, resource, inside)
+    return answer
+
+
+def test_nobody_reads_secrets_nor_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
+    here = installed.namespace
+    assert may(cluster, "enginery-prefect-worker", "create", "jobs", here, here)
+    assert not may(cluster, "enginery-prefect-worker", "create", "jobs", here, "default")
+    assert not may(cluster, "enginery-ray-head", "create", "pods", here, "default")
+    for account in RIGHTS:
+        assert not may(cluster, account, "get", "secrets", here, here)
+        with pytest.raises(RefusedError, match="403"):
+            cluster.account(here, account).list("secrets", here)

@@ -1,0 +1,75 @@
+"""Upgrades and rollbacks while workers run, flow runs are under way and Ray's autoscaler has written the RayCluster."""
+
+import logging
+
+from tests.cluster import flow_runs
+from tests.cluster.api import wait_for
+from tests.cluster.conftest import PODS, Cluster
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.release import Release, Values, sample
+
+log = logging.getLogger("cluster")
+
+
+def uids(cluster: Cluster, namespace: str) -> dict[str, str]:
+    """All pods, but those of Jobs that are over."""
+    found = cluster.pods(namespace)
+    return {name: pod["metadata"]["uid"] for name, pod in found.items() if pod["status"].get("phase") != "Succeeded"}
+
+
+def with_metrics(interval: str) -> Values:
+    """The sample values with another memory limit of the metrics exporter: its Deployment alone changes."""
+    return {**sample(), "metrics": {"resources": {"limits": {"memory": interval}}}}
+
+
+def changed_pods(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """The names, without what Kubernetes appends, of pods that are not in both."""
+    return {name.rsplit("-", 2)[0] for name, _ in before.items() ^ after.items()}
+
+
+def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(
+    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
+) -> None:
+    helm.install(sample(), timeout=300)
+    cluster.running(namespace, PODS)
+    kubelet.hang("^compile-model")
+    run = flow_runs.start(cluster, namespace, "compile-model/enginery")
+    cluster.autoscale(namespace, "l4", 2)
+    before = cluster.running(namespace, PODS + 2)
+    log.info("%d pods run, with a second l4 worker and flow run %s", len(before), run)
+    helm.upgrade(sample(), timeout=300)
+    assert uids(cluster, namespace) == {name: pod["metadata"]["uid"] for name, pod in before.items()}
+    groups = cluster.api.get("rayclusters", namespace, "enginery-ray")["spec"]["workerGroupSpecs"]
+    replicas = {group["groupName"]: group["replicas"] for group in groups}
+    log.info("replicas after the upgrade: %s", replicas)
+    assert replicas["l4"] == 2
+    helm.upgrade(with_metrics("640Mi"), timeout=300)
+
+    def replaced() -> set[str]:
+        found = cluster.running(namespace, PODS + 2)
+        return changed_pods(uids(cluster, namespace), {name: pod["metadata"]["uid"] for name, pod in before.items()})
+
+    assert wait_for("a new metrics pod", replaced) == {"enginery-metrics"}
+    log.info("another value of the metrics exporter replaced its pod and no other")
+
+
+def test_a_rollback_changes_back_what_the_upgrade_changed(cluster: Cluster, namespace: str, helm: Release) -> None:
+    helm.install(sample(), timeout=300)
+    first = cluster.running(namespace, PODS)
+    helm.upgrade(with_metrics("640Mi"), timeout=300)
+    cluster.running(namespace, PODS)
+    helm.rollback(1, timeout=300)
+
+    def limit() -> str:
+        (pod,) = cluster.pods(namespace, "app.kubernetes.io/component=metrics").values() or [None]
+        return str(pod["spec"]["containers"][0]["resources"]["limits"]["memory"]) if pod else ""
+
+    wait_for("the metrics pod of before", lambda: limit() == "512Mi")
+    after = cluster.running(namespace, PODS)
+    changed = changed_pods(
+        {name: pod["metadata"]["uid"] for name, pod in first.items()},
+        {name: pod["metadata"]["uid"] for name, pod in after.items()},
+    )
+    log.info("replaced by upgrade and rollback: %s", ", ".join(sorted(changed)) or "nothing")
+    assert changed <= {"enginery-metrics"}
+    assert helm.status() == "deployed"
