@@ -28,7 +28,9 @@ class Kubernetes:
 
     def find(self) -> dict[str, Any] | None:
         """It as it is now, None where there is none."""
-        return self._ask(self._custom.get_namespaced_custom_object, *self._place, self._name, absent=[_NOT_FOUND])
+        read = self._custom.get_namespaced_custom_object
+        found: dict[str, Any] | None = self._ask(read, *self._place, self._name, absent=[_NOT_FOUND])
+        return found
 
     def create(self, body: dict[str, Any]) -> None:
         """Make it."""

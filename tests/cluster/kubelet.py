@@ -1,4 +1,4 @@
-"""A kubelet of all nodes that runs nothing but what it is given for a component: it moves pods to Running, Succeeded or Failed as a kubelet would.
+"""A kubelet of all nodes that moves pods to Running, Succeeded or Failed as a kubelet would, and runs no container.
 
 A pod that names a Secret, ConfigMap, key or claim that is not there waits, with the reason, as under a real one.
 Tests make chosen pods fail, hang, or never start, by a regular expression of their names.
