@@ -18,10 +18,12 @@ from onnx import ModelProto
 
 from builders.jobs import Job
 from builders.process import run_job
+from builders.types import Dim, TensorSpec
 from tests.faults.bench import Bench
+from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build
-from tests.validation.attribution.families import BATCH, FAMILIES, Family, spec
 
+BATCH = Dim("batch", 1, 4, 8)
 SIDE = 512
 PAUSE_S = 4.0
 
@@ -35,12 +37,13 @@ def wide(seed: int) -> ModelProto:
     return build(f"float[batch,{SIDE}] x", f"float[batch,{SIDE}] logits", text, weights)
 
 
-def rows() -> dict[str, np.ndarray]:
+def rows(seed: int, count: int) -> dict[str, np.ndarray]:
     """Samples for `wide`."""
-    return {"x": np.random.default_rng(0).normal(size=(24, SIDE)).astype(np.float32)}
+    return {"x": np.random.default_rng(seed).normal(size=(count, SIDE)).astype(np.float32)}
 
 
-NETS = {"mlp": FAMILIES["mlp"], "detector": FAMILIES["detector"], "wide": Family(wide, rows, (spec("x", SIDE),), {})}
+WIDE = Family("wide", (TensorSpec("x", "float32", ("batch", SIDE)),), wide, rows)
+NETS = {"mlp": FAMILIES["mlp"], "detector": FAMILIES["detector"], "wide": WIDE}
 
 
 def main() -> None:
@@ -63,7 +66,7 @@ def main() -> None:
 
 
 def _bench(folder: Path, family: Family) -> tuple[Bench, dict[str, Any]]:
-    bench = Bench(folder, family.net(0), family.data(), family.inputs, (BATCH,))
+    bench = Bench(folder, family.model(0), family.samples(0, 24), family.inputs, (BATCH,))
     engine = bench.engine()
     model = {"inputs": [asdict(item) for item in bench.inputs], "dims": [asdict(dim) for dim in bench.dims]}
     made = {"request": engine.request, "suffix": engine.suffix, "engine": engine.digest}

@@ -4,7 +4,7 @@ A check in full takes some microseconds for each input, a call of a small engine
 `InputCheck`: what was accepted once, by types, dtypes and shapes, is found in a table from then on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class InputCheck:
         try:
             key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
             fit = self._accepted[key]
-        except (KeyError, AttributeError, TypeError):  # not met yet, or no array
+        except (KeyError, AttributeError, TypeError, IndexError):  # not met yet, no array, or no mapping
             return self._checked(inputs)
         return fit if len(inputs) == len(self._names) else self._checked(inputs)
 
@@ -55,11 +55,15 @@ class InputCheck:
         return fit
 
 
-def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors) -> dict[str, int]:
-    """The size of each named dim in `inputs`. Raises DataError for missing or unknown names, what is no array, a dtype
-    (in this machine's order of bytes), rank or size that differs from the declared one, and a dim that has two sizes.
+def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[str, int]:
+    """The size of each named dim in `inputs`, arrays by name. Raises DataError for what is no mapping, missing or
+    unknown names, what is no array, a dtype (in this machine's order of bytes), rank or size that differs from the
+    declared one, and a dim that has two sizes.
     """
     wanted = {spec.name for spec in specs}
+    if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
+        kind, names = type(inputs).__name__, _names(wanted)
+        raise DataError(f"the inputs are a {kind}; give a dict of numpy arrays by name: the model needs {names}")
     if missing := wanted - inputs.keys():
         raise DataError(f"no array for input {_names(missing)}; the model needs {_names(wanted)}")
     if unknown := inputs.keys() - wanted:
@@ -71,7 +75,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors) -> dict[str, int]
 
 
 def _check(spec: TensorSpec, array: np.ndarray[Any, Any], sizes: dict[str, int]) -> None:
-    if not isinstance(array, np.ndarray):  # whoever calls a session may give anything
+    if not isinstance(array, np.ndarray):
         raise DataError(
             f"input {spec.name!r} is a {type(array).__name__}; the model needs a numpy array of {spec.dtype}"
         )
@@ -95,7 +99,7 @@ def _shape(spec: TensorSpec) -> str:
 
 
 def _names(names: set[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))
+    return ", ".join(sorted(map(repr, names)))
 
 
 def fitting_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:

@@ -81,7 +81,7 @@ class OnnxRuntime:
     """
 
     name: ClassVar[str] = "onnxruntime"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     tunes_on_target: ClassVar[bool] = False
     determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install onnxruntime"
@@ -141,12 +141,14 @@ class OnnxRuntime:
         from builders.onnxruntime.fusion import fuse_bias
         from builders.onnxruntime.saturation import file_may_saturate
         from builders.onnxruntime.split import split_convolutions
+        from builders.onnxruntime.transposes import FUSION, cast_first, file_moves_first_axis
 
         path = workdir / "engine.onnx"
-        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads)
+        without = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
+        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
         open_model(model, options, exact=False)
-        notes = settle(path, model.parent)
+        notes = settle(path, model.parent) + cast_first(path)
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
@@ -250,15 +252,19 @@ class OrtSession:
         return partial(self._session.run, self._output_names, dict(inputs))
 
 
-def session_options(level: str, threads: int) -> Any:
-    """Options of a session. level: ONNX Runtime's own name.  threads: of one operator; 0 is one per core."""
+def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Any:
+    """Options of a session. level: ONNX Runtime's own name.  threads: of one operator; 0 is one per core.
+
+    without: names of optimizers to leave out, besides those that make a graph slower.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # what it logs as an error it also raises
-    options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(_SLOWER_FUSIONS))
+    left_out = ";".join((*_SLOWER_FUSIONS, *without))
+    options.add_session_config_entry("optimization.disable_specified_optimizers", left_out)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     return options
 

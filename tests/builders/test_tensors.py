@@ -45,6 +45,7 @@ def test_equal_dtypes_and_shapes_are_checked_in_full_once(full: list[int]) -> No
 WRONG = {
     "missing": {"a": np.zeros((2, 3), np.float32)},
     "unknown": given(c=np.zeros(2, np.float32)),
+    "unknown, of two types": given() | {1: None, "c": None},
     "dtype": given(a=np.zeros((2, 3))),
     "order of bytes": given(a=np.zeros((2, 3), ">f4")),
     "rank": given(a=np.zeros((2, 3, 1), np.float32)),
@@ -53,6 +54,11 @@ WRONG = {
     "a list": given(a=[[0.0] * 3] * 2),
     "nothing": given(a=None),
     "a number": given(b=np.int64(2)),
+    "no mapping": None,
+    "arrays without names": [np.zeros((2, 3), np.float32), np.zeros(2, np.int64)],
+    "an array": np.zeros((2, 3), np.float32),
+    "an integer": 3,
+    "a text": "a",
 }
 
 
@@ -98,3 +104,6 @@ def test_a_session_checks_once_and_gives_its_runtimes_own_call(full: list[int], 
         assert found.tolist() == [[0, 0, 2]] and len(full) == 1
         with pytest.raises(DataError, match="the model needs float32"):
             session.prepared({"x": np.zeros((1, 3))})
+        for wrong, kind in ((None, "NoneType"), ([values["x"]], "list"), (3, "int")):
+            with pytest.raises(DataError, match=f"the inputs are a {kind}; give a dict of numpy arrays .* needs 'x'"):
+                session.run(wrong)  # type: ignore[arg-type]

@@ -21,8 +21,6 @@ from tests.pipeline.quantization.small_nets import CPU, ranges_of
 from validation.report import Check, describe
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4")
-# A GRU in fp16 ends the process that opens it with onnxruntime 1.31's NCHWc layout; what cannot be built is left out.
-LEFT_OUT = {("recurrent", "fp16")}
 # The family that bf16 is too coarse for: its graph is a fault.
 OFFSET = "far"
 
@@ -147,14 +145,10 @@ def noise_of(expected: np.ndarray, actual: np.ndarray) -> tuple[float, ...]:
     return (float(error.mean()), *(float(value) for over in rest for value in error.mean(axis=over)))
 
 
-def precisions_of(family: str) -> Iterator[Precision]:
-    yield from (item for item in PRECISIONS if (family, item) not in LEFT_OUT)
-
-
 def outcomes(folder: Path, family: str, seed: int) -> Iterator[Outcome]:
     """Every fault in one model."""
     subject = Subject(folder, FAMILIES[family], seed)
-    for precision in precisions_of(family):
+    for precision in PRECISIONS:
         for plant in PLANTS:
             if precision in plant.precisions and (found := subject.plant(plant, precision)):
                 yield found
@@ -168,6 +162,6 @@ def outcomes(folder: Path, family: str, seed: int) -> Iterator[Outcome]:
 def alarms(folder: Path, family: str, seed: int) -> Iterator[Alarms]:
     """Nothing is planted."""
     subject = Subject(folder, FAMILIES[family], seed)
-    for precision in precisions_of(family):
+    for precision in PRECISIONS:
         if (family, precision) != (OFFSET, "bf16"):
             yield from subject.alarms(precision)

@@ -1,4 +1,4 @@
-"""Five families of networks, seeded: each seed is another model with other weights and other samples."""
+"""Seven families of networks, seeded: each seed is another model with other weights and other samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,22 +74,26 @@ def encoder(seed: int) -> ModelProto:
     return net
 
 
-def recurrent(seed: int) -> ModelProto:
-    """A GRU over some steps, and a projection of every step."""
+def recurrent(seed: int, before: str = "", steps: str = "xt", **given: object) -> ModelProto:
+    """A GRU over some steps, and a projection of every step.
+
+    before, steps, given: nodes before the GRU, which read `xt`, what of theirs it reads, and their constants.
+    """
     rng = np.random.default_rng(seed)
     weights = {
         "w": rng.normal(size=(1, 48, 6)) / 2, "r": rng.normal(size=(1, 48, 16)) / 4, "b": rng.normal(size=(1, 96)) / 4,
         "wo": rng.normal(size=(16, 5)) / 2, "bo": rng.normal(size=5) / 2, "axes": np.array([1]),
     }  # fmt: skip
-    text = """
+    text = f"""
         xt = Transpose<perm=[1,0,2]>(x)
-        y4, last = GRU<hidden_size=16>(xt, w, r, b)
+        {before}
+        y4, last = GRU<hidden_size=16>({steps}, w, r, b)
         y3 = Squeeze(y4, axes)
         y = Transpose<perm=[1,0,2]>(y3)
         z0 = MatMul(y, wo)
         z = Add(z0, bo)
     """
-    return with_names(build("float[batch,steps,6] x", "float[batch,steps,5] z", text, weights))
+    return with_names(build("float[batch,steps,6] x", "float[batch,steps,5] z", text, weights | given))
 
 
 def series(seed: int, count: int) -> Samples:
@@ -97,15 +101,18 @@ def series(seed: int, count: int) -> Samples:
     return {"x": (rng.normal(size=(count, 1, 6)) + rng.normal(size=(count, 12, 6)) / 2).astype(np.float32)}
 
 
-def detector(seed: int) -> ModelProto:
-    """A convolution, and for each of 16 cells a box of 0 to 640 pixels and three scores of 0 to 1, in one output."""
+def detector(seed: int, more: str = "", outputs: str = "", **given: object) -> ModelProto:
+    """A convolution, and for each of 16 cells a box of 0 to 640 pixels and three scores of 0 to 1, in one output.
+
+    more, outputs, given: nodes behind it, what they give out, and their constants.
+    """
     rng = np.random.default_rng(seed)
     weights = {
         "w1": rng.normal(size=(16, 3, 3, 3)) / 4, "b1": rng.normal(size=16) / 2,
         "w2": rng.normal(size=(7, 16, 1, 1)) / 3, "b2": rng.normal(size=7) / 2,
         "shape": np.array([0, 7, 16]), "sizes": np.array([4, 3]), "side": np.float32(640),
     }  # fmt: skip
-    text = """
+    text = f"""
         c1 = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(image, w1, b1)
         r1 = Relu(c1)
         c2 = Conv<kernel_shape=[1,1]>(r1, w2, b2)
@@ -115,8 +122,9 @@ def detector(seed: int) -> ModelProto:
         xywh, scores = Split<axis=-1>(p, sizes)
         boxes = Mul(xywh, side)
         found = Concat<axis=-1>(boxes, scores)
+        {more}
     """
-    return with_names(build("float[batch,3,8,8] image", "float[batch,16,7] found", text, weights))
+    return with_names(build("float[batch,3,8,8] image", f"float[batch,16,7] found{outputs}", text, weights | given))
 
 
 def columns(seed: int, count: int) -> Samples:

@@ -4,9 +4,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from pipeline.quantization.schemes.emulate import emulate
-from tests.faults.nets import copy_of
 from tests.faults.plants import element_type
-from tests.validation.attribution.planted import weight
+from tests.validation.attribution.planted import copy_of, weight
 
 
 def split_sums(model: ModelProto) -> ModelProto:

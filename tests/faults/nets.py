@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper, parser
+from onnx import ModelProto, NodeProto, numpy_helper, parser
 
 from builders.types import Dim, TensorSpec
 from tests.pipeline.quantization.small_nets import build, maker
-from tests.validation.attribution.planted import weight, with_names, with_weight
+from tests.validation.attribution.planted import copy_of, weight, with_names, with_weight
 
 BATCH = Dim("batch", 1, 4, 16, (4, 16))
 ROWS = (TensorSpec("x", "float32", ("batch", 8)),)
@@ -39,12 +39,6 @@ def rows(seed: int = 1, count: int = 48) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)}
 
 
-def copy_of(model: ModelProto) -> ModelProto:
-    copied = ModelProto()
-    copied.CopyFrom(model)
-    return copied
-
-
 def with_swapped(model: ModelProto, name: str, one: int, other: int) -> ModelProto:
     """Two columns of a weight in each other's place."""
     values = weight(model, name).copy()
@@ -63,16 +57,6 @@ def reordered(model: ModelProto, seed: int) -> ModelProto:
     for name, index in order.items():
         model = with_weight(model, name, weight(model, name)[index])
     return model
-
-
-def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
-    """Attributes of the node that makes a tensor, replaced."""
-    copied = copy_of(model)
-    node = maker(copied, tensor)
-    kept = [item for item in node.attribute if item.name not in attributes]
-    del node.attribute[:]
-    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
-    return copied
 
 
 def without(model: ModelProto, tensor: str) -> ModelProto:

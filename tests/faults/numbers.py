@@ -13,10 +13,10 @@ from pipeline.jobs.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
-from tests.faults.nets import COUNTED, after, mlp, rows, with_attribute, with_swapped, without
+from tests.faults.nets import COUNTED, after, mlp, rows, with_swapped, without
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, run, x_net
-from tests.validation.attribution.planted import weight, with_names, with_weight
+from tests.validation.attribution.planted import weight, with_attribute, with_names, with_weight
 from validation.budget import budgets
 from validation.compare import expected_checks
 from validation.report import Check

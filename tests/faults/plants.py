@@ -10,8 +10,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from builders.types import Precision
-from tests.faults.nets import COUNTED, after, copy_of, with_attribute
-from tests.validation.attribution.planted import weight, with_weight
+from tests.faults.nets import COUNTED, after
+from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_weight
 
 # The changed model, and the nodes of which one must be blamed: none where the fault is in no single one.
 Planted = tuple[ModelProto, tuple[str, ...]] | None

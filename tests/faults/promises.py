@@ -11,10 +11,10 @@ from onnx import ModelProto
 from builders.types import TensorSpec
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench, Limits
-from tests.faults.nets import COUNTED, MLP, after, mlp, rows, with_attribute
+from tests.faults.nets import COUNTED, MLP, after, mlp, rows
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, ranges_of
-from tests.validation.attribution.planted import with_names
+from tests.validation.attribution.planted import with_attribute, with_names
 from validation.report import Check
 
 TENSORS = ("x", "h", "n", "m", "logits")

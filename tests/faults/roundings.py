@@ -13,10 +13,10 @@ from builders.types import TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
-from tests.faults.nets import copy_of, mlp, rows, with_attribute
+from tests.faults.nets import mlp, rows
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of
-from tests.validation.attribution.planted import weight, with_names, with_weight
+from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_names, with_weight
 
 SQNR = "engine sqnr_db"
 TENSORS = ("x", "h", "n", "m", "logits")

@@ -15,7 +15,7 @@ from tests.faults.sessions import ONLY, SESSIONS
 # Where each fault must be caught: a family, and the precisions of it that it is planted in.
 WHERE: dict[str, tuple[str, tuple[Precision, ...]]] = {
     "two channels of a weight swapped": ("conv", ("fp32", "fp16", "int8", "int8-dynamic")),
-    "a bias dropped": ("recurrent", ("fp32", "int8", "int8-dynamic")),
+    "a bias dropped": ("recurrent", ("fp32", "fp16", "int8", "int8-dynamic")),
     "epsilon 1e-3 for 1e-5": ("encoder", ("fp32",)),
     "tanh for erf in GELU": ("encoder", ("fp32",)),
     "weights of 10 bits (TF32)": ("far", ("fp32",)),

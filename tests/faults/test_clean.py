@@ -1,4 +1,4 @@
-"""Nothing is planted, and nothing fires: the same checks over 30 models with other weights, data and shapes.
+"""Nothing is planted, and nothing fires: the same checks over 18 models with other weights, data and shapes.
 
 Half of the engines add their sums up in another order than the graph, as another compiler's kernels would.
 """
@@ -19,7 +19,7 @@ from validation.canary.judge import judge
 from validation.contracts.distribution import BRIER, ECE, FLIPS, JS, KL, TOP_K
 from validation.report import Check, describe
 
-SEEDS = range(30)
+SEEDS = range(18)  # every one of DIMS with every one of TEXTS, in both orders of sums
 DIMS = (BATCH, Dim("batch", 1, 3, 7), Dim("batch", 1, 8, 12, (8, 12)))
 TEXTS = (MLP, MLP.replace("Relu", "Tanh"), MLP.replace("Relu", "Sigmoid"))
 FORM = {"finite": True, "shape": ["batch", 10], "dtype": "float32", "range": [-1e3, 1e3]}
@@ -38,7 +38,7 @@ def broken(checks: list[Check]) -> list[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> None:
-    model, data = mlp(seed, TEXTS[seed // 3 % 3]), rows(1000 + seed, 24 + seed)
+    model, data = mlp(seed, TEXTS[seed // 6 % 3]), rows(1000 + seed, 24 + seed)
     labels = run(model, data, optimized=False).argmax(-1)
     bench = Bench(tmp_path / "bench", model, data, dims=(DIMS[seed % 3],), labels=labels)
     engine = bench.engine(reordered(bench.canonical(), seed) if seed % 2 else None)
@@ -50,10 +50,14 @@ def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> No
     assert broken(found) == [] and len(found) > 40
     assert [item["case"] for item in engine.fuzzed(seed=seed)["cases"] if item["outcome"] == "failed"] == []
     assert verify(bench.store).sound
-    kind = sorted(KINDS)[seed % len(KINDS)]
-    assert judge(pair_evidence(np.random.default_rng(seed), 800, kind), replicates=200).verdict != "FAIL"
     if seed % 10 == 0:
         assert not engine.attribution().blamed and not bench.graph_attribution(graph, "int8").blamed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_canary_of_equal_engines_fails_in_no_traffic(kind: str) -> None:
+    drawn = pair_evidence(np.random.default_rng(sorted(KINDS).index(kind)), 800, kind)
+    assert judge(drawn, replicates=200).verdict != "FAIL"
 
 
 def test_each_seed_is_another_model(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from builders.types import Precision, TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
-from tests.faults.nets import copy_of
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of
-from tests.validation.attribution.planted import weight, with_names, with_weight
+from tests.validation.attribution.planted import copy_of, weight, with_names, with_weight
 
 WIDTH = 8
 SPECS = (TensorSpec("x", "float32", ("batch", WIDTH)),)

@@ -35,6 +35,8 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     assert shown.json["chosen"]["sqnr_db"] is None or shown.json["chosen"]["sqnr_db"] >= 20
     assert json.loads((out / "frontier.json").read_text()) == shown.json
     assert (out / "frontier.svg").read_text().startswith("<svg")
+    table = small.run("sensitivity", small.spec, "--activation", "uint8").out
+    assert "chosen: " in table and "in int8: predicted" in table
     built = small.run("build", small.spec, "--json")
     assert built.code == 0, built.err
     assert "choose int8 (uint8 activations): cached" in built.err
@@ -88,12 +90,6 @@ def test_what_cannot_be_searched_or_written_is_said_before_the_work(small: Proje
     small.change_spec(calibration=None)
     without = small.run("sensitivity", small.spec)
     assert without.code == 2 and "add calibration.data" in without.err
-
-
-def test_people_see_a_table(small: Project) -> None:
-    shown = small.run("sensitivity", small.spec)
-    assert "chosen: " in shown.out
-    assert "in int8: predicted" in shown.out
 
 
 def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project) -> None:

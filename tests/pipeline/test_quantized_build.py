@@ -101,6 +101,7 @@ def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
 
 
 def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:
+    project.change_spec(targets=["sm_89"])
     first = project.build("--precision", "int8").json
     project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
     assert project.build("--precision", "int8").json["version"] != first["version"]

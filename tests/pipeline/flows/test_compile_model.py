@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +14,23 @@ import pytest
 from tests.pipeline.projects import Project
 
 
-def with_prefect(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `enginery build --runner prefect` with a Prefect home of its own."""
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of Prefect: half of a server's first start goes into its database."""
+    return tmp_path_factory.mktemp("prefect")
+
+
+def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `enginery build --runner prefect`."""
     command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, "--json"]
-    environment = {**os.environ, "PREFECT_HOME": str(project.folder.parent / "prefect")}
+    environment = {**os.environ, "PREFECT_HOME": str(home)}
     whole = [*map(str, command), "--runner", "prefect", *words]
     return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
 
 
-def artifacts(project: Project) -> set[tuple[str, str]]:
-    """Key and type of every artifact that the run's own server kept."""
-    with closing(sqlite3.connect(project.folder.parent / "prefect" / "prefect.db")) as database:
+def artifacts(home: Path) -> set[tuple[str, str]]:
+    """Key and type of every artifact that the runs' own servers kept."""
+    with closing(sqlite3.connect(home / "prefect.db")) as database:
         return set(database.execute("select key, type from artifact"))
 
 
@@ -33,25 +40,27 @@ def keys(outcome: Any) -> dict[str, str]:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project) -> None:
-    done = with_prefect(project, "--executor", "ray")
+def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project, home: Path) -> None:
+    for each in (built, project):
+        each.change_spec(precisions=["int8"], targets=["cpu"])
+    done = with_prefect(project, home, "--executor", "ray")
     assert done.returncode == 0, done.stderr
     outcome, reference = json.loads(done.stdout), built.build().json
     assert keys(outcome) == keys(reference)
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in done.stderr
-    assert ("progress-tiny", "progress") in artifacts(project), "the run's state, as it went on"
-    assert artifacts(project) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
-    again = with_prefect(project, "--executor", "ray")
+    assert ("progress-tiny", "progress") in artifacts(home), "the run's state, as it went on"
+    assert artifacts(home) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
+    again = with_prefect(project, home, "--executor", "ray")
     assert json.loads(again.stdout)["cached"] is True
     assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"
 
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_an_error_in_a_task_is_one_message(project: Project) -> None:
+def test_an_error_in_a_task_is_one_message(project: Project, home: Path) -> None:
     (project.folder / "tiny.onnx").write_bytes(b"garbage")
-    done = with_prefect(project)
+    done = with_prefect(project, home)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "tiny.onnx" in done.stderr

@@ -8,6 +8,8 @@ import onnx
 from onnx import ModelProto, helper, numpy_helper
 
 from builders.onnxruntime import OrtSession
+from tests.pipeline.quantization.small_nets import constant as weight
+from tests.pipeline.quantization.small_nets import maker
 from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
@@ -49,33 +51,32 @@ def found(
     return attribute("engine", "fp32", *pair, golden_of(arrays), limits, failed, size)
 
 
+def copy_of(model: ModelProto) -> ModelProto:
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    return copied
+
+
 def with_names(model: ModelProto) -> ModelProto:
     """A copy whose nodes carry the names of what they make."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    for node in copy.graph.node:
+    copied = copy_of(model)
+    for node in copied.graph.node:
         node.name = node.name or f"{node.op_type}_{node.output[0]}"
-    return copy
-
-
-def weight(model: ModelProto, name: str) -> np.ndarray:
-    return numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == name))
+    return copied
 
 
 def with_weight(model: ModelProto, name: str, values: np.ndarray) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    item = next(item for item in copy.graph.initializer if item.name == name)
+    copied = copy_of(model)
+    item = next(item for item in copied.graph.initializer if item.name == name)
     item.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, weight(model, name).dtype), name))
-    return copy
+    return copied
 
 
 def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
     """A copy where the node that makes `tensor` has other attributes."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    node = next(item for item in copy.graph.node if tensor in item.output)
+    copied = copy_of(model)
+    node = maker(copied, tensor)
     kept = [item for item in node.attribute if item.name not in attributes]
     del node.attribute[:]
     node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
-    return copy
+    return copied

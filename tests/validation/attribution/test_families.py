@@ -1,8 +1,10 @@
 """A fault planted in an engine is blamed on its node, in every family and precision, on the engine's own graph."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto
@@ -13,9 +15,9 @@ from builders.types import BuildRequest, Precision, Target
 from pipeline.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
-from tests.pipeline.quantization.small_nets import CPU, ranges_of, x_net, x_values
-from tests.validation.attribution.families import FAMILIES, Family, node_of
-from tests.validation.attribution.planted import golden_of, with_names
+from tests.faults.families import FAMILIES, Family, detector, floats_of, recurrent
+from tests.pipeline.quantization.small_nets import CPU, maker, ranges_of, x_net, x_values
+from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
 from validation.attribution.attribute import attribute
 from validation.attribution.cuts import shared
 from validation.attribution.onnx_graph import OnnxGraph
@@ -24,17 +26,87 @@ from validation.attribution.tappable import Step
 from validation.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+Change = Callable[[ModelProto], ModelProto]
 
 
-def variant(family: Family, clean: ModelProto, precision: Precision) -> Callable[[ModelProto], ModelProto]:
+def mixed(name: str) -> Change:
+    """Two slices of a weight in each other's place, along its largest axis."""
+
+    def change(model: ModelProto) -> ModelProto:
+        values = weight(model, name)
+        return with_weight(model, name, np.roll(values, 1, int(np.argmax(values.shape))))
+
+    return change
+
+
+def filled(name: str, value: float = 0) -> Change:
+    """A constant of one value."""
+    return lambda model: with_weight(model, name, np.full_like(weight(model, name), value))
+
+
+def changed(tensor: str, **attributes: object) -> Change:
+    """Another attribute of the node that makes `tensor`."""
+    return lambda model: with_attribute(model, tensor, **attributes)
+
+
+# Of each family, the faults: the change, and the tensor whose maker it is in.
+FAULTS: dict[str, dict[str, tuple[Change, str]]] = {
+    "conv": {
+        "swapped weight": (mixed("w2"), "c2"), "dropped bias": (filled("b1"), "c1"),
+        "swapped last weight": (mixed("w4"), "logits"),
+    },
+    "mlp": {
+        "swapped weight": (mixed("w2"), "m0"), "dropped bias": (filled("b1"), "h1"),
+        "wrong epsilon": (changed("n", epsilon=2.0), "n"),
+    },
+    "encoder": {
+        "swapped weight": (mixed("wv"), "v"), "dropped bias": (filled("bq"), "q"),
+        "wrong epsilon": (changed("n", epsilon=2.0), "n"),
+    },
+    "recurrent": {
+        "swapped weight": (mixed("r"), "y4"), "dropped bias": (filled("lb"), "l4"),
+        "swapped last weight": (mixed("wo"), "z0"),
+    },
+    "detector": {
+        "swapped weight": (mixed("w2"), "c2"), "dropped bias": (filled("b1"), "c1"),
+        "other overlap": (filled("overlap", 0.05), "kept"), "smallest": (changed("top", largest=0), "top"),
+    },
+}  # fmt: skip
+
+
+def chosen(seed: int) -> ModelProto:
+    """`detector`, and which boxes are kept: NonMaxSuppression, and the best 8."""
+    text = """
+        classes = Transpose<perm=[0,2,1]>(scores)
+        kept = NonMaxSuppression(boxes, classes, most, overlap, least)
+        best = ReduceMax<keepdims=0>(classes, axis)
+        top, places = TopK<axis=-1>(best, eight)
+    """
+    limits = {"overlap": np.float32(0.5), "least": np.float32(0.3), "most": np.array([5])}
+    places = {"axis": np.array([1]), "eight": np.array([8])}
+    return detector(seed, text, ", int64[n,3] kept, float[batch,8] top", **limits, **places)
+
+
+def stacked(seed: int) -> ModelProto:
+    """`recurrent` with an LSTM before the GRU."""
+    rng = np.random.default_rng(seed)
+    sizes = {"lw": (1, 24, 6), "lr": (1, 24, 6), "lb": (1, 48)}
+    drawn = {name: rng.normal(size=size) / 2 for name, size in sizes.items()}
+    text = "l4, state = LSTM<hidden_size=6>(xt, lw, lr, lb) l3 = Squeeze(l4, axes)"
+    return recurrent(seed, text, "l3", **drawn)
+
+
+MORE = {"detector": chosen, "recurrent": stacked}
+SUBJECTS = {name: replace(FAMILIES[name], model=MORE.get(name, FAMILIES[name].model)) for name in FAULTS}
+
+
+def variant(family: Family, clean: ModelProto, precision: Precision) -> Change:
     """What makes the graph of a precision; the ranges are those of the clean net."""
     if precision == "fp32":
         return lambda model: model
     if precision == "fp16":
         return lambda model: cast_float(model, "fp16")[0]
-    known = onnx.shape_inference.infer_shapes(clean).graph
-    floats = (v.name for v in (*known.input, *known.value_info, *known.output) if v.type.tensor_type.elem_type == 1)
-    ranges = ranges_of(clean, family.data(), tuple(dict.fromkeys(floats)))
+    ranges = ranges_of(clean, family.samples(1, 24), floats_of(clean))
     return lambda model: quantize_int8(model, ranges, CPU)[0]
 
 
@@ -53,18 +125,20 @@ def attributed(
         OnnxGraph(engine, folder / "actual", OnnxRuntime(intra_op_threads=1).session, fuses=True),
     )
     failed = [] if built_from is graph else ["sqnr_db"]
-    return attribute("engine", precision, *pair, golden_of(family.data()), default_budget("engine", precision), failed)
+    return attribute(
+        "engine", precision, *pair, golden_of(family.samples(1, 24)), default_budget("engine", precision), failed
+    )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Precision, tmp_path: Path) -> None:
-    family = FAMILIES[name]
-    for seed, (fault, (change, tensor)) in enumerate(family.faults.items()):
-        clean = family.net(seed)
+    family = SUBJECTS[name]
+    for seed, (fault, (change, tensor)) in enumerate(FAULTS[name].items()):
+        clean = family.model(seed)
         make = variant(family, clean, precision)
         found = attributed(tmp_path / fault, family, make(clean), make(change(clean)), precision)
-        planted = node_of(clean, tensor)
+        planted = maker(clean, tensor).name
         # One kernel computes at most a weighted node with its bias and an activation of two nodes.
         wrong = [row.nodes for row in found.blamed if planted not in row.nodes or len(row.nodes) > 4]
         assert found.blamed and not wrong, f"{fault} in {planted}: {[row.nodes for row in found.blamed]}"
@@ -72,12 +146,12 @@ def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Pre
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(
     name: str, precision: Precision, tmp_path: Path
 ) -> None:
-    family = FAMILIES[name]
-    clean = family.net(0)
+    family = SUBJECTS[name]
+    clean = family.model(0)
     graph = variant(family, clean, precision)(clean)
     found = attributed(tmp_path / "clean", family, graph, graph, precision)
     assert not found.blamed and found.cut >= 4
