@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -68,6 +69,7 @@ class ControlPlane:
                 process.wait()
             log.info("control plane: %s (process %d) ended", name, process.pid)
         self._started.clear()
+        shutil.rmtree(self.folder / "etcd", ignore_errors=True)  # the logs stay
 
     def api(self, token: str = "admin") -> Api:
         """The API as one of USERS, or as the service account that the token is of."""

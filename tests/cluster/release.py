@@ -4,9 +4,10 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,6 @@ class Release:
     def __init__(self, plane: ControlPlane, namespace: str, name: str = "enginery") -> None:
         self.namespace, self.name = namespace, name
         self._plane = plane
-        # The library does not return at Ctrl-C; this thread is left behind then.
-        self._calls = ThreadPoolExecutor(1, thread_name_prefix="helm")
 
     def install(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
         """helm install"""
@@ -95,7 +94,7 @@ class Release:
             [f"helm {verb} {self.name} --namespace {self.namespace}", *(f"{k}={v}" for k, v in options.items())]
         )
         try:
-            found = self._calls.submit(self._run, verb, *words, **options).result()
+            found = self._started(verb, *words, **options).result()
         except helm_python.HelmError as error:
             log.info("%s: refused after %.1f s: %s", told, time.monotonic() - began, " ".join(str(error).split())[:300])
             raise
@@ -103,6 +102,17 @@ class Release:
             log.info("%s: done in %.1f s", told, time.monotonic() - began)
         return found
 
-    def _run(self, verb: str, *words: Any, **options: Any) -> Any:
-        with helm_python.Config(kubeconfig_path=str(self._plane.kubeconfig()), namespace=self.namespace) as config:
-            return getattr(config, verb)(*words, **options)
+    def _started(self, verb: str, *words: Any, **options: Any) -> "Future[Any]":
+        """A call in a thread that is left behind at Ctrl-C, at which the library does not return."""
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            kubeconfig = str(self._plane.kubeconfig())
+            try:
+                with helm_python.Config(kubeconfig_path=kubeconfig, namespace=self.namespace) as config:
+                    answer.set_result(getattr(config, verb)(*words, **options))
+            except helm_python.HelmError as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=f"helm {verb}", daemon=True).start()
+        return answer

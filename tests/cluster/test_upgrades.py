@@ -17,9 +17,9 @@ def uids(cluster: Cluster, namespace: str) -> dict[str, str]:
     return {name: pod["metadata"]["uid"] for name, pod in found.items() if pod["status"].get("phase") != "Succeeded"}
 
 
-def with_metrics(interval: str) -> Values:
+def with_metrics(memory: str) -> Values:
     """The sample values with another memory limit of the metrics exporter: its Deployment alone changes."""
-    return {**sample(), "metrics": {"resources": {"limits": {"memory": interval}}}}
+    return {**sample(), "metrics": {"resources": {"limits": {"memory": memory}}}}
 
 
 def changed_pods(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -46,7 +46,7 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(
     helm.upgrade(with_metrics("640Mi"), timeout=300)
 
     def replaced() -> set[str]:
-        found = cluster.running(namespace, PODS + 2)
+        cluster.running(namespace, PODS + 2)
         return changed_pods(uids(cluster, namespace), {name: pod["metadata"]["uid"] for name, pod in before.items()})
 
     assert wait_for("a new metrics pod", replaced) == {"enginery-metrics"}

@@ -1,0 +1,39 @@
+"""The Job that registers the deployments where it is no hook: a new one for a change, none for the same."""
+
+import logging
+from typing import Any
+
+from tests.cluster.api import wait_for
+from tests.cluster.conftest import Cluster
+from tests.cluster.release import Release, Values, sample
+
+log = logging.getLogger("cluster")
+
+
+def values(**catalog: Any) -> Values:
+    return {**sample(), "prefect": {"deployments": {"hook": False}}, "catalog": catalog}
+
+
+def done(cluster: Cluster, namespace: str) -> dict[str, str]:
+    """The Jobs by name, with their uid, as soon as there is one alone and it has succeeded."""
+
+    def look() -> dict[str, str] | None:
+        jobs = cluster.api.list("jobs", namespace)
+        over = [job for job in jobs if job["status"].get("succeeded")]
+        return (
+            {job["metadata"]["name"]: job["metadata"]["uid"] for job in jobs} if len(jobs) == len(over) == 1 else None
+        )
+
+    return wait_for("one Job that succeeded", look)
+
+
+def test_the_deploy_job_runs_again_when_what_it_does_changes(cluster: Cluster, namespace: str, helm: Release) -> None:
+    helm.install(values(), timeout=60)
+    first = done(cluster, namespace)
+    helm.upgrade(values(), timeout=60)
+    assert done(cluster, namespace) == first
+    log.info("the same values: still %s", *first)
+    helm.upgrade(values(enabled=False), timeout=60)
+    (name,) = done(cluster, namespace)
+    log.info("other values: %s", name)
+    assert name not in first
