@@ -1,9 +1,6 @@
 """`enginery fleet` over the nodes of the cluster, with the rights of the account that runs it there."""
 
-<<<<<<< HEAD
-=======
 import json
->>>>>>> cluster16
 import logging
 import os
 import subprocess
@@ -14,10 +11,7 @@ import pytest
 
 from pipeline.registry.store import open_store
 from tests.cluster.conftest import Cluster
-<<<<<<< HEAD
-=======
 from tests.cluster.nodes import DRIVER
->>>>>>> cluster16
 from tests.cluster.release import Release
 
 log = logging.getLogger("cluster")
@@ -47,10 +41,6 @@ def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(
         assert said.returncode == 3
         assert "nodes" in said.stderr
         return
-<<<<<<< HEAD
-    print(said.stdout[:6000])
-    assert said.returncode == 1, "digits is not in the registry"
-=======
     assert said.returncode == 1, "digits is in no registry"
     found = json.loads(said.stdout)
     groups = {item["name"]: (item["nodes"], item["gpus"], item["driver"]) for item in found["fleet"]["groups"]}
@@ -61,4 +51,3 @@ def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(
         "rtx4090": (1, 1, DRIVER), "rtx5090": (1, 1, DRIVER),
     }  # fmt: skip
     assert found["counts"] == {"missing": 5}
->>>>>>> cluster16

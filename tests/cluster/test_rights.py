@@ -19,13 +19,10 @@ RIGHTS = {
         ("batch", "jobs"): JOBS, ("", "pods"): READ, ("", "pods/log"): READ, ("", "pods/status"): READ,
         ("", "events"): READ,
     },
-<<<<<<< HEAD
     "enginery-ray-apply": {
         ("ray.io", "rayclusters"): {"get", "create", "update"}, ("", "configmaps"): {"get"},
         ("", "pods"): {"list", "delete"},
     },
-=======
->>>>>>> cluster16
     "enginery-ray-head": {
         ("", "pods"): {*READ, "patch"}, ("", "pods/resize"): {"patch"},
         ("ray.io", "rayclusters"): {"get", "patch"},
