@@ -4,9 +4,12 @@ For each cell of `tests.validation.canary.cells`, in percent. What is named wron
 at a margin, or beyond it, that passes, judged by that criterion alone; an equal one that fails, with all criteria. How
 often an equal one passes depends on how much data there is. Then logs that end, or are of other hours
 (`simulated_logs`): how many of them got a verdict that is not right. `--write` puts the tables into docs/canary.md.
+`--rows FILE` keeps each row there once it is counted, and counts none again that is there: for parts, and for a run
+that was ended. Rows of another judge do not belong there: delete the file when the judge changes.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +30,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "canary.md"
 START, END = "<!-- cells: written by `python -m benchmarks.bench_canary --write` -->\n\n", "\n<!-- end of cells -->\n"
 BAR, SURE = 0.05, 0.01
 # Another seed than the judge was made with.
-SEED = 15
+SEED = 23
 LOG_REQUESTS, LOG_SIMULATIONS = 4000, 100
 Row = tuple[str, int, dict[str, float]]
 
@@ -35,6 +38,17 @@ Row = tuple[str, int, dict[str, float]]
 def cell_row(seed: int, simulations: int, item: tuple[str, int]) -> Row:
     """A cell with a number of requests, and its rates."""
     return (*item, errors_of(*item, simulations, seed))
+
+
+def kept_rows(path: Path | None, simulations: int, seed: int) -> dict[tuple[str, int], Row]:
+    """Rows of a file that were counted with these simulations and this seed, by cell and number of requests."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {
+        (cell, count): (cell, count, rates)
+        for of, start, cell, count, rates in found
+        if (of, start) == (simulations, seed)
+    }
 
 
 def log_row(seed: int, name: str) -> Row:
@@ -77,14 +91,20 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=CELLS, metavar="CELL", default=list(CELLS))
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=Path, help="JSON lines that keep each row")
     parser.add_argument("--write", action="store_true", help="the tables into docs/canary.md")
     chosen = parser.parse_args()
     items = [(cell, count) for cell in chosen.cells for count in chosen.requests]
-    rows: list[Row] = []
+    kept = kept_rows(chosen.rows, chosen.simulations, chosen.seed)
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
-        for row in pool.map(partial(cell_row, chosen.seed, chosen.simulations), items):
-            rows.append(row)
-            print(f"{len(rows)} of {len(items)}: {row}", file=sys.stderr, flush=True)
+        left = [item for item in items if item not in kept]
+        for row in pool.map(partial(cell_row, chosen.seed, chosen.simulations), left):
+            kept[row[0], row[1]] = row
+            print(f"{len(kept)} of {len(items)}: {row}", file=sys.stderr, flush=True)
+            if chosen.rows:
+                with chosen.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([chosen.simulations, chosen.seed, *row]) + "\n")
+        rows = [kept[item] for item in items]
         logs = list(pool.map(partial(log_row, chosen.seed), SIMULATIONS))
     told = tables([*rows, *logs], chosen.simulations)
     print(told)

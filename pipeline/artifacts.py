@@ -118,13 +118,15 @@ def latency_rows(sections: Sequence[Json]) -> list[Json]:
 
 def canary_markdown(document: Json, page: str | None) -> str:
     """Verdict, sides, criteria."""
-    from validation.canary.judge import describe_value
+    from validation.canary.describing import describe_interval, describe_value
 
     rows = []
     for item in document["criteria"]:
-        text = {name: describe_value(item[name], item["kind"]) for name in ("estimate", "low", "high", "margin")}
+        text = {name: describe_value(item[name], item["kind"]) for name in ("estimate", "margin")}
         row = {"criterion": item["name"], "verdict": item["verdict"], "measured": text["estimate"]}
-        rows.append({**row, "interval": f"{text['low']} to {text['high']}", "margin": text["margin"]})
+        rows.append(
+            {**row, "interval": "not measured" if item["note"] else describe_interval(item), "margin": text["margin"]}
+        )
     lines = [f"# Canary: {document['verdict']}", "", plain_text(document["reason"]), ""]
     lines += [f"- {side}: {plain_text(_side(document, side))}" for side in ("candidate", "baseline")]
     lines += [f"- page: `{page}`"] if page else []

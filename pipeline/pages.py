@@ -72,7 +72,7 @@ def drawn(document: Json) -> str:
         from validation.html import render
 
         return render(document)
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 

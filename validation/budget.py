@@ -10,6 +10,7 @@ from builders.errors import InputError
 from builders.types import Precision
 from validation.drift import Drift
 from validation.noise import Floor, Noise
+from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 
 Joint = Literal["export", "quantization", "engine", "task"]
@@ -28,7 +29,8 @@ class Budget:
     """Limits; None is not checked, though its value is still reported.
 
     max_abs, max_rel: at most (max_rel is relative to the output's peak).  sqnr_db, centered_sqnr_db (against the
-    output's variation over the samples), slice_sqnr_db (of the worst slice), cosine, argmax_agreement: at least.
+    output's variation over the samples), slice_sqnr_db (of the worst slice), quartile_sqnr_db (that three of four
+    golden samples have), cosine, argmax_agreement: at least.
     """
 
     max_abs: float | None = None
@@ -36,6 +38,7 @@ class Budget:
     sqnr_db: float | None = None
     centered_sqnr_db: float | None = None
     slice_sqnr_db: float | None = None
+    quartile_sqnr_db: float | None = None
     cosine: float | None = None
     argmax_agreement: float | None = None
 
@@ -63,16 +66,20 @@ class Budget:
 class Budgets:
     """The budget of each output in each kind of case. measured: where it follows from the model and not from a table.
 
-    notes: by output and kind, where a limit comes from.
+    notes: by output and kind, where a limit comes from.  decisions: of integers, what an honest kernel changes.
     """
 
     default: Budget
     measured: Mapping[tuple[str, str], Budget] = field(default_factory=dict)
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    decisions: Mapping[str, Decisions] = field(default_factory=dict)
 
-    def of(self, output: str, kind: str) -> Budget:
-        """The budget of an output in a kind of case."""
-        return self.measured.get((output, kind), self.default)
+    def of(self, output: str, kind: str, elements: int = 0) -> Budget:
+        """The budget of an output in a kind of case. elements: of integers, how many are compared."""
+        found = self.measured.get((output, kind), self.default)
+        if output not in self.decisions:
+            return found
+        return replace(found, argmax_agreement=self.decisions[output].limit(kind, elements))
 
     @property
     def tightest(self) -> Budget:
@@ -83,13 +90,20 @@ class Budgets:
     def override(self, limits: Mapping[str, float | None]) -> "Budgets":
         """What a spec says, everywhere, in the place of what is documented or measured.
 
-        Whoever gives `sqnr_db` speaks of all the energy of an error: nothing that was measured then holds, and its
-        share in slices and in the variation follows. Raises InputError as `Budget.override` does.
+        Whoever gives `sqnr_db` speaks of all the energy of an error: nothing of it that was measured then holds, and
+        its share in slices and in the variation follows. Raises InputError as `Budget.override` does.
         """
-        if "sqnr_db" not in limits:
-            measured = {key: budget.override(limits) for key, budget in self.measured.items()}
-            return Budgets(self.default.override(limits), measured, self.notes)
-        return Budgets(self.default.with_sqnr(limits["sqnr_db"]).override(limits))
+        decisions = {} if "argmax_agreement" in limits else self.decisions
+        default, measured = self.default, self.measured
+        if "sqnr_db" in limits:
+            default, measured = default.with_sqnr(limits["sqnr_db"]), {}
+        told = {(output, "golden") for output in decisions} | measured.keys()
+        return Budgets(
+            default.override(limits),
+            {key: budget.override(limits) for key, budget in measured.items()},
+            {key: note for key, note in self.notes.items() if key in told},
+            decisions,
+        )
 
 
 def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Honest | None = None) -> Budgets:
@@ -110,14 +124,22 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
             measured[key] = _with_slices(measured.get(key, default), drift)
         else:
             measured[key], notes[key] = _above_honest(joint, default, rounded, drift)
-    return Budgets(default, measured, notes)
+    if rounded == "fp32" or honest is None:
+        return Budgets(default, measured, notes)
+    if joint == "engine":
+        for output, sqnr_db in honest.most_samples.items():
+            key = output, "golden"
+            measured[key] = _with_quartile(measured.get(key, default), sqnr_db)
+    notes |= {(output, "golden"): str(decisions) for output, decisions in honest.decisions.items()}
+    return Budgets(default, measured, notes, honest.decisions)
 
 
 def strictest(joint: Joint, precision: Precision, noise: Noise | None) -> Budgets:
     """The limits of a model whose honest rounding is least: those of `budgets` are never above them."""
     found, rounded = budgets(joint, precision, noise), "fp32" if joint == "export" else precision
     if rounded != "fp32":
-        return Budgets(_above_honest(joint, found.default, rounded, EXACT)[0])
+        held = _above_honest(joint, found.default, rounded, EXACT)[0]
+        return Budgets(_with_quartile(held, math.inf) if joint == "engine" else held)
     measured = {key: _with_slices(budget, EXACT) for key, budget in found.measured.items()}
     return Budgets(_with_slices(found.default, EXACT), measured, found.notes)
 
@@ -140,9 +162,9 @@ def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, s
 
 
 def _above_honest(joint: Joint, default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
-    most, margin = MOST_DB - MARGIN_DB["fp32"], HONEST_DB if joint == "engine" else CAST_DB
-    sqnr_db = _least(min(drift.sqnr_db, most) - margin)
-    max_rel = min(max(drift.max_rel, 10 ** (-most / 20)) * EXTREME, 1.0)
+    margin = HONEST_DB if joint == "engine" else CAST_DB
+    sqnr_db = _held(drift.sqnr_db, margin)
+    max_rel = min(max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20)) * EXTREME, 1.0)
     times = "twice" if margin == HONEST_DB else "four times"
     note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
     if drift.sqnr_db < LEAST_DB:
@@ -155,8 +177,16 @@ def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Bud
     """Each slice is held to the SQNR of the whole, or to what `drift_checks` allows it by its own honest rounding."""
     if not drift.centered_sq:
         return replace(budget, slice_sqnr_db=budget.sqnr_db)
-    centered = _least(min(drift.centered_sqnr_db, MOST_DB - MARGIN_DB["fp32"]) - margin)
-    return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=centered)
+    return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=_held(drift.centered_sqnr_db, margin))
+
+
+def _with_quartile(budget: Budget, honest_db: float) -> Budget:
+    return replace(budget, quartile_sqnr_db=_held(honest_db, HONEST_DB))
+
+
+def _held(honest_db: float, margin: float) -> float:
+    """The limit that honest rounding gives: with a margin, and as if it were no less than float32's noise."""
+    return _least(min(honest_db, MOST_DB - MARGIN_DB["fp32"]) - margin)
 
 
 def _least(sqnr_db: float) -> float:

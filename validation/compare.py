@@ -104,7 +104,7 @@ def limited_checks(
 ) -> tuple[Check, ...]:
     """`case_checks` of a case by name and kind."""
     name, kind = case
-    return case_checks(joint, name, output, *pair, limits.budgets.of(output, kind))
+    return case_checks(joint, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 
 
 def _checks(

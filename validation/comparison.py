@@ -5,7 +5,7 @@ metric reports the edge where it is worst, and the others that break the limit a
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,12 +15,15 @@ from builders.types import Tensors
 from validation.budget import Budget, at_most, within
 from validation.constancy import Constancy
 from validation.drift import DECISIONS, Drift, measure
-from validation.golden import Case
+from validation.golden import Case, GoldenSet
 from validation.limits import Limits
 from validation.measured import Measured, Value, as_declared, of_edge, of_golden, still_share
 from validation.npz import Array
 from validation.report import Check
 from validation.tally import Spreads, samples_of
+
+# The checks whose lines say where limits come from.
+NOTED = ("sqnr_db", "agreement")
 
 
 @dataclass
@@ -98,25 +101,17 @@ class Comparison:
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.joint, "measured", "", "golden", 0.0, None, False, note)
 
-    def _measured(
-        self, output: Compared, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
-    ) -> Measured:
-        budget, honest = held
-        common = max(part.exponent for part in (drift, usual, honest) if part)
-        drift, still = drift.scaled(common), still_share(output.dtype)
-        usual, honest = (part and part.scaled(common) for part in (usual, honest))
-        return Measured(drift, budget, still, usual, honest, self.joint == "engine")
-
     def _golden(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
         if output.golden is None:
             return
-        found = self._measured(output, of_golden(output.golden), None, limits.at(name, "golden"))
+        held = limits.at(name, "golden", output.golden.count)
+        found = _measured(self.joint, output.dtype, of_golden(output.golden), None, held)
         varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
             yield Check(self.joint, "constant", name, "golden", None, None, False, note)
         for value in found.values():
-            note = limits.budgets.notes.get((name, "golden"), value.note) if value.name == "sqnr_db" else value.note
+            note = limits.budgets.notes.get((name, "golden"), value.note) if value.name in NOTED else value.note
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.joint, name, "golden", replace(value, note=note))
 
@@ -124,10 +119,50 @@ class Comparison:
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
-            for value in self._measured(output, drift, usual, limits.at(name, "edge")).values():
+            held = limits.at(name, "edge", drift.count)
+            for value in _measured(self.joint, output.dtype, drift, usual, held).values():
                 columns.setdefault(value.name, {})[case] = value
         for values in columns.values():
             yield _worst_edge(self.joint, name, values)
+
+
+def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
+    """By output, what the golden cases expect, without an error: what a case beside the golden set is judged by."""
+    found: dict[str, Drift] = {}
+    for case in golden.of_kind("golden"):
+        for name, value in case.expected.items():
+            drift = measure(value, value, samples=samples_of(case.inputs.values(), value))
+            found[name] = found[name].merge(drift) if name in found else drift
+    return {name: of_golden(drift) for name, drift in found.items()}
+
+
+def edge_checks(
+    joint: str,
+    case: tuple[str, Iterable[Array]],
+    output: str,
+    pair: tuple[Array, Array],
+    usual: Drift | None,
+    held: tuple[Budget, Drift | None],
+) -> tuple[Check, ...]:
+    """The checks of one output of a case beside the golden set, judged as an edge of it is. Raises ValueError when
+    shapes or kinds differ.
+
+    case: its name and inputs.  pair: expected and actual.  usual: of the golden cases.  held: as `Limits.at` gives it.
+    """
+    name, inputs = case
+    drift = of_edge(measure(*pair, also=DECISIONS, samples=samples_of(inputs, pair[0])), usual)
+    values = _measured(joint, pair[0].dtype, drift, usual, held).values()
+    return tuple(check_of(joint, output, name, value) for value in values)
+
+
+def _measured(
+    joint: str, dtype: np.dtype[Any], drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+) -> Measured:
+    budget, honest = held
+    common = max(part.exponent for part in (drift, usual, honest) if part)
+    drift, still = drift.scaled(common), still_share(dtype)
+    usual, honest = (part and part.scaled(common) for part in (usual, honest))
+    return Measured(drift, budget, still, usual, honest, joint == "engine")
 
 
 def _is_empty(drift: Drift) -> bool:
@@ -138,7 +173,7 @@ def _worst_edge(joint: str, output: str, values: Mapping[str, Value]) -> Check:
     """One metric at the edge where it is worst; the others that break the limit are named beside it."""
     worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
     others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
-    where = values[worst].note if values[worst].name in ("slice_sqnr_db", "centered_sqnr_db") else ""
+    where = values[worst].note if values[worst].name in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
     note = f"also {others}" if others else f"worst of {len(values)} edges"
     return check_of(
         joint, output, worst, replace(values[worst], note="; ".join(part for part in (where, note) if part))

@@ -14,8 +14,10 @@ Definitions (e expected, a actual, sums over all finite elements, float64 throug
 - centered_sqnr_db  10 log10(sum (e - m)^2 / sum (a - e)^2) = -10 log10(1 - R^2), m the mean of that feature over the
             samples: an offset, however large, is no signal
 - slice_sqnr_db     sqnr_db of the worst slice: of one index of one axis (`slices`)
+- quartile_sqnr_db  centered_sqnr_db that three of four samples have or more: the mean squared error of a sample against
+            the variation of all. A few samples with much greater errors do not hide what most have (`sample_errors`)
 
-The last two where `samples` says how many samples there are. On request, for what costs more: `rows` (decisions and
+The last three where `samples` says how many samples there are. On request, for what costs more: `rows` (decisions and
 distributions along the last axis) and `ulp` (distances in units in the last place), in modules of their own.
 
 Sums of squares of float64 that would overflow or underflow are taken in units of a power of two (`exponent`).
@@ -36,8 +38,10 @@ import numpy as np
 from validation.npz import Array
 from validation.passes import exponent_of, flat_parts, sampled_parts
 from validation.rows import Rows, measure_rows
+from validation.sample_errors import SampleErrors
 from validation.slice_limits import worst_slice
-from validation.slices import Slices, SliceSums
+from validation.slice_sums import SliceSums
+from validation.slices import Slices
 from validation.ulp import Ulps, measure_ulps
 
 Extra = Literal["argmax", "rows", "ulp"]
@@ -51,7 +55,8 @@ class Drift:
     """Sums and maxima over compared elements; `merge` of two parts is the drift of the whole.
 
     count: elements compared.  peak: max |e|.  abs_sum, error_sq, expected_sq, actual_sq, dot: sums.
-    centered_sq: sum of (e - m)^2, m the mean of that feature over the samples.  slices: where samples are known.
+    centered_sq: sum of (e - m)^2, m the mean of that feature over the samples.  slices, samples: where samples are
+    known.
     nonfinite: elements that are NaN or an infinity where none is expected.  infinite: equal infinities, left out.
     worst_index: where max_abs, or the first non-finite element, is.
     mismatches: unequal elements of an integer output; None for floating point.  rows, ulps: where they were asked for.
@@ -74,6 +79,7 @@ class Drift:
     rows: Rows | None = None
     ulps: Ulps | None = None
     slices: Slices | None = field(default=None, compare=False)
+    samples: SampleErrors | None = field(default=None, compare=False)
     exponent: int = 0
 
     @property
@@ -110,6 +116,19 @@ class Drift:
         """SQNR of the worst slice, as `worst_slice` judges it without a limit; +inf without any."""
         worst = worst_slice(self.slices, None) if self.slices else None
         return math.inf if worst is None else worst.sqnr_db
+
+    @property
+    def quartile_sqnr_db(self) -> float:
+        """SQNR against the variation over the samples that three of four have or more; +inf without an error."""
+        return self.sample_sqnr_db(-(-3 * self.samples.samples // 4)) if self.samples else math.inf
+
+    def sample_sqnr_db(self, rank: int) -> float:
+        """The SQNR against the variation over the samples that so many samples have or more."""
+        log2 = self.samples.log2_at(rank) if self.samples else -math.inf
+        if log2 == -math.inf:
+            return math.inf
+        mean = self.centered_sq / self.count if self.count else 0.0
+        return 10 * (math.log10(mean) + (2 * self.exponent - log2) * math.log10(2)) if mean else -math.inf
 
     @property
     def psnr_db(self) -> float:
@@ -167,6 +186,9 @@ class Drift:
             ulps=self.ulps.merge(other.ulps) if self.ulps and other.ulps else self.ulps or other.ulps,
             centered_sq=slices.centered_sq if slices else self.centered_sq + other.centered_sq,
             slices=slices,
+            samples=self.samples.merge(other.samples)
+            if self.samples and other.samples
+            else self.samples or other.samples,
             exponent=self.exponent,
         )
 
@@ -197,10 +219,12 @@ def measure(
             total = total.merge(Drift(**part))
     else:
         sums = SliceSums(expected.shape, samples)
-        for part in sampled_parts(expected, actual, exponent, threads, sums):
+        energies = np.zeros(sums.samples)
+        for part in sampled_parts(expected, actual, exponent, threads, sums, energies):
             total = total.merge(Drift(**part))
         slices = sums.slices()
-        total = replace(total, slices=slices, centered_sq=slices.centered_sq)
+        errors = SampleErrors.of(energies * (sums.samples / max(expected.size, 1)), exponent)
+        total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
     if exact:
         return total
     wanted = "rows" in also or "argmax" in also

@@ -27,9 +27,10 @@ class Limits:
             return given
         return cls(Budgets(given) if isinstance(given, Budget) else given)
 
-    def at(self, output: str, kind: str) -> tuple[Budget, Drift | None]:
-        """The budget of an output in a kind of case, and the drift that an honest kernel adds there, where known."""
-        return self.budgets.of(output, kind), self.honest.get((output, kind))
+    def at(self, output: str, kind: str, elements: int) -> tuple[Budget, Drift | None]:
+        """The budget of an output of so many elements in a kind of case, and the drift that an honest kernel adds
+        there, where known."""
+        return self.budgets.of(output, kind, elements), self.honest.get((output, kind))
 
 
 @dataclass

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from validation.budget import Budget
+from validation.budget import LEAST_DB, Budget
 from validation.drift import Drift
 from validation.npz import Array
 from validation.slice_limits import FEWEST, worst_slice
 from validation.slices import Slices
 
 STILL = 8.0
+_FEW = "too few samples to judge"
+_WORST = "as the worst golden sample"
 # The same, for an answer that does not vary at all.
 MOVES = 2.0
 
@@ -72,6 +74,30 @@ class Measured:
         usual = _mean(self.usual.centered_sq, self.usual) * self.drift.count if self.usual else 0.0
         return max(self.drift.centered_sq, usual)
 
+    @property
+    def _sized(self) -> Drift:
+        """The drift with no less energy and no lower a peak than the golden cases have: an edge may hold one sample."""
+        if self.usual is None:
+            return self.drift
+        energy = _mean(self.usual.expected_sq, self.usual) * self.drift.count
+        return replace(
+            self.drift,
+            expected_sq=max(self.drift.expected_sq, energy),
+            peak=max(self.drift.peak, self.usual.peak),
+        )
+
+    def _of_worst(self, limit: float | None, energy: float) -> float | None:
+        """The limit of an edge of a graph, which is a few golden samples: no more than the worst of those has, of so
+        much energy. An engine's edges are there to show what its other kernels do: they keep the limit."""
+        errors = self.usual.samples if self.usual and not self.rounded else None
+        if limit is None or errors is None or not energy:
+            return limit
+        worst = errors.log2_at(errors.samples) - 2 * self.drift.exponent
+        if not math.isfinite(worst):
+            return limit
+        sqnr_db = 10 * math.log10(energy / self.drift.count) - 10 * math.log10(2) * worst
+        return min(limit, max(math.floor(10 * sqnr_db) / 10, LEAST_DB))
+
     def values(self) -> Iterator[Value]:
         """Every metric in order. Non-finite elements always have the limit 0."""
         drift, budget = self.drift, self.budget
@@ -86,6 +112,13 @@ class Measured:
                 yield from self._centered(least)
             elif name == "slice_sqnr_db":
                 yield from self._slice(least)
+            elif name == "quartile_sqnr_db":
+                yield from self._quartile(least)
+            elif name == "sqnr_db":
+                held = self._of_worst(least, self._sized.expected_sq)
+                yield Value(name, held, self._sized.sqnr_db, "" if held == least else _WORST)
+            elif name == "max_rel":
+                yield Value(name, least, self._sized.max_rel)
             else:
                 yield Value(name, least, getattr(drift, name), _where(drift) if name == "max_abs" else "")
 
@@ -97,9 +130,21 @@ class Measured:
             yield Value("centered_sqnr_db", None, None, "the expected output does not vary over the samples")
             return
         value = math.inf if not drift.error_sq else 10 * math.log10(self._variation / drift.error_sq)
-        few = drift.slices.freedom < FEWEST and self.usual is None
+        limit, before = self._of_worst(limit, self._variation), limit
         note = "of one sample: within the output" if drift.slices.samples == 1 and self.usual is None else ""
-        yield Value("centered_sqnr_db", None if few else limit, value, "too few samples to judge" if few else note)
+        note = note if limit == before else _WORST
+        yield Value("centered_sqnr_db", None if self._few else limit, value, _FEW if self._few else note)
+
+    def _quartile(self, limit: float | None) -> Iterator[Value]:
+        """Of the golden set alone: an edge is a few of its samples, tiled."""
+        if self.drift.samples is not None and self.drift.count and self.varies:
+            value = self.drift.quartile_sqnr_db
+            yield Value("quartile_sqnr_db", None if self._few else limit, value, _FEW if self._few else "")
+
+    @property
+    def _few(self) -> bool:
+        slices = self.drift.slices
+        return slices is not None and slices.freedom < FEWEST and self.usual is None
 
     def _slice(self, limit: float | None) -> Iterator[Value]:
         if self.drift.slices is None:
@@ -128,7 +173,7 @@ def of_edge(drift: Drift, usual: Drift | None) -> Drift:
     if drift.slices is None:
         return drift
     found = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()
-    return with_slices(drift, found.without_means())
+    return replace(with_slices(drift, found.without_means()), samples=None)
 
 
 def with_slices(drift: Drift, slices: Slices) -> Drift:

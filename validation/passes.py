@@ -14,7 +14,7 @@ import numpy as np
 
 from validation.npz import Array
 from validation.pairs import Block, blocks_of, pairs_of
-from validation.slices import FeatureSums, SliceSums
+from validation.slice_sums import FeatureSums, SliceSums
 
 # Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
 PIECE = 1 << 13
@@ -77,26 +77,31 @@ def _strided(expected: Array, actual: Array, exponent: int) -> Iterator[Part]:
         start += len(e)
 
 
-def sampled_parts(expected: Array, actual: Array, exponent: int, threads: int, into: SliceSums) -> Iterator[Part]:
-    """The sums of blocks of features over all samples, and `into` those of the slices."""
+def sampled_parts(
+    expected: Array, actual: Array, exponent: int, threads: int, into: SliceSums, energies: Array
+) -> Iterator[Part]:
+    """The sums of blocks of features over all samples, `into` those of the slices, and into `energies` each sample's
+    squared error."""
     e, a = (expected, actual) if into.batched else (expected[None], actual[None])
     whole_rows = math.prod(into.shape) <= CHUNK
     blocks = blocks_of(into.shape, CHUNK if whole_rows else BLOCK) if e.size else []
     rows = len(e) if len(blocks) > 1 else max(1, SPAN // max(math.prod(into.shape), 1))
     tasks = [(block, start) for block in blocks for start in range(0, len(e), rows)]
 
-    def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums]:
+    def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums, Array]:
         block, start = task
         shift = _first(np.asarray(e[0][block]), exponent)
         features = FeatureSums(shift.reshape(-1), len(e))
-        tally, step = Tally(exponent, features), max(1, CHUNK // max(shift.size, 1))
+        tally, step = Tally(exponent, features, shift.size), max(1, CHUNK // max(shift.size, 1))
         for at in range(start, min(start + rows, len(e)), step):
             index = (slice(at, min(at + step, start + rows)), *block)
             tally.take(e[index].reshape(-1), a[index].reshape(-1))
-        return block, tally.part(lambda place: _place(place, start, block, shift.shape, into.batched)), features
+        part = tally.part(lambda place: _place(place, start, block, shift.shape, into.batched))
+        return block, part, features, np.concatenate(tally.energies)
 
     whole: FeatureSums | None = None
-    for (_, start), (block, part, features) in zip(tasks, _in_threads(measure, tasks, threads), strict=True):
+    for (_, start), (block, part, features, errors) in zip(tasks, _in_threads(measure, tasks, threads), strict=True):
+        energies[start : start + rows] += errors
         if whole is None:
             whole = features
         else:
@@ -138,11 +143,12 @@ def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int) -> Ite
 class Tally:
     """Running sums of the chunks that are taken, in units of 2^exponent; its two buffers hold a chunk in float64.
 
-    features: takes the chunks too, whole rows each.
+    features: takes the chunks too, whole rows of `width` each, of which `energies` are the squared errors.
     """
 
-    def __init__(self, exponent: int, features: FeatureSums | None = None) -> None:
-        self._exponent, self._features = exponent, features
+    def __init__(self, exponent: int, features: FeatureSums | None = None, width: int = 1) -> None:
+        self._exponent, self._features, self._width = exponent, features, width
+        self.energies: list[Array] = []
         self._buffers = np.empty((2, 0))
         self.taken = self.count = self.nonfinite = self.infinite = 0
         self.max_abs, self.peak, self.worst = -1.0, 0.0, None  # type: float, float, int | None
@@ -170,6 +176,8 @@ class Tally:
         if not math.isfinite(error_sq + expected_sq + actual_sq):
             return False
         if self._features is not None:
+            rows = error.reshape(-1, self._width)
+            self.energies.append(np.einsum("ij,ij->i", rows, rows))
             self._features.add(wide, error)
         np.absolute(error, out=error)
         found = float(np.add.reduce(error)), error_sq, expected_sq, actual_sq, dot
@@ -198,6 +206,7 @@ class Tally:
         wrong = np.flatnonzero(~finite & (e != a))
         if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
             self.sums = [math.inf] * 5  # finite, but their squares are not
+            self.energies.append(np.full(len(e) // self._width, math.inf))
         masked = len(e) - int(finite.sum())
         self.count -= masked
         if len(wrong) and not self.nonfinite:

@@ -13,6 +13,7 @@ much it varies within itself.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,20 +22,19 @@ from validation.pairs import Block, blocks_of
 
 # Elements that are looked at together.
 CHUNK = 1 << 15
-# Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
-FOLD = 512
 
 
 @dataclass(frozen=True, eq=False)
 class AxisSums:
     """Sums over the slices of one axis, an entry for each of its indices, float64.
 
-    expected_sq: of e^2.  centered_sq: of (e - m)^2.  error_sq: of (a - e)^2.  count: elements.
+    expected_sq: of e^2.  centered_sq: of (e - m)^2.  error_sq: of (a - e)^2.  magnitude: of |e|.  count: elements.
     """
 
     expected_sq: Array
     centered_sq: Array
     error_sq: Array
+    magnitude: Array
     count: Array
 
     def merge(self, other: "AxisSums") -> "AxisSums":
@@ -45,7 +45,8 @@ class AxisSums:
 
     def scaled(self, factor: float) -> "AxisSums":
         """With other units of energy."""
-        return AxisSums(self.expected_sq * factor, self.centered_sq * factor, self.error_sq * factor, self.count)
+        energies = self.expected_sq * factor, self.centered_sq * factor, self.error_sq * factor
+        return AxisSums(*energies, self.magnitude * math.sqrt(factor), self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class Slices:
 
     mean: m of each feature, of the output's rank, with 1 for each axis that was averaged over (the batch, and axes
     whose sizes differed); None after `without_means`.  weight: elements behind each entry of `mean`.
+    reach: of each feature the greatest -e and the greatest e, as an array of (2, *mean.shape); None where `mean` is.
     """
 
     axes: Mapping[int, AxisSums]
@@ -61,6 +63,7 @@ class Slices:
     samples: int
     mean: Array | None
     weight: float
+    reach: Array | None = None
 
     @property
     def freedom(self) -> float:
@@ -95,7 +98,8 @@ class Slices:
             both = self.axes[axis].merge(other.axes[axis])
             axes[axis] = replace(both, centered_sq=both.centered_sq + extra.over(axis, len(both.count))[0])
         total = self.centered_sq + other.centered_sq + float(extra.total[0])
-        return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight)
+        reach = None if self.reach is None or other.reach is None else np.maximum(self.reach, other.reach)
+        return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
 
     def pooled(self, over: Sequence[int]) -> "Slices":
         """With means that are taken over some axes too."""
@@ -103,7 +107,10 @@ class Slices:
             return self
         mean = self.mean.mean(axis=tuple(over), keepdims=True)
         weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
-        return replace(self._varied(np.square(self.mean - mean) * self.weight), mean=mean, weight=weight)
+        after = tuple(axis + 1 for axis in over)
+        reach = None if self.reach is None else self.reach.max(axis=after, keepdims=True, initial=-np.inf)
+        varied = self._varied(np.square(self.mean - mean) * self.weight)
+        return replace(varied, mean=mean, weight=weight, reach=reach)
 
     def _varied(self, energy: Array) -> "Slices":
         """With more variation: energy for each feature."""
@@ -121,7 +128,7 @@ class Slices:
             return self
         rest = tuple(range(self.mean.ndim - 1))
         alone = math.prod(self.mean.shape[axis] for axis in rest) <= 1
-        return self.pooled(tuple(range(self.mean.ndim)) if alone else rest)
+        return replace(self.pooled(tuple(range(self.mean.ndim)) if alone else rest), reach=self.reach)
 
     def about(self, usual: "Slices") -> "Slices":
         """Centred on the means of another part: on those of the golden set, for a case of few samples."""
@@ -136,100 +143,29 @@ class Slices:
 
     def without_means(self) -> "Slices":
         """To keep: a few numbers for each index, however many features there are."""
-        return replace(self, mean=None)
+        return replace(self, mean=None, reach=None)
+
+    @cached_property
+    def centered_peaks(self) -> Mapping[int, Array]:
+        """By axis the greatest (e - m)^2 of each slice; none without means.
+
+        Of an axis that was averaged over, the greatest of all is that of each of its slices.
+        """
+        if self.mean is None or self.reach is None:
+            return {}
+        away = np.square(np.maximum(np.maximum(self.reach[0] + self.mean, self.reach[1] - self.mean), 0.0))
+        found = {}
+        for axis, sums in self.axes.items():
+            rest = tuple(at for at in range(away.ndim) if at != axis)
+            found[axis] = np.broadcast_to(away.max(axis=rest, initial=0.0), len(sums.count))
+        return found
 
     def scaled(self, factor: float) -> "Slices":
         """With other units: elements times `factor`, a power of two."""
         axes = {axis: sums.scaled(factor * factor) for axis, sums in self.axes.items()}
         mean = None if self.mean is None else self.mean * factor
-        return replace(self, axes=axes, centered_sq=self.centered_sq * factor * factor, mean=mean)
-
-
-class FeatureSums:
-    """Running sums over the rows of a block, for each of its features: of d, d^2 and (a - e)^2 with d = e - shift.
-
-    shift: the first sample, flat.  rows: samples in all.
-    """
-
-    def __init__(self, shift: Array, rows: int) -> None:
-        self._width, self._rows = shift.size, rows
-        fold = max(1, min(FOLD // max(shift.size, 1), rows))
-        self._shift = np.tile(shift, fold) if fold > 1 else shift
-        self._sums = np.zeros((3, len(self._shift)))
-
-    def add(self, wide: Array, error: Array) -> None:
-        """Take whole rows, flat and in float64; `wide` is overwritten."""
-        whole = len(wide) // len(self._shift) * len(self._shift)
-        for part in (slice(0, whole), slice(whole, len(wide))):
-            if part.start < part.stop:
-                self._add(wide[part], error[part])
-
-    def _add(self, wide: Array, error: Array) -> None:
-        length = min(len(wide), len(self._shift))
-        d, off, total = wide.reshape(-1, length), error.reshape(-1, length), self._sums[:, :length]
-        total[2] += np.einsum("ij,ij->j", off, off)
-        if self._rows > 1:
-            np.subtract(d, self._shift[:length], out=d)
-            total[0] += np.add.reduce(d, axis=0)
-            total[1] += np.einsum("ij,ij->j", d, d)
-
-    def merge(self, other: "FeatureSums") -> None:
-        """Take what was added to another with the same shift."""
-        self._sums = self._folded() + other._folded()
-        self._shift = self._shift[: self._width]
-
-    def _folded(self) -> Array:
-        found = self._sums
-        if found.shape[1] > self._width:
-            found = found.reshape(3, -1, self._width).sum(axis=1)
-        return np.asarray(found)
-
-    def finish(self) -> tuple[Array, Array]:
-        """Per feature the mean, and the sums of e^2, of (e - m)^2 and of (a - e)^2 as an array of (3, features)."""
-        shift, sums = self._shift[: self._width], self._folded()
-        if self._rows == 1:
-            np.square(shift, out=sums[0])
-            return shift, sums
-        total, square = sums[:2]
-        mean = total / self._rows
-        centered_sq = square - total * mean
-        np.maximum(centered_sq, 0.0, out=centered_sq)
-        mean += shift
-        # sum e^2 = sum (e - m)^2 + n m^2
-        np.multiply(mean, mean, out=total)
-        total *= self._rows
-        total += centered_sq
-        square[...] = centered_sq
-        return mean, sums
-
-
-class SliceSums:
-    """The slices of an output that comes in blocks. samples: its entries along axis 0, else the whole is one sample."""
-
-    def __init__(self, shape: Sequence[int], samples: int) -> None:
-        self.batched = bool(shape) and samples == shape[0]
-        self.shape = tuple(shape[1:] if self.batched else shape)
-        self.samples = samples if self.batched else 1
-        self._mean = np.zeros(self.shape)
-        self._energies = Marginals(self.shape, 3)
-
-    def add(self, block: Block, sums: FeatureSums) -> None:
-        """Take a block of features with all its rows."""
-        mean, energies = sums.finish()
-        shape = np.shape(self._mean[block])
-        self._mean[block] = mean.reshape(shape)
-        self._energies.add(block, energies.reshape(3, *shape))
-
-    def slices(self) -> Slices:
-        """What was added."""
-        axes = {}
-        for axis, size in enumerate(self.shape):
-            others = self.samples * self._mean.size // max(size, 1)
-            expected_sq, centered_sq, error_sq = self._energies.over(axis, size)
-            count = np.full(size, float(others))
-            axes[axis + self.batched] = AxisSums(expected_sq, centered_sq, error_sq, count)
-        mean = self._mean[None] if self.batched else self._mean
-        return Slices(axes, float(self._energies.total[1]), self.samples, mean, float(self.samples))
+        reach = None if self.reach is None else self.reach * factor
+        return replace(self, axes=axes, centered_sq=self.centered_sq * factor * factor, mean=mean, reach=reach)
 
 
 class Marginals:

@@ -222,17 +222,11 @@ def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
 
 
 def _show(written: "Written") -> None:
-    from validation.canary.judge import describe_value
+    from validation.canary.describing import describe_measured
 
     echo(f"{written.verdict}: {written.report['reason']}")
     for item in written.report["criteria"]:
-        told = item["note"] or (
-            f"{describe_value(item['estimate'], item['kind'])} "
-            f"({describe_value(item['low'], item['kind'])} to {describe_value(item['high'], item['kind'])}), "
-            f"margin {describe_value(item['margin'], item['kind'])}; "
-            f"could have shown {describe_value(item['detectable'], item['kind'])}"
-        )
-        echo(f"  {item['verdict']:<12} {item['name']}: {told}")
+        echo(f"  {item['verdict']:<12} {item['name']}: {describe_measured(item)}")
     for note in written.report["notes"]:
         say(f"note: {note}")
     echo(f"report: {written.json}\npage:   {written.page}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from builders.types import BuildRequest, Precision
 from pipeline.jobs.blobs import dims_from, fetch, golden_set, runnable, tensors_from
 from pipeline.jobs.engines import engine_session
+from pipeline.jobs.limits import engine_limits
 from pipeline.registry.store import open_store
 from pipeline.values import Json
 
@@ -35,12 +36,12 @@ def fuzz_engine(
     import shlex
 
     from builders.onnxruntime import OrtSession
-    from validation.budget import budgets, default_budget
+    from validation.budget import default_budget
+    from validation.comparison import golden_drifts
     from validation.fuzz.cases import draw, histogram_from_json, parse_only
     from validation.fuzz.groups import Groups
     from validation.fuzz.outcome import Pair
     from validation.fuzz.run import fuzz
-    from validation.limits import StagedLimits
 
     place = open_store(store)
     wanted = BuildRequest.from_json(request)
@@ -50,15 +51,15 @@ def fuzz_engine(
     drawn = draw(dims, asked["seed"], asked["count"], histogram, _values(wanted.precision))
     cases = [parse_only(asked["only"], dims)] if asked["only"] else drawn
     source = fetch(place, wanted.model, workdir / "graph.onnx")
-    budget = budgets("engine", wanted.precision, frozen.noise).override(limits)
+    graph = runnable(source, wanted.precision)
     documented = default_budget("engine", wanted.precision).override(limits)
     with (
-        OrtSession(runnable(source, wanted.precision), optimized=False) as expected,
+        OrtSession(graph, optimized=False) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
-        pair = Pair(
-            expected, actual, wanted.precision, StagedLimits.of(budget), documented, _exact(source, wanted.precision)
-        )
+        exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)
+        held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
+        pair = Pair(expected, actual, wanted.precision, held, documented, exact, usual)
         found = fuzz(cases, specs, dims, Groups(frozen), pair, asked["seed"])
     return found.to_json(lambda case: shlex.join([*asked["command"], "--only", str(case)]))
 

@@ -40,13 +40,13 @@ def engine_limits(
     def measured() -> "Iterator[Limits]":
         backend = backends.configure(request.backend, dict(request.options))
         blocks = request.precision == "int4" and backends.rounds_activations(backend)
-        honest = honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks)
-        found = budgets("engine", request.precision, golden.noise, honest).override(limits)
-        yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+        for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
+            found = budgets("engine", request.precision, golden.noise, honest).override(limits)
+            yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
 
     looser = measured()
     if limits:
-        return StagedLimits(next(looser))
+        return StagedLimits(next(looser), looser)
     return StagedLimits(
         Limits(_noted(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
     )
@@ -70,7 +70,7 @@ def graph_limits(
         found = budgets("quantization", precision, golden.noise).override(limits)
         return Limits(_noted(found, reference, "" if metric or "sqnr_db" in limits else WEAK))
     half: Precision | None = None if precision == "fp32" else precision
-    honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
+    *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
     found = budgets("quantization", precision, golden.noise, honest).override(limits)
     return Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
 

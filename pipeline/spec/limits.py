@@ -45,6 +45,7 @@ class LimitValues(Part):
     sqnr_db: float | None = None
     centered_sqnr_db: float | None = None
     slice_sqnr_db: float | None = None
+    quartile_sqnr_db: float | None = None
     cosine: float | None = Field(None, ge=-1, le=1)
     argmax_agreement: float | None = Field(None, ge=0, le=1)
 

@@ -123,10 +123,10 @@ class BuiltEngine:
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
         return self.bench._attribution(attribute_engine(*place, {}, None, sizes, self.bench.room()))
 
-    def fuzzed(self, cases: int = 6, seed: int = 0) -> dict[str, Any]:
+    def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> dict[str, Any]:
         """The report of `enginery fuzz`."""
         model = {"inputs": [asdict(i) for i in self.bench.inputs], "dims": [asdict(d) for d in self.bench.dims]}
-        asked = {"seed": seed, "count": cases, "histogram": None, "only": None, "command": []}
+        asked = {"seed": seed, "count": cases, "histogram": None, "only": only, "command": []}
         place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
         return fuzz_engine(*place, model, {}, asked, self.bench.room())
 

@@ -53,9 +53,9 @@ def caught(checks: Sequence[Check], meant: str, place: str | Callable[[Check], s
 
 
 def _implied(names: Collection[str]) -> set[str]:
-    """What is off where all the energy is: slices, and what varies."""
+    """What is off where all the energy is: slices, what varies, and most samples."""
     joints = [name.partition(" ")[0] for name in names if name.endswith(" sqnr_db")]
-    return {f"{joint} {part}_sqnr_db" for joint in joints for part in ("centered", "slice")}
+    return {f"{joint} {part}_sqnr_db" for joint in joints for part in ("centered", "slice", "quartile")}
 
 
 def blamed(found: Attribution) -> str:

@@ -18,7 +18,7 @@ from tests.validation.attribution.planted import copy_of, weight, with_names, wi
 
 WIDTH = 8
 SPECS = (TensorSpec("x", "float32", ("batch", WIDTH)),)
-SLICE, CONSTANT = "engine slice_sqnr_db", "engine constant"
+SLICE, CONSTANT, QUARTILE = "engine slice_sqnr_db", "engine constant", "engine quartile_sqnr_db"
 Change = Callable[[ModelProto], ModelProto]
 
 
@@ -128,7 +128,7 @@ SCORES = "node Concat_y"
 FAR = frozenset({"engine sqnr_db", "engine max_rel"})
 FAULTS = (
     Fault("fp16: logits of 288, whatever comes in", engine(offset_net, silent, "fp16", CONSTANT), CONSTANT, WHOLE,
-          frozenset({"engine centered_sqnr_db", "engine max_rel", SLICE})),
+          frozenset({"engine centered_sqnr_db", "engine max_rel", SLICE, QUARTILE})),
     Fault("int8: logits of 288, whatever comes in", engine(offset_net, silent, "int8", CONSTANT), CONSTANT,
           WHOLE, FAR),
     Fault("bf16: a signal below its steps", rounded_away, "quantization centered_sqnr_db", "the graph",
@@ -138,7 +138,7 @@ FAULTS = (
     Fault("fp16: scores beside boxes, 2 % off", engine(detector, lambda m: after_scores(m, 1.02), "fp16", SLICE), SLICE,
           SCORES),
     Fault("int8: scores beside boxes, 2 % off", engine(detector, lambda m: after_scores(m, 1.02), "int8", SLICE), SLICE,
-          "node Concat_y"),
+          "node Concat_y", frozenset({QUARTILE})),
     Fault("a model that draws its answer", drawn, "export repeats", "the model",
           FAR | {"export sqnr_db", "export max_rel", "engine repeats", "engine calls repeated"}),
     Fault("a bias that is infinite", infinite, "export measured", "the model", frozenset({"engine measured"})),

@@ -23,13 +23,14 @@ def noisy(shape, seed, offset=0.0, dtype=np.float64):
 
 
 def plain(expected, actual):
-    """Per axis the sums of e^2, (e - m)^2, (a - e)^2, in longdouble; axis 0 is the batch's."""
+    """Per axis the sums of e^2, (e - m)^2, (a - e)^2, |e|, in longdouble, and the greatest (e - m)^2; axis 0 is the
+    batch's."""
     e, a = expected.astype(np.longdouble), actual.astype(np.longdouble)
-    found = {}
+    away, found = (e - e.mean(axis=0)) ** 2, {}
     for axis in range(1, e.ndim):
         rest = tuple(at for at in range(e.ndim) if at != axis)
-        found[axis] = [part.sum(axis=rest) for part in (e * e, (e - e.mean(axis=0)) ** 2, (a - e) ** 2)]
-    return found, ((e - e.mean(axis=0)) ** 2).sum()
+        found[axis] = [part.sum(axis=rest) for part in (e * e, away, (a - e) ** 2, np.abs(e))], away.max(axis=rest)
+    return found, away.sum()
 
 
 def assert_same(slices: Slices, expected, actual, rel=1e-9):
@@ -37,8 +38,10 @@ def assert_same(slices: Slices, expected, actual, rel=1e-9):
     scale = float((expected.astype(np.longdouble) ** 2).sum())
     assert slices.centered_sq == pytest.approx(float(centered_sq), rel=rel, abs=1e-13 * scale)
     assert slices.axes.keys() == axes.keys()
-    for axis, (expected_sq, centered, error_sq) in axes.items():
+    for axis, ((expected_sq, centered, error_sq, magnitude), peak) in axes.items():
         found = slices.axes[axis]
+        assert found.magnitude == pytest.approx(magnitude.astype(float), rel=rel)
+        assert slices.centered_peaks[axis] == pytest.approx(peak.astype(float), rel=rel, abs=1e-13 * scale)
         assert found.expected_sq == pytest.approx(expected_sq.astype(float), rel=rel)
         assert found.centered_sq == pytest.approx(centered.astype(float), rel=rel, abs=1e-13 * scale)
         assert found.error_sq == pytest.approx(error_sq.astype(float), rel=rel)
@@ -137,7 +140,7 @@ def test_squares_that_float64_cannot_hold(power):
     unit = 2.0 ** round(power / np.log10(2))
     near = measure(expected, actual, samples=20)
     far = measure(expected * unit, actual * unit, samples=20)
-    for name in ("sqnr_db", "psnr_db", "centered_sqnr_db", "slice_sqnr_db", "cosine", "max_rel"):
+    for name in ("sqnr_db", "psnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db", "cosine", "max_rel"):
         assert getattr(far, name) == pytest.approx(getattr(near, name), rel=1e-12), name
     assert far.rmse == pytest.approx(near.rmse * unit) and far.mean_abs == pytest.approx(near.mean_abs * unit)
     merged = far.merge(measure(np.zeros((4, 4)), np.zeros((4, 4)), samples=4))

@@ -1,12 +1,14 @@
 """The calls that every engine is proven with beside its golden set, within a budget of time (`allowance`)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from builders.types import Dim, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.calls.pool import pool_of
 from validation.calls.repeated import Repeats
 from validation.calls.sizes import size_checks
+from validation.comparison import golden_drifts
 from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
 from validation.golden import GoldenSet
@@ -29,8 +31,8 @@ def call_checks(
     """
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
-    if sizes:
-        yield from size_checks(pair, shapes, groups, seed, allowance)
+    if sizes and dims:
+        yield from size_checks(replace(pair, usual=golden_drifts(golden)), shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = Repeats(pair.candidate, pair.limits, bits)
     began = allowance.clock()

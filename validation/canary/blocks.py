@@ -9,6 +9,7 @@ keeps the bootstrap quick and still gives the standard error to 4 %.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def politis_white(series: np.ndarray) -> float:
     if count < 16 or variance <= 0.0:
         return 1.0
     most = math.ceil(math.sqrt(count)) + 5
-    covariance = autocovariance(centred)[: min(2 * most, count)]
+    covariance = autocovariance(centred, 2 * most - 1)
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     reach = min(2 * _first_quiet(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))), most)
     if reach == 0:
@@ -45,12 +46,16 @@ def politis_white(series: np.ndarray) -> float:
     return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
 
 
-def autocovariance(centred: np.ndarray) -> np.ndarray:
-    """Autocovariances of a series less its mean, by lag."""
+def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
+    """Autocovariances of a series less its mean, at lags 0 to `lags`."""
     count = len(centred)
-    size = 1 << (2 * count - 1).bit_length()
+    power = 1 << (count + lags).bit_length()
+    # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
+    size = next(
+        part * power // 16 for part in (8, 9, 10, 12, 15, 16) if part * power // 16 >= min(count + lags + 1, power)
+    )
     spectrum = np.fft.rfft(centred, size)
-    return np.fft.irfft(spectrum * spectrum.conj(), size)[:count] / count
+    return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
 
 
 def _first_quiet(quiet: np.ndarray, run: int) -> int:
@@ -63,11 +68,17 @@ def _first_quiet(quiet: np.ndarray, run: int) -> int:
     return int(np.flatnonzero(~quiet)[-1]) + 1 if (~quiet).any() else 0
 
 
-def drawn(blocks: int, replicates: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each block comes up in each bootstrap replicate: shape (replicates, blocks)."""
-    picks = rng.integers(blocks, size=(replicates, blocks), dtype=np.int32)
-    picks += np.arange(replicates, dtype=np.int32)[:, None] * np.int32(blocks)
-    return np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
+@lru_cache(maxsize=8)
+def drawn(blocks: int, replicates: int, seed: int, side: int = 0) -> np.ndarray:
+    """How often each block comes up in each bootstrap replicate: shape (replicates, blocks), not to be written to.
+
+    All quantiles, of a verdict and of its page, share what is drawn for one side.
+    """
+    picks = np.random.default_rng((seed, side)).integers(blocks, size=(replicates, blocks))
+    picks += np.arange(replicates)[:, None] * blocks
+    found = np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
+    found.setflags(write=False)
+    return found
 
 
 def quantile_replicates(
@@ -76,7 +87,7 @@ def quantile_replicates(
     """Bootstrap replicates of quantiles: shape (replicates, probabilities). Requests behind the last whole block do not
     count.
 
-    No replicate is sorted. A block's count of values up to each of some 200 order statistics, dense around the
+    No replicate is sorted. A block's count of values up to each of some 100 order statistics, dense around the
     quantile, is taken once; a replicate's distribution function there is one row of a matrix product.
     """
     blocks = drawn_blocks.shape[1]
@@ -95,7 +106,7 @@ def quantile_replicates(
 
 
 def _ranks(count: int, probability: float) -> np.ndarray:
-    """Some 200 ranks of order statistics: every one near the quantile, sparse far from it, both ends included."""
+    """Some 100 ranks of order statistics: every one near the quantile, sparse far from it, both ends included."""
     centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
     steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
     return np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))

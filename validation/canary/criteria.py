@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from builders.plural import pluralize
 from validation.canary.blocks import LEAST_BLOCKS
 from validation.canary.distributions import NORMAL, t_quantile
 from validation.canary.evidence import Array, Evidence
 from validation.canary.memory import LEAST_INDEPENDENT
 from validation.canary.rates import POWER
-from validation.canary.slowdown import Effect, answered, quantile_effects, rank_bounds
+from validation.canary.slowdown import Effect, answered, quantile_effects, quantile_of, rank_bounds
 from validation.canary.thresholds import Thresholds, probability
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
@@ -24,7 +25,7 @@ VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INSUFFICIENT")
 REPLICATES = 1000
 # The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
 # remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
-_CALIBRATED = 0.9
+CALIBRATED = 0.9
 # The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
 _RANKS = 0.9
 # Below this many requests beyond it a quantile is hardly more than the greatest value seen.
@@ -78,7 +79,7 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def latency_criteria(
-    evidence: Evidence, thresholds: Thresholds, levels: Levels, rng: np.random.Generator, replicates: int = REPLICATES
+    evidence: Evidence, thresholds: Thresholds, levels: Levels, seed: int, replicates: int = REPLICATES
 ) -> list[Criterion]:
     """Non-inferiority of each latency quantile, by the bootstrap of the logarithm of their ratio.
 
@@ -86,7 +87,7 @@ def latency_criteria(
     """
     sides = answered(evidence)
     effects = quantile_effects(
-        sides, [probability(name) for name in thresholds.latency], evidence.paired, rng, replicates
+        sides, [probability(name) for name in thresholds.latency], evidence.paired, seed, replicates
     )
     return [
         _latency(name, margin, effect, levels, sides)
@@ -98,7 +99,7 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
     if note := _unknown(name, effect):
         return Criterion(f"latency {name}", "latency", margin, "INSUFFICIENT", requests=effect.requests, note=note)
     limit = math.log1p(margin)
-    levels_kept = (_CALIBRATED * level for level in (levels.passing, levels.failing))
+    levels_kept = (CALIBRATED * level for level in (levels.passing, levels.failing))
     z_pass, z_fail = (t_quantile(1.0 - level, effect.freedom) for level in levels_kept)
     error = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1))
     least, most = rank_bounds(
@@ -106,6 +107,7 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
     )
     low, high = min(least, effect.log_ratio - z_fail * error), max(most, effect.log_ratio + z_pass * error)
     provable = high - effect.log_ratio + Z_POWER * error
+    assumed = "" if math.isfinite(least) and math.isfinite(most) else _coarse(sides, probability(name))
     return Criterion(
         f"latency {name}",
         "latency",
@@ -118,7 +120,15 @@ def _latency(name: str, margin: float, effect: Effect, levels: Levels, sides: tu
         math.expm1(provable),
         math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None,
         effect.requests,
+        assumed=assumed,
     )
+
+
+def _coarse(sides: tuple[Array, Array], p: float) -> str:
+    """How many latencies are equal to a quantile, so that it is not known from its neighbours; '' for one."""
+    same = [int(np.count_nonzero(values == quantile_of(values, p))) for values in sides]
+    count, side = max(zip(same, sides, strict=True), key=lambda item: item[0] / len(item[1]))
+    return f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
 
 
 def _unknown(name: str, effect: Effect) -> str:
@@ -129,7 +139,7 @@ def _unknown(name: str, effect: Effect) -> str:
         return unsteady("latency", effect.block, effect.requests)
     if effect.beyond < LEAST_BEYOND or math.isinf(effect.share_error):
         return (
-            f"{effect.requests} answered requests say nothing about {name}; it takes {least}, "
+            f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {least}, "
             "and more where slow requests come in bursts"
         )
     return ""

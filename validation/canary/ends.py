@@ -2,18 +2,21 @@
 
 A log whose every observation is accounted for by a line of its writer (`ObservationLog.close`) was stopped in order.
 Without such lines on both sides a log that stops before the other one is no ground for a PASS. Logs that are still
-written to may lack the requests that were in flight when they were read: those younger than the slowest answer.
+written to may lack the requests that were in flight when they were read: those younger than what an answer may take,
+which a quantile of the latencies says, because one slow answer says nothing of how long the others are in flight.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from builders.plural import pluralize
 from validation.canary.observations import Name, Observations
 
 # So many requests in flight are not taken for the sign of a death.
 MOST_IN_FLIGHT = 8
+# Share of the answers that took no longer than a request may be in flight.
+_IN_FLIGHT = 0.99
 # A run of requests that a side did not see is no chance where it is rarer than this.
 _RARE = 1e-6
 CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at the same request"
@@ -43,12 +46,12 @@ def killed(role: str, side: Observations) -> str:
 def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing: bool) -> PairsEnd:
     """What the end of two logs of the same requests says. ignore_missing: a side may see a part of the requests."""
     closed = candidate.ended and baseline.ended
-    slowest = 0.0 if candidate.ended or baseline.ended else _slowest(candidate, baseline)
+    longest = 0.0 if candidate.ended or baseline.ended else _longest_in_flight(candidate, baseline)
     in_flight: list[Name | None] = []
     stopped, notes = [], []
     for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         unseen, tail, share = _unseen(side, other)
-        young = [name for name, age in unseen.items() if slowest and age <= slowest]
+        young = [name for name, age in unseen.items() if longest and age <= longest]
         if not tail <= set(young):  # it had stopped before the last ones arrived
             young = [name for name in young if name not in tail]
         if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # it was closed a moment before the candidate
@@ -61,7 +64,7 @@ def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing
             tail -= set(young)
         if not tail:
             continue
-        told = f"{side.path.name} ({role}) stops {len(tail)} requests before {other.path.name}"
+        told = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {other.path.name}"
         by_chance = (1.0 - share) ** len(tail) >= _RARE
         if (ignore_missing and (closed or by_chance)) or (closed and role == "candidate"):
             notes.append(told)
@@ -81,8 +84,11 @@ def _unseen(side: Observations, other: Observations) -> tuple[dict[Name | None, 
     return unseen, tail, len(both) / float(both[-1] + 1)
 
 
-def _slowest(*sides: Observations) -> float:
-    return max((latency for side in sides for latency in side.latency if not math.isnan(latency)), default=0.0)
+def _longest_in_flight(*sides: Observations) -> float:
+    """Seconds; the greatest latency counts for nothing unless it is the only one."""
+    known = np.concatenate([np.asarray(side.latency, float) for side in sides])
+    known = known[~np.isnan(known)]
+    return float(np.quantile(known, _IN_FLIGHT, method="lower")) if len(known) else 0.0
 
 
 def _named(names: list[Name | None]) -> str:

@@ -7,8 +7,6 @@ A PASS needs all criteria, so each is tested at the full level (intersection-uni
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from builders.errors import InputError
 from builders.plural import pluralize
 from validation.canary.criteria import (
@@ -18,6 +16,7 @@ from validation.canary.criteria import (
     Verdict,
     latency_criteria,
 )
+from validation.canary.describing import describe
 from validation.canary.evidence import Evidence
 from validation.canary.matching import match_in_time
 from validation.canary.scores import score_criterion
@@ -84,8 +83,7 @@ def judge(
     levels = Levels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
     criteria: list[Criterion] = []
     if not evidence.unlike:
-        rng = np.random.default_rng(seed)
-        criteria = latency_criteria(evidence, limits, levels, rng, replicates)
+        criteria = latency_criteria(evidence, limits, levels, seed, replicates)
         if limits.error_rate is not None:
             burst = burst_of(limits.error_burst, evidence.replayed)
             criteria.append(error_criterion(evidence, limits.error_rate, levels, burst))
@@ -142,24 +140,3 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     first = min(deciding, key=lambda item: (item.kind == "latency", item.name != "logs to the end"))
     more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
     return f"{describe(first)}{more}"
-
-
-def describe(item: Criterion) -> str:
-    """One line for people: 'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
-    if item.note:
-        return f"{item.name}: {item.note}"
-    names = ("estimate", "low", "high", "margin", "detectable", "provable")
-    text = {name: describe_value(getattr(item, name), item.kind) for name in names}
-    found = f"{item.name}: {text['estimate']} ({text['low']} to {text['high']}), margin {text['margin']}"
-    if item.verdict == "INSUFFICIENT":
-        found += f"; {item.requests} requests would have shown {text['detectable']} or more"
-        found += f", and an equal candidate to be within {text['provable']}"
-        found += f"; {item.assumed}" if item.assumed else ""
-    return found
-
-
-def describe_value(value: float | None, kind: str) -> str:
-    """A criterion's number with its unit: points of score, or percent."""
-    if value is None:
-        return "unknown"
-    return f"{value:+.3g}" if kind == "score" else f"{100 * value:+.3g} %"

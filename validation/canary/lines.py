@@ -65,8 +65,8 @@ class JsonLines:
         return found
 
 
-def number_in(record: Record, name: str, *, above: float = -math.inf) -> float:
-    """A finite number of a record that is greater than `above`. Raises ValueError that names it."""
+def number_in(record: Record, name: str, *, above: float = -math.inf, most: float = math.inf) -> float:
+    """A finite number of a record that is greater than `above`, and `most` or less. Raises ValueError that names it."""
     value = record.get(name)
     if value is None:
         raise ValueError(f"{name} is missing")
@@ -74,6 +74,8 @@ def number_in(record: Record, name: str, *, above: float = -math.inf) -> float:
         raise ValueError(f"{name} is {_shown(value)}; a finite number is needed")
     if not value > above:
         raise ValueError(f"{name} is {_shown(value)}; it must be above {above:g}")
+    if value > most:
+        raise ValueError(f"{name} is {_shown(value)}; it must be at most {most:g}")
     return float(value)
 
 

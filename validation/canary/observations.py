@@ -23,6 +23,8 @@ from validation.canary.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000
+# Seconds (30 years), and points of score on either side of 0: more is no measurement, and squares of it overflow.
+MOST_LATENCY, MOST_SCORE = 1e9, 1e30
 DIGESTS = ("manifest", "engine")
 Name = int | str
 
@@ -143,9 +145,9 @@ def add_to(found: Observations, record: Record) -> None:
     ok = truth_in(record, "ok")
     values = {
         "time": number_in(record, "time"),
-        "latency": number_in(record, "latency", above=0.0) if ok or "latency" in record else float("nan"),
+        "latency": _latency(record) if ok or "latency" in record else float("nan"),
         "ok": ok,
-        "score": _optional(record, "score"),
+        "score": _score(record),
         "sqnr_db": _optional(record, "sqnr_db"),
         "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
         "output": _output(record),
@@ -167,6 +169,16 @@ def add_end(found: Observations, record: Record) -> None:
 
 def _optional(record: Record, name: str) -> float:
     return float("nan") if record.get(name) is None else number_in(record, name)
+
+
+def _latency(record: Record) -> float:
+    return number_in(record, "latency", above=0.0, most=MOST_LATENCY)
+
+
+def _score(record: Record) -> float:
+    if record.get("score") is None:
+        return float("nan")
+    return number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE)
 
 
 def _output(record: Record) -> str | None:

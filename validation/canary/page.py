@@ -6,7 +6,7 @@ What observations and specs hold anybody may have written: the template escapes 
 from collections.abc import Mapping
 from typing import Any
 
-from validation.canary.judge import describe_value
+from validation.canary.describing import describe_interval, describe_power, describe_value
 from validation.canary.outputs import EQUAL_DB
 from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg
 from validation.canary.thresholds import probability
@@ -75,10 +75,7 @@ def _name(identity: Json) -> str:
 
 
 def _criterion(item: Json) -> dict[str, Any]:
-    texts = {
-        f"{name}_text": describe_value(item[name], item["kind"]).replace("-", "−")  # noqa: RUF001 - a real minus sign
-        for name in ("estimate", "low", "high", "margin", "detectable", "provable")
-    }
-    low = texts["low_text"].removesuffix(" %")
-    known = item["low"] is not None and item["high"] is not None
-    return {**item, **texts, "value_text": f"{low} to {texts['high_text']}" if known else "not measured"}
+    texts = {f"{name}_text": describe_value(item[name], item["kind"]) for name in ("estimate", "margin")}
+    texts |= {"value_text": "not measured" if item["note"] else describe_interval(item)}
+    texts = {name: text.replace("-", "−") for name, text in texts.items()}  # noqa: RUF001 - a real minus sign
+    return {**item, **texts, "power": describe_power(item)}

@@ -36,10 +36,12 @@ def _interval(item: Json) -> Interval:
     """An unbounded or missing end is drawn to the end of the axis."""
     scale = item["margin"] or 1.0
     tone = TONES[item["verdict"]]
-    if item["low"] is None or item["high"] is None:
+    if item["note"]:
         return Interval(item["name"], item["value_text"], None, None)
     point = item["estimate"] if item["estimate"] is None else item["estimate"] / scale
-    return Interval(item["name"], item["value_text"], item["low"] / scale, item["high"] / scale, point, tone=tone)
+    low = -math.inf if item["low"] is None else item["low"] / scale
+    high = math.inf if item["high"] is None else item["high"] / scale
+    return Interval(item["name"], item["value_text"], low, high, point, tone=tone)
 
 
 def ecdf_svg(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:

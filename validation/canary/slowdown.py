@@ -17,6 +17,9 @@ from validation.canary.evidence import Array, Evidence
 from validation.canary.memory import LEAST_INDEPENDENT, memories_of, memory_of
 from validation.canary.rates import clustering
 
+# Levels of the test against a level that moves (`memory.LEVELS`) of one quantile, where that of all was tested.
+_ALONE = (0.01, 0.01)
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -49,36 +52,36 @@ def answered(evidence: Evidence) -> tuple[Array, Array]:
 
 
 def quantile_effects(
-    sides: tuple[Array, Array], probabilities: list[float], paired: bool, rng: np.random.Generator, replicates: int
+    sides: tuple[Array, Array], probabilities: list[float], paired: bool, seed: int, replicates: int
 ) -> list[Effect]:
     """The effect on each quantile. The same blocks are drawn on both sides of pairs, so what both suffered cancels."""
     count = min(map(len, sides))
     if count < 2 * LEAST_BLOCKS:
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
-    # A tail has few requests to show in what the middle shows better: that the load changes slowly.
-    middle = [memory.block for memory in memories_of([_marks(values, 0.5) for values in sides], paired)]
-    return [_effect(sides, p, paired, middle, rng, replicates) for p in probabilities]
+    # A tail has few requests to show in what all of them show better: that the load changes slowly.
+    steady = [memory.block for memory in memories_of([_ranks(values) for values in sides], paired)]
+    return [_effect(sides, p, paired, steady, seed, replicates) for p in probabilities]
 
 
-def _effect(
-    sides: tuple[Array, Array], p: float, paired: bool, least: list[int], rng: np.random.Generator, replicates: int
-) -> Effect:
+def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int], seed: int, replicates: int) -> Effect:
     count = min(map(len, sides))
-    quantiles = [_quantile(values, p) for values in sides]
-    marks = [_marks(values, p) for values in sides]
+    quantiles = [quantile_of(values, p) for values in sides]
+    marks = [_marks(values, p, edge) for values, edge in zip(sides, quantiles, strict=True)]
     series = [marks[0] - marks[1]] if paired else marks
-    memories = memories_of(marks, paired, least)
+    memories = memories_of(marks, paired, least, _ALONE)
     slowest = max(memories, key=lambda memory: memory.block)
     lengths = [min(memory.block, count // LEAST_INDEPENDENT) for memory in memories]
     if paired:
         lengths = [max(lengths[0], *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))] * 2
-    draws = [drawn(len(sides[0]) // lengths[0], replicates, rng)]
-    draws.append(draws[0] if paired else drawn(len(sides[1]) // lengths[1], replicates, rng))
+    drawn_blocks = [
+        drawn(len(values) // length, replicates, seed, 0 if paired else side)
+        for side, (values, length) in enumerate(zip(sides, lengths, strict=True))
+    ]
     found = [
         np.log(quantile_replicates(values, [p], length, draw)[:, 0])
-        for values, length, draw in zip(sides, lengths, draws, strict=True)
+        for values, length, draw in zip(sides, lengths, drawn_blocks, strict=True)
     ]
-    blocks = min(draw.shape[1] for draw in draws)
+    blocks = min(draw.shape[1] for draw in drawn_blocks)
     worth = max(
         memory.design_effect(one) if math.isfinite(memory.variance) else clustering(one, length)
         for memory, one, length in zip(memories, series, lengths, strict=False)
@@ -96,13 +99,21 @@ def _effect(
     )
 
 
-def _quantile(values: Array, p: float) -> float:
-    return float(np.quantile(values, p, method="inverted_cdf"))
+def quantile_of(values: Array, p: float) -> float:
+    """The least of the values that a share p of them does not exceed."""
+    rank = max(math.ceil(p * len(values) - 1e-9) - 1, 0)
+    return float(np.partition(values, rank)[rank])
 
 
-def _marks(values: Array, p: float) -> Array:
-    """1 for each latency beyond the quantile, on its thinner side."""
-    edge = _quantile(values, p)
+def _ranks(values: Array) -> Array:
+    """Mean ranks, as shares of the requests: what moves most latencies a little moves these, whatever their tail."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    found: Array = ((np.cumsum(counts) - (counts - 1) / 2.0) / len(values))[place]
+    return found
+
+
+def _marks(values: Array, p: float, edge: float) -> Array:
+    """1 for each latency beyond the quantile, `edge`, on its thinner side."""
     marks: Array = values >= edge if p >= 0.5 else values <= edge
     return marks.astype(float)
 

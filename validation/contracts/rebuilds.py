@@ -63,7 +63,7 @@ def _against(first: GoldenSet, other: GoldenSet, budgets: Budgets) -> list[Check
     checks: list[Check] = []
     for left, right in zip(first.cases, other.cases, strict=True):
         for output, expected in left.expected.items():
-            budget = budgets.of(output, left.kind)
+            budget = budgets.of(output, left.kind, expected.size)
             try:
                 checks += case_checks("engine", left.name, output, expected, right.expected[output], budget)
             except (KeyError, ValueError) as error:

@@ -99,7 +99,7 @@ def _worst(
         differ = {place: float(np.sum(_bits(expected) != _bits(value))) for place, value in values.items()}
         place = max(differ, key=lambda item: differ[item])
         return Check("engine", name, output, place, differ[place], 0.0, differ[place] == 0, "elements with other bits")
-    return _within(name, output, expected, values, budgets.of(output, "golden"))
+    return _within(name, output, expected, values, budgets.of(output, "golden", expected.size))
 
 
 def _within(name: str, output: str, expected: Array, values: Mapping[str, Array], budget: Budget) -> Check:

@@ -5,7 +5,7 @@ extremes or denormals where float32 itself, against float64, breaks the limits i
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,8 @@ from builders.errors import DataError, EngineryError
 from builders.types import Precision, Session, Tensors
 from validation.budget import Budget
 from validation.compare import case_checks, run
-from validation.drift import is_exact
+from validation.comparison import edge_checks
+from validation.drift import Drift, is_exact
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import reach
 from validation.limits import Limits, StagedLimits
@@ -52,6 +53,7 @@ class Pair:
     """The two sides: a reference, a candidate, and the model in float64 where that is known.
 
     limits: of real data, measured on the model.  documented: of values that they were not measured on.
+    usual: by output the drift of the golden cases (`golden_drifts`), for real data to be judged as edges are.
     """
 
     reference: Session
@@ -60,6 +62,7 @@ class Pair:
     limits: StagedLimits
     documented: Budget
     exact: Callable[[Tensors], Tensors] | None = None
+    usual: Mapping[str, Drift] = field(default_factory=dict)
 
 
 def try_case(case: FuzzCase, inputs: Tensors, pair: Pair) -> Outcome:
@@ -92,7 +95,7 @@ def _both_refuse(case: FuzzCase, inputs: Tensors, pair: Pair, error: EngineryErr
 
 
 def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, pair: Pair) -> Outcome:
-    checks = pair.limits.judge(lambda limits: _checks(case, expected, actual, pair, limits))
+    checks = pair.limits.judge(lambda limits: _checks(case, inputs, expected, actual, pair, limits))
     failed = [check for check in checks if not check.passed]
     if not failed:
         return Outcome(case, "ok", "", checks)
@@ -101,19 +104,23 @@ def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensor
     return Outcome(case, "failed", describe(failed[0]), checks)
 
 
-def _checks(case: FuzzCase, expected: Tensors, actual: Tensors, pair: Pair, limits: Limits) -> tuple[Check, ...]:
+def _checks(
+    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, pair: Pair, limits: Limits
+) -> tuple[Check, ...]:
     real = case.values == "realistic"
     checks: list[Check] = []
     for output, value in expected.items():
-        budget = limits.budgets.of(output, "edge") if real else pair.documented
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
             told = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, told))
-        elif real or not is_exact(value):  # a decision over made-up values is one between ties
-            pairs = value, actual[output]
-            checks += case_checks("engine", str(case), output, *(pairs if real else _judged(*pairs, pair)), budget)
+        elif real:
+            named, held = (str(case), inputs.values()), limits.at(output, "edge", value.size)
+            checks += edge_checks("engine", named, output, (value, actual[output]), pair.usual.get(output), held)
+        elif not is_exact(value):  # a decision over made-up values is one between ties
+            sides = _judged(value, actual[output], pair)
+            checks += case_checks("engine", str(case), output, *sides, pair.documented)
     return tuple(checks)
 
 
@@ -135,5 +142,5 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, pair: Pa
     except ValueError:
         return ""
     narrow = {name: expected[name] for name in wide if name in expected}
-    broken = [check for check in _checks(case, wide, narrow, pair, pair.limits.current) if not check.passed]
+    broken = [check for check in _checks(case, inputs, wide, narrow, pair, pair.limits.current) if not check.passed]
     return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""

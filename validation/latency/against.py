@@ -113,8 +113,7 @@ def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callabl
 def judge(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> Race:
     """Whether the first engine is faster or slower. pairs: the runs of either, by opening; as many of both."""
     both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
-    rng = np.random.default_rng(seed)
-    effects = quantile_effects(both, list(SHOWN), True, rng, replicates)
+    effects = quantile_effects(both, list(SHOWN), True, seed, replicates)
     ratios = [_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True)]
     first = ratios[0]
     verdict: Verdict = "no difference shown"

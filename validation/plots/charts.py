@@ -11,6 +11,9 @@ from validation.plots.marks import HEIGHT, SERIES, Axis, Band, Bars, Colour, Dot
 from validation.plots.texts import share_text
 
 Box = tuple[float, float, float, float]
+# Axes end where what is reckoned with their ends stays finite.
+_DECADES = 150.0
+_FARTHEST = 1e140
 _QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
 
 
@@ -63,15 +66,19 @@ def spanning(
     """Ends of an axis around the finite values (the positive ones, if logarithmic), with a pad on both sides.
 
     least: the narrowest that the axis may be, in its units; in decades, if logarithmic. (0, 1) or (1, 10) for none.
+    What lies beyond 1e140 either way, or nearer to 0 than 1e-140 on a logarithmic axis, is drawn at its end.
     """
     known = [value for value in values if math.isfinite(value) and (not log or value > 0)]
     if not known:
         return (1.0, 10.0) if log else (0.0, 1.0)
+    known = [min(max(value, 1 / _FARTHEST if log else -_FARTHEST), _FARTHEST) for value in known]
     low, high = (math.log10(min(known)), math.log10(max(known))) if log else (min(known), max(known))
     wide = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
     middle = (low + high) / 2
     low, high = middle - wide * (0.5 + pad), middle + wide * (0.5 + pad)
-    return (10**low, 10**high) if log else (low, high)
+    if not log:
+        return low, high
+    return 10.0 ** max(low, -_DECADES), 10.0 ** min(high, _DECADES)
 
 
 def ecdf(curves: Sequence[Curve], x: Axis, words: str, y_label: str = "", legend: bool = True) -> Plot:

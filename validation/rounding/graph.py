@@ -119,8 +119,13 @@ class _Rounding:
         """Perturb what a node reads."""
         if node.op_type == _QUANTIZE[0] and self._nodes.constant(node.input[0]) is None:
             node.input[0] = self._moved(node.input[0], self._step(node))
-        if node.op_type in ("Conv", "Gemm"):
-            self._bias(node, makers)
+        if node.op_type in ("Conv", "Gemm") and len(node.input) > 2:
+            self._bias(node, 2, node, makers)
+        for place, other in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
+            product = makers.get(node.input[other])
+            # The two are a Gemm, as which kernels compute them.
+            if product is not None and product.op_type == "MatMul" and self._ranks.get(node.input[other]) == 2:
+                self._bias(node, place, product, makers)
         if self._activation_blocks and node.op_type in ("Gemm", "MatMul"):
             self._blocks(node, makers)
         if self._half and node.op_type not in (*COPIES, *SIZES):
@@ -184,15 +189,18 @@ class _Rounding:
         self._nodes.add("QuantizeLinear", self._moved(node.input[0], scale), scale, zero)
         self._nodes.rename(quantized)
 
-    def _bias(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
-        """Move an integer product's float bias by up to half a step of its sums: a kernel may add it in integers."""
-        left, right = (self._scale(makers, name) for name in node.input[:2])
-        bias = self._nodes.constant(node.input[2]) if len(node.input) > 2 else None
+    def _bias(self, node: "NodeProto", place: int, product: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        """Move an integer product's float bias by up to half a step of its sums: a kernel may add it in integers.
+
+        place: of the bias among the node's inputs.
+        """
+        left, right = (self._scale(makers, name) for name in product.input[:2])
+        bias = self._nodes.constant(node.input[place])
         if left is None or right is None or bias is None or not {left.size, right.size} <= {1, bias.size}:
             return
         step = left.reshape(-1) * right.reshape(-1)
-        moved = self._nodes.add("Mul", self._nodes.drawn(node.input[2], 0.5), self._nodes.number(step))
-        node.input[2] = self._nodes.add("Add", node.input[2], moved)
+        moved = self._nodes.add("Mul", self._nodes.drawn(node.input[place], 0.5), self._nodes.number(step))
+        node.input[place] = self._nodes.add("Add", node.input[place], moved)
 
     def _scale(self, makers: Mapping[str, "NodeProto"], name: str) -> "Array | None":
         maker = _maker(makers, name)

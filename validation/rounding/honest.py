@@ -4,12 +4,13 @@ One element that lies on the edge between two numbers of a grid, and falls to th
 on another machine may show, and everything behind it is quantized anew: in a deep graph two correct kernels end as far
 apart as two quantizations do. In a small net no such element need be among the golden data. So each graph with
 quantized tensors is also run with MANY elements of each tensor falling elsewhere, and the energy of that error is
-divided to that of FEW elements of each tensor in all of the data.
+divided to that of FEW elements of each tensor in all of the data. How many samples, and how many decisions, move by
+right is seen where no element is made to fall elsewhere.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from builders.types import Precision, Session
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case, GoldenSet, case_kinds
-from validation.rounding.figures import Honest, greatest, with_chance
+from validation.measured import of_golden
+from validation.npz import Array
+from validation.rounding.decisions import Decisions
+from validation.rounding.figures import Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
 from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
 from validation.tally import samples_of
 
@@ -36,20 +40,52 @@ Opener = Callable[[Path], AbstractContextManager[Session]]
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to round: the two inputs of the perturbed graph, and the share of its error's energy that counts."""
+    """One way to round: the two inputs of the perturbed graph, and the share of its error's energy that counts.
+
+    natural: whether samples and decisions are counted, since hardly more elements fall elsewhere than do by right.
+    draw: of the same way.
+    """
 
     skip: bool
     flips: float
     share: float = 1.0
+    natural: bool = True
+    draw: int = 0
+
+
+@dataclass
+class _Sums:
+    """What one way to round does to an output, over some cases. filled: see `with_chance`.  together, case: see
+    `Decisions`."""
+
+    drift: Drift = field(default_factory=Drift)
+    filled: int = 0
+    together: int = 0
+    case: int = 0
+
+    def add(self, expected: Array, actual: Array, samples: int) -> None:
+        """Take a case."""
+        self.drift = self.drift.merge(measure(expected, actual, samples=samples))
+        self.filled += int(np.count_nonzero(np.logical_or(expected, actual)))
+        if is_exact(expected):
+            moved = np.count_nonzero((expected != actual).reshape(samples, -1), axis=1)
+            self.together = max(self.together, int(moved.max(initial=0)))
+            self.case = max(self.case, expected.size)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Cases that are judged together. parts: how many such cases all of the data is."""
+    """Cases that are judged together. parts: how many such cases all of the data is.  small: whether the model is."""
 
     kind: str
     cases: Sequence[Case]
     parts: float
+    small: bool
+
+    @property
+    def unmeasured(self) -> float:
+        """How many times the data that is measured is left."""
+        return max(self.parts / len(self.cases) - 1, 0.0)
 
 
 def honest_rounding(
@@ -61,8 +97,11 @@ def honest_rounding(
     *,
     half: Precision | None = None,
     activation_blocks: bool = False,
-) -> Honest:
+) -> Iterator[Honest]:
     """Run a graph with an honest kernel's roundings and compare it with itself, on some cases of the golden set.
+
+    Of a large model first what one way to round shows, then what all do, which only loosens limits: most of its engines
+    need no more than the first.
 
     reference: the graph as it is.  opens: runs a file as it is written.  half: 'fp16' or 'bf16', where the graph is an
     fp32 one and the kernel is to compute in that.  activation_blocks: see `with_rounding`.
@@ -75,50 +114,94 @@ def honest_rounding(
         perturbed = with_rounding(model, half, activation_blocks)
         onnx.save(perturbed, path)
         with opens(path) as rounding:
-            ways = traits(perturbed)
-            return Honest(dict(_measured(_groups(golden, graph, reference), (reference, rounding), ways)))
+            groups = _groups(golden, graph, reference)
+            ways = [list(_runs(*traits(perturbed), group)) for group in groups]
+            yield from _measured(groups, (reference, rounding), ways)
     except (EngineryError, ValueError) as error:
-        return Honest(reason=str(error).splitlines()[0][:200])
+        yield Honest(reason=str(error).splitlines()[0][:200])
 
 
-def _measured(
-    groups: Sequence[_Group], pair: tuple[Session, Session], ways: tuple[bool, bool]
-) -> Iterator[tuple[tuple[str, str], Drift]]:
+def _measured(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequence[list[_Way]]) -> Iterator[Honest]:
+    known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
+    for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
+        if any(item[stage] for item in ways):
+            for group, told, runs in zip(groups, ways, known, strict=True):
+                runs.update(_run(group, *pair, told[stage]))
+            yield _found(groups, known)
+
+
+def _found(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     found: dict[tuple[str, str], list[Drift]] = {}
-    for group in groups:
-        for way in _runs(*ways, group.parts):
-            for output, drift in _run(group.cases, *pair, way).items():
-                found.setdefault((output, group.kind), []).append(drift)
+    golden: dict[str, dict[_Way, _Sums]] = {}
+    left = next((group.unmeasured for group in groups if group.kind == "golden"), 0.0)
+    for group, runs in zip(groups, known, strict=True):
+        for (output, way), sums in runs.items():
+            if group.kind == "golden":
+                golden.setdefault(output, {})[way] = sums
+            if sums.drift.mismatches is None:
+                drift = with_chance(sums.drift, sums.filled)
+                found.setdefault((output, group.kind), []).append(replace(drift, error_sq=drift.error_sq * way.share))
+    floats = {output: runs for output, runs in golden.items() if (output, "golden") in found}
+    return Honest(
+        dict(_greatest(found)),
+        {output: _most_samples(runs) for output, runs in floats.items()},
+        {output: _decisions(runs, left) for output, runs in golden.items() if output not in floats},
+    )
+
+
+def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
+    """The SQNR that most samples have by right, in the worst way; of few samples, what all have in any way."""
+    drifts = {way: of_golden(sums.drift) for way, sums in runs.items()}
+    most = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
+    known = [sqnr_db for sqnr_db in most if sqnr_db is not None]
+    return min(known) if known else min(map(sqnr_of_worst, drifts.values()))
+
+
+def _decisions(runs: Mapping[_Way, _Sums], left: float) -> Decisions:
+    """Of integers, what changes by right, by the way that changes most. left: times what was measured."""
+    sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
+    count = sums.drift.count
+    return Decisions(sums.drift.mismatches or 0, count, max(sums.together, 1), round(left * count), sums.case)
+
+
+def _greatest(found: Mapping[tuple[str, str], list[Drift]]) -> Iterator[tuple[tuple[str, str], Drift]]:
     for (output, kind), drifts in found.items():
         golden = found.get((output, "golden"), drifts)
         # Sizes are tried with any golden sample, and edges hold few of them: no less than those show.
         yield (output, kind), greatest(drifts if kind == "golden" else [*drifts, *golden], golden[0])
 
 
-def _runs(halves: bool, grids: bool, parts: float) -> Iterator[_Way]:
-    """parts: among how many such cases the few elements that fall elsewhere are to be found."""
-    few = FEW / parts
-    yield _Way(False, few)
-    if halves:
-        yield _Way(True, few)
-    if grids:
-        yield _Way(halves, MANY, few / MANY)
+def _runs(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
+    """Among all golden cases, or in an edge, the few elements that fall elsewhere are to be found.
+
+    Of a small model those are more than fall by right, and that is a run of its own; of a large one, which has more
+    elements than that near a tie, what many do is drawn twice, because few samples show it.
+    """
+    few = FEW / group.parts
+    skips = (False, True) if halves else (False,)
+    for skip in skips:
+        yield _Way(skip, few, natural=not (grids and group.small))
+    if not grids:
+        return
+    for draw in range(2 if group.kind == "golden" and not group.small else 1):
+        yield _Way(halves, MANY, few / MANY, natural=False, draw=draw)
+    if group.kind == "golden" and group.small:
+        yield from (_Way(skip, 0.0) for skip in skips)
 
 
-def _run(cases: Sequence[Case], reference: Session, rounding: Session, way: _Way) -> dict[str, Drift]:
-    """Of each output in floating point, the drift over some cases; slices keep the energy of all that moved."""
-    total: dict[str, Drift] = {}
-    filled: dict[str, int] = {}
-    for case in cases:
+def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way]) -> dict[tuple[str, _Way], _Sums]:
+    """Of each output and way to round, what it does to the cases; slices keep the energy of all that moved."""
+    found: dict[tuple[str, _Way], _Sums] = {}
+    for case in group.cases:
         expected = run(reference, case.inputs)
-        actual = run(rounding, {**case.inputs, SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)})
-        for name, array in expected.items():
-            if not is_exact(array) and array.shape == actual[name].shape:
-                drift = measure(array, actual[name], samples=samples_of(case.inputs.values(), array))
-                total[name] = total[name].merge(drift) if name in total else drift
-                filled[name] = filled.get(name, 0) + int(np.count_nonzero(np.logical_or(array, actual[name])))
-    found = {name: with_chance(drift, filled[name]) for name, drift in total.items() if drift.count}
-    return {name: replace(drift, error_sq=drift.error_sq * way.share) for name, drift in found.items()}
+        for way in ways:
+            told = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
+            actual = run(rounding, {**case.inputs, **told})
+            for name, array in expected.items():
+                if array.size and array.shape == actual[name].shape:
+                    samples = samples_of(case.inputs.values(), array)
+                    found.setdefault((name, way), _Sums()).add(array, actual[name], samples)
+    return {key: sums for key, sums in found.items() if sums.drift.count}
 
 
 def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
@@ -133,8 +216,8 @@ def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
     within = [index for index in ordered if sizes[index] <= most]
     edges = [*ordered[: MOST_EDGES - 1], *ordered[-1:]] if small else [*ordered[:1], *within[-1:]]
     parts = kinds.count("golden") * sum(map(_size, whole)) / max(sum(map(_size, cases)), 1)
-    single = [_Group("edge", [golden.cases[index]], 1) for index in dict.fromkeys(edges)]
-    return [_Group("golden", cases, parts), *single] if cases else single
+    single = [_Group("edge", [golden.cases[index]], 1, small) for index in dict.fromkeys(edges)]
+    return [_Group("golden", cases, parts, small), *single] if cases else single
 
 
 def _first_samples(case: Case, reference: Session) -> Case:

@@ -7,19 +7,21 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from builders.types import Dim
+from builders.types import Dim, TensorSpec
 from tests.validation.calls.sessions import (
     BUDGET,
     GRID_DIMS,
     GRID_GOLDEN,
     GRID_SPECS,
+    SEEN,
     Clock,
     Grid,
     Raising,
     failed,
     tried,
 )
-from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
+from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
+from validation.budget import Budgets, default_budget
 from validation.calls.allowance import (
     FEW_CALLS,
     FEW_S,
@@ -31,6 +33,7 @@ from validation.calls.allowance import (
     Allowance,
 )
 from validation.calls.sizes import MOST_ENUMERATED, VALUES_SEED, inner_sizes
+from validation.comparison import golden_drifts
 from validation.fuzz.cases import parse_only
 from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
@@ -53,10 +56,45 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     found = checks["sizes"]
     assert (found.case, found.value, found.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
     assert "of y at" in found.note and "12 of 12 sizes" in found.note
-    pair = Pair(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET)
+    pair = Pair(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
     only = parse_only(found.case, DIMS)
     (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED).outcomes
     assert again.word == "failed" and again.reason in found.note
+
+
+class Detector(Linear):
+    """20 boxes of 0 to 640 with a score of 0 to 1, or logits of 288 to 289, of each sample. at: sizes with a fault."""
+
+    outputs = (TensorSpec("y", "float32", ("batch", 20, 5)),)
+
+    def __init__(self, scale: np.ndarray, offset: float, fault: Fault = lambda x, y: y, *at: int) -> None:
+        super().__init__(lambda x, y: fault(x, y) if len(x) in at else y)
+        self.scale, self.offset = scale, offset
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = inputs["x"]
+        y = np.abs(np.sin(1e3 * x[:, :1] * np.arange(1, 101))).reshape(-1, 20, 5)
+        return {"y": self.fault(x, (self.offset + y * self.scale).astype(np.float32))}
+
+
+BOXES = np.array([640, 640, 640, 640, 1])
+SUBTLE = {
+    "scores": (BOXES, 0.0, lambda x, y: y * np.where(np.arange(5) == 4, np.sin(7e3 * y), 1), "slice_sqnr_db"),
+    "an offset alone": (np.ones(5), 288.0, lambda x, y: 0 * y + 288.5, "centered_sqnr_db"),
+}
+
+
+@pytest.mark.parametrize("size", [2, 7, 15])
+@pytest.mark.parametrize("fault", SUBTLE)
+def test_one_column_and_an_offset_are_judged_at_inner_sizes_as_at_edges(fault: str, size: int) -> None:
+    scale, offset, change, name = SUBTLE[fault]
+    right, limits = Detector(scale, offset), Budgets(default_budget("engine", "fp16"))
+    given = {"golden": freeze(GOLDEN, SPECS, DIMS, right.run), "budgets": limits}
+    found = tried(Detector(scale, offset, change, size), right, **given)
+    assert failed(found) == {"sizes"}
+    assert found["sizes"].note.startswith(f"engine {name} of y at batch={size} ")
+    rounded = Detector(scale, offset, lambda x, y: y * (1 + 1e-5 * np.sin(1e5 * y)), *range(17))
+    assert failed(tried(rounded, right, **given)) == set()
 
 
 def test_a_fault_at_7_by_13_is_found_in_a_grid_that_is_enumerated() -> None:

@@ -173,6 +173,6 @@ def errors_of(cell: str, count: int, simulations: int, seed: int = 0, replicates
             key = case.worse, str(case.limits)
             if key not in judged:
                 evidence = CELLS[cell].draw(np.random.default_rng((seed, index)), count, case.worse)
-                judged[key] = judge(evidence, case.limits, seed=index, replicates=replicates).verdict
+                judged[key] = judge(evidence, case.limits, replicates=replicates).verdict
             found[name] += judged[key] == case.verdict
     return {name: hits / simulations for name, hits in found.items()}

@@ -84,6 +84,13 @@ def dying(
     return Logs(sides[0], sides[1], ("FAIL", "INSUFFICIENT") if side == "candidate" else ("INSUFFICIENT",))
 
 
+def dying_after_a_slow_answer(rng: Rng, count: int) -> Logs:
+    """The candidate dies five requests before the end, all younger than one answer, which took a minute."""
+    found = dying(rng, count, after=1 - 5 / count)
+    found.baseline.latency[count // 2] = 60.0
+    return found
+
+
 def mirrored(rng: Rng, count: int, *, slower: float = 0.0, in_flight: int = 0) -> Logs:
     """The same requests to both, still being served; the last ones are not answered by the candidate yet."""
     times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
@@ -168,6 +175,7 @@ SIMULATIONS: dict[str, Simulation] = {
     "candidate dies, baseline was closed": lambda rng, count: dying(rng, count, closed=(False, True)),
     "candidate stops first, both were closed": lambda rng, count: dying(rng, count, closed=(True, True)),
     "candidate dies ten requests before the end": lambda rng, count: dying(rng, count, after=1 - 10 / count),
+    "candidate dies five requests before the end, one answer took a minute": dying_after_a_slow_answer,
     "baseline dies": lambda rng, count: dying(rng, count, side="baseline"),
     "baseline stops first, both were closed": lambda rng, count: dying(
         rng, count, side="baseline", closed=(True, True)

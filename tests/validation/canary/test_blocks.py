@@ -19,7 +19,7 @@ def test_blocks_are_as_long_as_the_memory():
 def test_replicates_are_those_of_sorting_each_resample():
     rng = np.random.default_rng(1)
     values, block = rng.lognormal(size=600), 3
-    draws = drawn(200, 50, rng)
+    draws = drawn(200, 50, 0)
     found = quantile_replicates(values, [0.5, 0.9], block, draws)
     blocks = values.reshape(200, 3)
     for row, counts in zip(found, draws.astype(int), strict=True):
@@ -34,7 +34,7 @@ def test_the_standard_error_of_a_median_is_the_true_one():
     for _ in range(20):
         values = autoregressive(rng, 2000, 0.8, 1.0)
         length = block_length(values)
-        errors.append(quantile_replicates(values, [0.5], length, drawn(2000 // length, 300, rng)).std())
+        errors.append(quantile_replicates(values, [0.5], length, drawn(2000 // length, 300, 0)).std())
     truth = np.std([np.median(autoregressive(rng, 2000, 0.8, 1.0)) for _ in range(150)])
     assert np.mean(errors) == pytest.approx(truth, rel=0.2)
-    assert quantile_replicates(values, [0.5], 1, drawn(2000, 100, rng)).std() < 0.6 * truth, "blocks are what it takes"
+    assert quantile_replicates(values, [0.5], 1, drawn(2000, 100, 0)).std() < 0.6 * truth, "blocks are what it takes"

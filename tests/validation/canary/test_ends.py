@@ -8,7 +8,14 @@ import pytest
 
 import enginery
 from builders.errors import DataError
-from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS, dying, mirrored, write_log
+from tests.validation.canary.simulated_logs import (
+    LIMITS,
+    SIMULATIONS,
+    dying,
+    dying_after_a_slow_answer,
+    mirrored,
+    write_log,
+)
 from validation.canary import observations
 from validation.canary.ends import MOST_IN_FLIGHT
 from validation.canary.judge import judge
@@ -59,10 +66,18 @@ def test_missing_ignored_hides_no_death():
 @pytest.mark.parametrize(("count", "right"), [(1, "PASS"), (MOST_IN_FLIGHT + 1, "INSUFFICIENT")])
 def test_more_than_a_handful_in_flight_may_be_a_death(count, right):
     logs = mirrored(np.random.default_rng(0), 8000, in_flight=count)
-    logs.candidate.latency[5] = 60.0  # a time-out: every request of the last minute is younger
+    logs.candidate.latency[::40] = [60.0] * 200  # time-outs: every request of the last minute is younger
     found, notes = judged(logs)
     assert found.verdict == right and ("in flight to the candidate" in notes) == (right == "PASS")
     assert next(item for item in found.criteria if item.name == "errors").estimate == 0.0
+
+
+@pytest.mark.parametrize("count", [2, 60, 5000])
+def test_one_slow_answer_does_not_widen_what_was_in_flight(count):
+    logs = dying_after_a_slow_answer(np.random.default_rng(0), count + 5)
+    found, notes = judged(logs)
+    assert found.verdict in logs.right and "in flight" not in notes
+    assert "candidate.jsonl (candidate) stops 5 requests before" in found.reason or found.verdict == "FAIL"
 
 
 @pytest.mark.parametrize("side", ["candidate", "baseline"])

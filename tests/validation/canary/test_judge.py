@@ -5,8 +5,9 @@ import pytest
 
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.simulated import pair_evidence, seeds
+from validation.canary.describing import describe
 from validation.canary.evidence import Evidence, side
-from validation.canary.judge import Looks, describe, judge
+from validation.canary.judge import Looks, judge
 from validation.canary.rates import lower
 from validation.canary.thresholds import Quality, Thresholds
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, memories_of, memory_of
+from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, drifts, memories_of, memory_of
 from validation.canary.slowdown import quantile_effects
 
 
@@ -47,6 +47,25 @@ def test_a_level_that_moves_over_the_whole_run_tells_no_variance():
     assert math.isinf(memory_of(noise + np.linspace(0, 1, 5000)).variance)
 
 
+@pytest.mark.parametrize("count", [160, 2000])
+def test_a_level_that_keeps_still_is_said_to_move_as_rarely_as_promised(count):
+    rng = np.random.default_rng(3)
+    found = [drifts(rng.normal(size=count), max(1, count // 400), level) for level in (0.05, 0.02) for _ in range(1000)]
+    assert sum(found[:1000]) == pytest.approx(50, abs=21) and sum(found[1000:]) == pytest.approx(20, abs=14)
+    assert not drifts(np.ones(count), 1, 0.05)
+
+
+def test_a_level_that_wanders_is_seen_where_its_slowest_wave_is_flat():
+    """Kwiatkowski et al. give that wave four times the weight of the next one, and saw two of three of these."""
+    rng = np.random.default_rng(2)
+    found = []
+    for _ in range(100):
+        noise, at = rng.normal(size=2000), (np.arange(2000) + 0.5) / 2000
+        waves = sum(rng.normal() / order * np.cos(np.pi * order * at) for order in (2, 3, 4, 5, 6))
+        found.append(drifts(noise + 0.35 * waves, 5, 0.05))
+    assert sum(found) >= 90
+
+
 def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
     rng = np.random.default_rng(2)
     both, ours, theirs = (autoregressive(rng, 5000, 0.999, 1.0) for _ in "abc")
@@ -62,5 +81,5 @@ def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond()
     rng = np.random.default_rng(3)
     levels = np.repeat(rng.normal(size=8) * 0.05, 250)
     sides = np.exp(levels + rng.normal(size=2000) * 0.02), np.exp(rng.normal(size=2000) * 0.02)
-    [effect] = quantile_effects(sides, [0.5], True, rng, 100)
+    [effect] = quantile_effects(sides, [0.5], True, 0, 100)
     assert math.isinf(effect.share_error) and effect.beyond > 0.0 and math.isfinite(effect.error)

@@ -1,12 +1,18 @@
 """The canary's page: the verdict first, everything escaped, nothing needed from elsewhere, no overflow."""
 
+import json
 import re
 
+import numpy as np
 import pytest
 
 from tests.validation.canary.reports import report
 from tests.validation.test_html import HOSTILE, Page
+from validation.canary.describing import describe, describe_interval
+from validation.canary.evidence import Evidence, side
+from validation.canary.judge import judge
 from validation.canary.page import render
+from validation.canary.thresholds import Thresholds
 from validation.plots.texts import percent_text, seconds_text
 
 
@@ -58,6 +64,41 @@ def test_everything_is_escaped(failed):
 def test_a_canary_that_saw_next_to_nothing_has_a_page(tmp_path):
     page = Page(render(report(tmp_path, 3)))
     assert "INSUFFICIENT: this much data decides neither way" in page.text
+
+
+def test_latencies_that_are_all_equal_are_said_to_be(tmp_path):
+    """What a clock of coarse steps leaves: no interval, and no '-100 % to +inf %'."""
+    ones = side(np.full(2000, 0.01))
+    found = judge(Evidence(ones, ones, True), replicates=50)
+    line = (
+        "latency p50: +0 % (without bounds), margin +2 %; 2000 requests can show no difference; 2000 of 2000 latencies"
+    )
+    assert describe(found.criteria[0]) == f"{line} are equal: record them with a finer clock"
+    document = report(tmp_path, 60)
+    criteria = json.loads(json.dumps([item.to_json() for item in found.criteria]).replace("Infinity", "null"))
+    text = " ".join(Page(render({**document, "criteria": criteria})).text.split())
+    assert "+0 % (without bounds)" in text and "inf" not in text.replace("information", "") and "unknown" not in text
+
+
+def test_an_interval_that_is_known_on_one_side_says_which():
+    item = {"kind": "latency", "low": -1.0, "high": 0.012}
+    assert describe_interval(item) == "at most +1.2 %"
+    assert describe_interval({**item, "low": 0.03, "high": None}) == "at least +3 %"
+    assert describe_interval({**item, "low": 0.0}) == "+0 % to +1.2 %"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "1 request can show no difference; none was seen"),
+        (200, "200 requests would have shown an equal candidate to be within +84.2 %; none was seen"),
+        (8000, "8000 requests would have shown +13.9 % or more, and an equal candidate to be within +4.51 %; none"),
+    ],
+)
+def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):
+    ones = side(np.ones(count))
+    found = judge(Evidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
+    assert said in describe(found)
 
 
 def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed):

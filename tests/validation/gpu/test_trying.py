@@ -40,7 +40,7 @@ def tried(task: Task, model: KitModel, workdir: Path, portable: bool = False, **
 @pytest.mark.parametrize(
     ("how", "outcome", "said"),
     [
-        ("right", "passed", "14 checks passed"),
+        ("right", "passed", "15 checks passed"),
         ("wrong", "wrong", "engine max_rel of y"),
         ("no build", "build failed", "the compiler says no"),
         ("no load", "load failed", "no kernel image for cpu"),

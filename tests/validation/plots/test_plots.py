@@ -120,6 +120,15 @@ def test_a_log_axis_takes_no_zero_and_a_narrow_one_has_labels():
     assert (low, high) == (4.5, 5.5)
 
 
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize(("least", "most"), [(1e299, 1e299), (5e-324, 1.7e308), (-1.7e308, 1.7e308), (5e-324, 5e-324)])
+def test_an_axis_around_numbers_at_the_ends_of_what_a_float_holds_is_drawn(least, most, log):
+    low, high = spanning([least, most], log=log, least=0.1)
+    assert math.isfinite(low) and math.isfinite(high) and low < high and (low > 0 or not log)
+    axis = Axis(low, high, log=log)
+    assert "nan" not in svg(Plot("p", "w", UNIT, axis, (Line([0.0, 1.0], [least, most]), Dot(0.5, most))))
+
+
 def test_curves_beyond_the_colours_are_dashed():
     names = {series(index) for index in range(12)}
     assert len(names) == 12 and series(0) == ("c1", False) and series(6) == ("c1", True)

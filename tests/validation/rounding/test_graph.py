@@ -149,6 +149,20 @@ def test_a_quantized_graph_has_grids(scheme):
     assert maker(with_rounding(emulate(graph)), "x_quantized").op_type == "QuantizeLinear"
 
 
+@pytest.mark.parametrize(("rows", "added"), [("n", "Add(h, b)"), ("n", "Add(b, h)"), ("n,2", "Add(h, b)")])
+def test_a_bias_behind_an_integer_product_may_be_added_in_integers(tmp_path, rows, added):
+    """ONNX Runtime makes one QGemm of the two, with a bias of int32; of a product of three dims it does not."""
+    text = f"""
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, t, z)
+        h = MatMul(d, v) y = {added}
+    """
+    given = {"s": np.float32(0.02), "t": np.float32(0.5), "z": np.int8(0), "b": np.float32([0.3, 1.7, -2.1, 0])}
+    net = build(f"float[{rows},8] x", f"float[{rows},4] y", text, given | {"w": np.ones((8, 4), np.int8)})
+    x = {"x": np.full((3, 8) if rows == "n" else (3, 2, 8), 0.2, np.float32)}
+    moved = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
+    assert (5e-4 < moved < 0.0051) if rows == "n" else moved < 1e-5
+
+
 @pytest.mark.parametrize("text", [BRANCHES, LOOP])
 def test_what_branches_and_loops_read_of_the_inputs_is_rounded_to_16_bits(tmp_path, text):
     model = with_rounding(onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}"), "fp16")

@@ -31,9 +31,13 @@ def golden_of(session: OrtSession, count: int = 6) -> GoldenSet:
 
 
 def honest_of(folder: Path, model: onnx.ModelProto, **more: object) -> Honest:
+    return stages_of(folder, model, **more)[-1]
+
+
+def stages_of(folder: Path, model: onnx.ModelProto, **more: object) -> list[Honest]:
     onnx.save(model, folder / "graph.onnx")
     with OrtSession(folder / "graph.onnx", optimized=False) as session:
-        return honest_rounding(
+        found = honest_rounding(
             folder / "graph.onnx",
             golden_of(session),
             session,
@@ -41,6 +45,7 @@ def honest_of(folder: Path, model: onnx.ModelProto, **more: object) -> Honest:
             folder,
             **more,
         )  # type: ignore[arg-type]
+        return list(found)
 
 
 def in_int8(seed: int = 0) -> onnx.ModelProto:
@@ -89,6 +94,18 @@ def test_why_it_is_not_known_is_said(tmp_path):
         "{ r = RandomNormalLike(x) y = Add(x, r) }"
     )
     assert honest_of(tmp_path, model) == Honest(reason="RandomNormalLike draws its result")
+
+
+def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
+    assert len(stages_of(tmp_path, in_int8())) == 1
+    monkeypatch.setattr("validation.rounding.honest.SMALL_BYTES", 0)
+    for seed in range(3):
+        first, last = (budgets("engine", "int8", None, found) for found in stages_of(tmp_path, in_int8(seed)))
+        for kind in ("golden", "edge"):
+            tight, loose = first.of("logits", kind), last.of("logits", kind)
+            assert tight != loose and tight.sqnr_db >= loose.sqnr_db and tight.max_rel <= loose.max_rel
+            assert tight.centered_sqnr_db >= loose.centered_sqnr_db
+            assert (tight.quartile_sqnr_db or 0) >= (loose.quartile_sqnr_db or 0)
 
 
 def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:
