@@ -1,16 +1,13 @@
 """Values that are refused before anything is made."""
 
-import logging
 from typing import Any
 
 import helm_python
 import pytest
 
 from tests.cluster.conftest import Cluster
+from tests.cluster.objects import everything
 from tests.cluster.release import Release, sample
-from tests.cluster.test_time_and_leftovers import everything
-
-log = logging.getLogger("cluster")
 
 
 @pytest.mark.parametrize(

@@ -8,42 +8,15 @@ import helm_python
 import pytest
 
 from tests.cluster import flow_runs
-from tests.cluster.api import PLACES, wait_for
+from tests.cluster.api import wait_for
 from tests.cluster.conftest import Cluster
 from tests.cluster.kubelet import Kubelet
+from tests.cluster.objects import still
 from tests.cluster.release import Release, sample
 
 log = logging.getLogger("cluster")
 ROOT = Path(__file__).parents[2]
 DOCS, UPGRADING = ROOT / "docs/kubernetes.md", ROOT / "charts/enginery/UPGRADING.md"
-# Every namespace has these (and certificates, configmaps/...crt); the Secret was there before the release.
-OTHERS = {"serviceaccounts/default", "secrets/enginery-registry-keys"}
-IN_NAMESPACES = (
-    "configmaps", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
-    "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
-)  # fmt: skip
-
-
-def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """'jobs/enginery-deploy' of all that is in a namespace, but what was there before."""
-    assert set(IN_NAMESPACES) <= PLACES.keys()
-    found = {
-        f"{kind}/{item['metadata']['name']}" for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)
-    }
-    return {name for name in found - OTHERS if not name.endswith(".crt")}
-
-
-def still(cluster: Cluster, namespace: str, count: int) -> set[str]:
-    """What is left as soon as it is no more than `count` objects; the garbage collector takes its time."""
-
-    def look() -> tuple[set[str]] | None:
-        found = everything(cluster, namespace)
-        return (found,) if len(found) <= count else None
-
-    try:
-        return wait_for(f"{count} objects", look, 30)[0]
-    except TimeoutError:
-        return everything(cluster, namespace)
 
 
 def clean_up(cluster: Cluster, namespace: str) -> None:

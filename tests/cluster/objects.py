@@ -1,0 +1,32 @@
+"""What is in a namespace, and what is left there after a while."""
+
+from tests.cluster.api import wait_for
+from tests.cluster.conftest import Cluster
+
+# Every namespace has these (and certificates, configmaps/...crt); the Secret was there before the release.
+OTHERS = {"serviceaccounts/default", "secrets/enginery-registry-keys"}
+IN_NAMESPACES = (
+    "configmaps", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
+    "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
+)  # fmt: skip
+
+
+def everything(cluster: Cluster, namespace: str) -> set[str]:
+    """'jobs/enginery-deploy' of all that is in a namespace, but what was there before."""
+    found = {
+        f"{kind}/{item['metadata']['name']}" for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)
+    }
+    return {name for name in found - OTHERS if not name.endswith(".crt")}
+
+
+def still(cluster: Cluster, namespace: str, count: int) -> set[str]:
+    """What is left as soon as it is no more than `count` objects; the garbage collector takes its time."""
+
+    def look() -> tuple[set[str]] | None:
+        found = everything(cluster, namespace)
+        return (found,) if len(found) <= count else None
+
+    try:
+        return wait_for(f"{count} objects", look, 30)[0]
+    except TimeoutError:
+        return everything(cluster, namespace)
