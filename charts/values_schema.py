@@ -89,6 +89,8 @@ RULES: dict[str, Schema] = {
     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "ray.version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
     "replicas": {"type": "integer", "minimum": 1},
+    "redis.cidrs": {**CIDRS, "minItems": 1},
+    "redisAddress": {"type": "string", "pattern": r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]+)?$"},
     "registryErrors": COUNT,
     "repository": {"type": "string", "pattern": r"^[^@\s]*$"},
     "resources": closed({"requests": _AMOUNTS, "limits": _AMOUNTS}),

@@ -160,3 +160,25 @@ def test_pods_say_which_ray_runs_in_them() -> None:
         spec = cluster["spec"]
         for part in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
             assert part["template"]["metadata"]["annotations"][RAY_VERSION] == spec["rayVersion"]
+
+
+def made_with(**chosen: Any) -> tuple[Object, list[str]]:
+    """The RayCluster of a sample with `ray.gcsFaultTolerance`, and the names of the network policies."""
+    values = renders.sample("aws")
+    made = renders.objects(renders.rendered({**values, "ray": {**values.get("ray", {}), "gcsFaultTolerance": chosen}}))
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    return cluster, [item["metadata"]["name"] for item in made if item["kind"] == "NetworkPolicy"]
+
+
+def test_what_the_head_knows_is_kept_in_redis_where_that_is_asked_for() -> None:
+    cluster, policies = made_with(redisAddress="rediss://redis.example:6380", existingSecret="redis", username="ray")
+    assert cluster["spec"]["gcsFaultToleranceOptions"] == {
+        "redisAddress": "rediss://redis.example:6380",
+        "redisUsername": {"value": "ray"},
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "redis-password"}}},
+        "externalStorageNamespace": f"enginery-enginery-ray-{cluster['spec']['rayVersion']}",
+    }
+    assert "enginery-ray-head-to-redis" in policies
+    without, policies = made_with()
+    assert "gcsFaultToleranceOptions" not in without["spec"]
+    assert "enginery-ray-head-to-redis" not in policies

@@ -107,3 +107,26 @@ def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm
     helm.uninstall(timeout=90)
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", busy))
     wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginery-ray"))
+
+
+def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redis(
+    cluster: Cluster, namespace: str, helm: Release
+) -> None:
+    secret = {"metadata": {"name": "redis"}, "stringData": {"redis-password": "x"}}
+    cluster.api.create("secrets", namespace, secret)
+    kept = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
+    helm.install({**sample(), "ray": {"gcsFaultTolerance": kept}}, timeout=300)
+    cluster.running(namespace, PODS)
+    before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
+    cluster.api.delete("pods", namespace, head)
+    (new,) = wait_for("another head", lambda: workers(cluster, namespace, "headgroup") - {head})
+    cluster.running(namespace, PODS)
+    assert workers(cluster, namespace) - {new} == before - {head}
+    container = cluster.api.get("pods", namespace, new)["spec"]["containers"][0]
+    environment = {item["name"]: item for item in container["env"]}
+    assert environment["RAY_REDIS_ADDRESS"]["value"] == "redis.example:6379"
+    assert environment["REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "redis"
+    # With the RayCluster goes what is in Redis, by a Job of KubeRay's, if its head's account is still there.
+    cluster.api.delete("rayclusters", namespace, "enginery-ray")
+    wait_for("KubeRay to empty the Redis", lambda: not cluster.api.list("rayclusters", namespace))
+    helm.uninstall(timeout=90)

@@ -23,6 +23,25 @@ spec:
   enableInTreeAutoscaling: true
   authOptions:
     mode: token
+  {{- with .Values.ray.gcsFaultTolerance }}
+  {{- if .redisAddress }}
+  gcsFaultToleranceOptions:
+    redisAddress: {{ .redisAddress | quote }}
+    # What one version of Ray wrote is not for another.
+    externalStorageNamespace: {{ printf "%s-%s-%s" $.Release.Namespace (include "enginery.rayCluster" $) $.Values.ray.version }}
+    {{- with .username }}
+    redisUsername:
+      value: {{ . | quote }}
+    {{- end }}
+    {{- if .existingSecret }}
+    redisPassword:
+      valueFrom:
+        secretKeyRef:
+          name: {{ .existingSecret }}
+          key: {{ .key }}
+    {{- end }}
+  {{- end }}
+  {{- end }}
   autoscalerOptions:
     version: v2
     upscalingMode: {{ .Values.ray.autoscaler.upscalingMode }}
