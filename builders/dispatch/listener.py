@@ -68,7 +68,8 @@ class Listener:
 
     def lose(self, error: Exception) -> UnavailableError:
         """End all tasks, since Ray is gone: it raised `error`; what to raise for it."""
-        lost = UnavailableError(f"lost the Ray cluster: {error}; start it again, then run again")
+        words = _details(error) or error
+        lost = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
         self.lost = True
         self._fail_all(lost)
         return lost
@@ -85,7 +86,7 @@ class Listener:
             self._hear()
         except Exception as error:  # Ray is gone, or a bug: no thread may wait for ever for what nobody hears
             self.lose(error)
-            if not isinstance(error, ConnectionError | UnavailableError):
+            if not (isinstance(error, ConnectionError | UnavailableError) or _details(error)):
                 raise
 
     def _hear(self) -> None:
@@ -172,6 +173,12 @@ class Listener:
             return StepError(f"{task.job.name}: {none_fits(needs, there, self._wait_s)}", "no-node")
         task.told.put(("waiting", countdown(needs, left)))
         return None
+
+
+def _details(error: Exception) -> str:
+    """What an error of gRPC says, which Ray's client lets through where a new head does not know it; else nothing."""
+    found = getattr(error, "details", None)
+    return str(found()) if callable(found) else ""
 
 
 def _ready(refs: list[Any]) -> list[Any]:

@@ -108,6 +108,22 @@ def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ra
         assert found == [3] and ray.connected == 2
 
 
+class RpcError(Exception):
+    """As gRPC's: five lines, and what they say in one."""
+
+    def details(self):
+        return "Failed to serialize response!"
+
+
+def test_a_new_head_that_does_not_know_the_client_is_a_lost_one(ray, monkeypatch):
+    monkeypatch.setattr(ray, "ready", lambda refs: (_ for _ in ()).throw(RpcError("<\nfive\nlines\n>")))
+    monkeypatch.setattr(listener, "_ready", ray.ready)
+    with RayExecutor("ray://head:10001") as made:
+        with pytest.raises(UnavailableError, match="lost the Ray cluster: Failed to serialize response!; start it"):
+            made.run(JOB)
+        assert made._listener.lost
+
+
 def test_one_that_is_lost_while_nothing_runs_is_out_of_reach_and_not_another_error(ray):
     ray.answers.set()
     with RayExecutor("ray://head:10001") as made:
