@@ -9,13 +9,15 @@ IN_NAMESPACES = (
     "configmaps", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
     "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
 )  # fmt: skip
+IN_NONE = ("clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
 
 
 def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """'jobs/enginery-deploy' of all that is in a namespace, but what was there before."""
-    found = {
-        f"{kind}/{item['metadata']['name']}" for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)
-    }
+    """'jobs/enginery-deploy' of all that is in a namespace, or in none and named by it, but what was there before."""
+    there = [(kind, item) for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)]
+    beside = [(kind, item) for kind in IN_NONE for item in cluster.api.list(kind)]
+    there += [(kind, item) for kind, item in beside if namespace in item["metadata"]["name"]]
+    found = {f"{kind}/{item['metadata']['name']}" for kind, item in there}
     return {name for name in found - OTHERS if not name.endswith(".crt")}
 
 
