@@ -6,100 +6,165 @@ A key that is not in values.yaml is refused, so that a misspelt value is no sile
 from collections.abc import Mapping
 from typing import Any
 
-from builders.targets import GENERATIONS
+from builders.targets import GENERATIONS, names
+from builders.types import PRECISIONS
+from charts.kubernetes_names import (
+    ANNOTATIONS,
+    CIDR,
+    KEY,
+    LABELS,
+    NAME,
+    OPTIONAL_LABEL_NAME,
+    OPTIONAL_NAME,
+    SELECTOR,
+    Schema,
+    closed,
+    listed,
+    ref,
+)
+from charts.kubernetes_schema import DEFINITIONS, EGRESS
 
-Schema = dict[str, Any]
-
+# A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant.
+CPU = {"type": ["string", "integer"], "minimum": 1, "pattern": r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$"}
+BYTES = {"type": "string", "pattern": r"^([0-9]{7,}|[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti))$"}
 QUANTITY = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
-NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
-OPTIONAL_NAME = {"type": "string", "pattern": f"^({NAME})?$"}
-STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 OPEN = {"type": "object"}
-PORTS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 65535}}
-CIDRS = {"type": "array", "items": {"type": "string", "pattern": r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"}}
-PEERS = {"type": "array", "items": {"type": "object", "minProperties": 1}}
+PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
+CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
-
-
-def closed(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An object with these keys and no others."""
-    found: Schema = {"type": "object", "additionalProperties": False, "properties": dict(properties)}
-    return {**found, "required": list(required)} if required else found
-
-
-_TOLERATION = closed(
+# Of an HTTPRoute (gateway.networking.k8s.io/v1).
+PARENT = closed(
     {
-        "key": {"type": "string"},
-        "operator": {"enum": ["Exists", "Equal"]},
-        "value": {"type": "string"},
-        "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
-        "tolerationSeconds": COUNT,
-    }
+        "name": NAME,
+        "namespace": NAME,
+        "group": {"type": "string"},
+        "kind": {"type": "string"},
+        "sectionName": {"type": "string"},
+        "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+    },
+    "name",
 )
-_AMOUNTS = {"type": "object", "additionalProperties": QUANTITY}
+
+
+def _cron() -> Schema:
+    """Five fields: numbers within their limits, names of months and days, lists, ranges and steps."""
+    months, days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
+    values = (
+        "[0-5]?[0-9]",
+        "[01]?[0-9]|2[0-3]",
+        "0?[1-9]|[12][0-9]|3[01]",
+        f"0?[1-9]|1[0-2]|{months}|{months.upper()}",
+        f"[0-7]|{days}|{days.upper()}",
+    )
+    fields = []
+    for value in values:
+        item = rf"(\*|({value})(-({value}))?)(/[1-9][0-9]?)?"
+        fields.append(f"{item}(,{item})*")
+    return {"type": "string", "pattern": f"^{' '.join(fields)}$"}
+
+
+def _catalog() -> Schema:
+    """A fleet's catalog, as pipeline/fleet/catalog.py reads it. YAML has the bare key `on` as true, Helm as "true"."""
+    version = {"type": ["string", "number"]}
+    on = listed({"enum": names()})
+    serve = closed(
+        {
+            "model": {"type": "string", "minLength": 1},
+            "channel": {"type": "string"},
+            "version": {"type": "string"},
+            "on": on,
+            "true": on,
+            "precisions": {"type": "array", "items": {"enum": list(PRECISIONS)}},
+            "proven": {"type": "boolean"},
+        },
+        "model",
+    )
+    runtimes = {"tensorrt": version, "tensorrt_rtx": version}
+    return closed(
+        {"serve": listed(serve), "runtimes": closed(runtimes), "planned": closed({**runtimes, "driver": version})}
+    )
+
+
+_AMOUNTS = {"type": "object", "properties": {"cpu": CPU, "memory": BYTES}, "additionalProperties": QUANTITY}
 
 # What a value is, by the last words of its path; the longest that fits wins.
 RULES: dict[str, Schema] = {
-    "affinity": OPEN,
-    "annotations": STRINGS,
+    "affinity": ref("affinity"),
+    "annotations": ANNOTATIONS,
     "apiServer.cidrs": {**CIDRS, "minItems": 1},
     "bucket": {"type": "string", "pattern": r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"},
-    "catalog.content": OPEN,
-    "catalog.key": {"type": "string", "pattern": r"^[A-Za-z0-9._-]+$"},
+    "catalog.content": _catalog(),
+    "catalog.place": {"type": "string", "pattern": "^(registered|s3://.+|file:///.+)$"},
     "cidrs": CIDRS,
+    "className": OPTIONAL_NAME,
     "clusterUid": {"type": "string"},
-    "commonLabels": STRINGS,
-    "cpu": QUANTITY,
-    "cpuRequest": QUANTITY,
+    "commonLabels": LABELS,
+    "cpu": CPU,
+    "cpuRequest": CPU,
     "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "endpoint": {"type": "string", "pattern": "^(https?://[^?#&]+)?$"},
     "existingClaim": OPTIONAL_NAME,
     "existingConfigMap": OPTIONAL_NAME,
     "existingSecret": OPTIONAL_NAME,
     "externalApi.url": {"type": "string", "pattern": "^(https?://.+/api.*)?$"},
-    "extraEgress": {"type": "array", "items": {"type": "object"}},
-    "extraEnv": {
-        "type": "array",
-        "items": closed({"name": {"type": "string"}, "value": {"type": "string"}, "valueFrom": OPEN}, "name"),
-    },
+    "configMap": OPTIONAL_NAME,
+    "extraEgress": {"type": "array", "items": EGRESS},
+    "extraEnv": ref("env"),
+    "extraEnvFrom": ref("envFrom"),
+    "extraInitContainers": ref("containers"),
+    "extraVolumeMounts": ref("mounts"),
+    "extraVolumes": ref("volumes"),
     "failedBuildsPerHour": COUNT,
     "finishedJobTtlSeconds": COUNT,
-    "fleet.schedule": {"type": "string", "pattern": r"^[0-9A-Za-z*/,-]+( [0-9A-Za-z*/,-]+){4}$"},
-    "from": PEERS,
+    "fleet.schedule": _cron(),
+    "from": ref("peers"),
+    "fsGroup": {"type": ["integer", "null"], "minimum": 1},
     "fullnameOverride": {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
     "gpuResource": {"type": "string", "pattern": r"^nvidia\.com/[a-z0-9.-]+$"},
     "gpusPerWorker": {"type": "integer", "minimum": 1},
     "idleTimeoutSeconds": SECONDS,
-    "imagePullSecrets": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    "imagePullSecrets": {"type": "array", "items": NAME},
     "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
-    "labels": STRINGS,
-    "max": COUNT,
-    "memory": QUANTITY,
-    "memoryLimit": QUANTITY,
-    "memoryRequest": QUANTITY,
+    "key": KEY,
+    "labels": LABELS,
+    "logLevel": {"enum": ["", "DEBUG", "INFO", "WARNING", "ERROR"]},
+    "max": {"type": "integer", "minimum": 1},
+    "memory": BYTES,
+    "memoryLimit": BYTES,
+    "memoryRequest": BYTES,
     "min": COUNT,
-    "namespaceSelector": OPEN,
-    "nodeSelector": STRINGS,
+    "name": OPTIONAL_NAME,
+    "namespaceSelector": SELECTOR,
+    "nodeSelector": LABELS,
+    "parentRefs": {"type": "array", "items": PARENT},
     "pathStyle": {"type": ["boolean", "null"]},
-    "podAnnotations": STRINGS,
+    "podAnnotations": ANNOTATIONS,
+    "podLabels": LABELS,
     "podStartTimeoutSeconds": SECONDS,
     "ports": PORTS,
     "prefix": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"},
+    "priorityClass": OPTIONAL_LABEL_NAME,
+    "priorityClassName": OPTIONAL_NAME,
     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
+    "queueName": OPTIONAL_LABEL_NAME,
     "ray.version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
     "replicas": {"type": "integer", "minimum": 1},
-    "redis.cidrs": {**CIDRS, "minItems": 1},
     "redisAddress": {"type": "string", "pattern": r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]+)?$"},
     "registryErrors": COUNT,
     "repository": {"type": "string", "pattern": r"^[^@\s]*$"},
-    "resources": closed({"requests": _AMOUNTS, "limits": _AMOUNTS}),
-    "runAsGroup": {"type": "integer", "minimum": 1},
-    "runAsUser": {"type": "integer", "minimum": 1},
+    "resourceClaimTemplate": OPTIONAL_NAME,
+    "resources": ref("resources"),
+    "runAsGroup": {"type": ["integer", "null"], "minimum": 1},
+    "runAsUser": {"type": ["integer", "null"], "minimum": 1},
+    "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
-    "size": QUANTITY,
+    "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
-    "tolerations": {"type": "array", "items": _TOLERATION},
+    "storageClass": OPTIONAL_NAME,
+    "tlsSecret": OPTIONAL_NAME,
+    "tolerations": ref("tolerations"),
+    "topologySpreadConstraints": ref("spread"),
     "traffic": {"type": "string", "pattern": "^(s3://.+|file://.+)?$"},
     "uiApiUrl": {"type": "string", "pattern": "^https?://.+"},
     "unprovenEngines": COUNT,
@@ -117,7 +182,9 @@ def values_schema(values: Mapping[str, Any]) -> Schema:
     found["properties"]["gpuGroups"] = {"type": "array", "items": _group(found["properties"]["gpuGroupDefaults"])}
     # Helm adds it for a chart that is a dependency of another one.
     found["properties"]["global"] = OPEN
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginery chart", **found}
+    title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginery chart"}
+    resources = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
+    return {**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}
 
 
 def _object(values: Mapping[str, Any], path: tuple[str, ...]) -> Schema:
@@ -139,11 +206,10 @@ def _value(value: Any, path: tuple[str, ...]) -> Schema:
 
 def _group(defaults: Schema) -> Schema:
     """One of gpuGroups: every default, and what has none."""
-    names = [generation.sm for generation in GENERATIONS]
     own = {
         # Of a Ray worker group, and a part of the names of its pods and deployments.
         "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
-        "generation": {"enum": names},
-        "max": COUNT,
+        "generation": {"enum": [generation.sm for generation in GENERATIONS]},
+        "max": {"type": "integer", "minimum": 1},
     }
     return closed({**own, **defaults["properties"]}, "name", "generation", "max")

@@ -67,3 +67,16 @@ def job_variables(command: list[str]) -> Object:
     """What a command line of `enginery deploy` sets in the pool's base job template."""
     given = [word for flag, word in pairwise(command) if flag == "--job-variable"]
     return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in given}
+
+
+def flow_run_job(variables: Object) -> Object:
+    """The Job that the Prefect worker makes of the pool's base job template and a deployment's variables."""
+    from prefect.utilities.templating import apply_values
+
+    from pipeline.deployments.pools import template
+
+    base = template("kubernetes")
+    known = base["variables"]["properties"]
+    defaults = {name: item["default"] for name, item in known.items() if "default" in item}
+    job: Object = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables})
+    return job

@@ -16,6 +16,7 @@ from tests.charts.kube import (
     containers,
     deploy_commands,
     everything,
+    flow_run_job,
     job_variables,
     objects_in,
     pod_specs,
@@ -123,20 +124,11 @@ def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
-    from prefect.utilities.templating import apply_values
-
-    from pipeline.deployments.pools import template
-
-    base = template("kubernetes")
-    known = base["variables"]["properties"]
-    defaults = {name: item["default"] for name, item in known.items() if "default" in item}
     (policy,) = [item for item in sample_objects(sample) if item["metadata"]["name"] == "enginery-default-deny"]
     for words in deploy_commands(sample):
-        job = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **job_variables(words)})
+        job = flow_run_job(job_variables(words))
         pod = job["spec"]["template"]
         (container,) = pod["spec"]["containers"]
-        # The Prefect worker writes the variables' mapping as a list, and gives the command as words.
-        container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
         for version in VERSIONS:
             assert not [error.message for error in built_in(version, "batch/v1", "Job").iter_errors(job)], version
         assert not violations(pod["spec"])

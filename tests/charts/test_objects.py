@@ -22,7 +22,8 @@ BUILT_IN = {
 CUSTOM = {"ray.io/v1", "monitoring.coreos.com/v1", "kueue.x-k8s.io/v1beta2", "argoproj.io/v1alpha1"}
 CRD_FILES = (
     "ray.io_rayclusters.yaml", "ray.io_rayjobs.yaml", "servicemonitors.yaml", "prometheusrules.yaml",
-    "clusterqueues.yaml", "localqueues.yaml", "resourceflavors.yaml", "workloadpriorityclasses.yaml",
+    "podmonitors.yaml", "clusterqueues.yaml", "localqueues.yaml", "resourceflavors.yaml",
+    "workloadpriorityclasses.yaml",
 )  # fmt: skip
 # What a version does not have yet.
 SINCE = {"serving-image-volume.yaml": "1.31"}

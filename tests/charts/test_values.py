@@ -1,6 +1,7 @@
 """Wrong values are refused, by the schema or by the templates, with a message that names the value."""
 
 import copy
+import json
 import re
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 from builders.targets import GENERATIONS
 from charts import renders
 from charts.values_schema import values_schema
-from tests.charts.kube import label
+from tests.charts.kube import job_variables, label, pod_specs
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NO_VALUES = {"matchExpressions": [{"key": "app", "operator": "In"}]}
+SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
+SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
 
 
@@ -42,7 +47,11 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("registry.pathStyle", "on", "want null or boolean"),
         ("prefect.externalApi.url", "prefect.example", "pattern"),
         ("prefect.worker.replicas", 0, "minimum"),
-        ("prefect.server.resources.requests.cpu", 1, "want string"),
+        ("prefect.server.resources.requests.cpu", 0.5, "want integer or string"),
+        ("prefect.server.resources.requests.memory", 16, "want string"),
+        ("prefect.server.resources.requests.memory", "512m", "pattern"),
+        ("prefect.server.resources.requests.cpu", "1Gi", "pattern"),
+        ("cpuGroup.memory", "16", "pattern"),
         ("prefect.server.resources.limit", {}, "limit"),
         ("prefect.server.tolerations", [{"key": "a", "effekt": "NoSchedule"}], "effekt"),
         ("prefect.server.tolerations", [{"key": "a", "effect": "Never"}], "NoSchedule"),
@@ -55,7 +64,8 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("gpuGroups.0.generation", "sm89", "sm_89"),
         ("gpuGroups.0.name", "T4", "pattern"),
         ("gpuGroups.0.name", "t" * 21, "pattern"),
-        ("gpuGroups.0.max", -1, "minimum"),
+        ("gpuGroups.0.max", 0, "minimum"),
+        ("cpuGroup.max", 0, "minimum"),
         ("gpuGroups.0.gpus", 1, "gpus"),
         ("gpuGroups.0.gpuResource", "amd.com/gpu", "pattern"),
         ("gpuGroups", [{"name": "l4", "generation": "sm_89"}], "max"),
@@ -63,12 +73,51 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("metrics.serviceMonitor.interval", "60", "pattern"),
         ("metrics.rules.failedBuildsPerHour", "many", "want integer"),
         ("networkPolicy.registry.ports", [], "minItems"),
-        ("networkPolicy.redis.cidrs", [], "minItems"),
         ("ray.gcsFaultTolerance.redisAddress", "redis.example", "pattern"),
         ("networkPolicy.apiServer.cidrs", [], "minItems"),
         ("networkPolicy.apiServer.cidrs", ["everywhere"], "pattern"),
         ("networkPolicy.metrics.from", [{}], "minProperties"),
+        ("networkPolicy.prefect.cidrs", ["10.0.0.0"], "pattern"),
+        ("networkPolicy.prefect.from", [{"namespaceSelektor": {}}], "namespaceSelektor"),
+        ("networkPolicy.prefect.from", [{"ipBlock": {"cidr": "10.0.0.0/08"}}], "pattern"),
+        ("networkPolicy.extraEgress", [{"ports": [{"port": 80}]}], "to"),
+        ("networkPolicy.extraEgress", [{"to": []}], "minItems"),
         ("extraEnv", [{"value": "x"}], "name"),
+        ("extraEnv", [{"name": "A=B", "value": "x"}], "pattern"),
+        ("extraEnv", [{"name": "A", "valueFrom": {"secretKey": {}}}], "secretKey"),
+        ("commonLabels", {"team": "not valid!"}, "pattern"),
+        ("commonLabels", {"-team": "a"}, "'-team' not allowed"),
+        ("commonLabels", {"team": "a" * 64}, "pattern"),
+        ("kueue.queueName", "My Queue", "pattern"),
+        ("ray.head.priorityClassName", "high_priority", "pattern"),
+        ("registry.existingSecret", "a..b", "pattern"),
+        ("prefect.server.affinity", {"nodeAfinity": {}}, "nodeAfinity"),
+        ("prefect.worker.affinity", {"podAntiAffinity": {"required": []}}, "required"),
+        ("gpuGroups.0.affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}}}, "minItems"),
+        ("gpuGroups.0.affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}, "minProperties"),
+        ("prefect.server.tolerations", [{"operator": "Equal", "value": "x"}], "key"),
+        ("prefect.server.tolerations", [{"operator": "Exists", "key": "a", "value": "x"}], "value"),
+        ("prefect.server.nodeSelector", {"not a key": "x"}, "'not a key' not allowed"),
+        ("catalog.place", "registred", "pattern"),
+        ("extraVolumes", [{"name": "a"}], "minProperties"),
+        ("extraVolumes", [{"name": "a", "emptyDri": {}}], "emptyDri"),
+        ("extraInitContainers", [{"name": "a", "image": "b", "comand": []}], "comand"),
+        ("prefect.server.tolerations", [{"key": "a", "operator": "Exists", "tolerationSeconds": 1}], "effect"),
+        (
+            "cpuGroup.affinity",
+            {"podAffinity": {REQUIRED: [{"topologyKey": "a", "labelSelector": NO_VALUES}]}},
+            "values",
+        ),
+        ("extraEnvFrom", [{"prefix": "A_"}], "secretRef"),
+        ("prefect.logLevel", "debug", "DEBUG"),
+        ("prefect.worker.topologySpreadConstraints", [{"topologyKey": "zone"}], "maxSkew"),
+        ("fleet.schedule", "61 * * * *", "pattern"),
+        ("fleet.schedule", "0 24 * * *", "pattern"),
+        ("fleet.schedule", "0 0 * 13 *", "pattern"),
+        ("fleet.catalog.content", {"serve": [{"model": "digits", "on": ["l44"]}]}, "'l40s'"),
+        ("fleet.catalog.content", {"serve": [{"model": "digits", True: ["l44"]}]}, "'l40s'"),
+        ("fleet.catalog.content", {"serve": [{"model": "digits", "precisions": ["fp17"]}]}, "'fp16'"),
+        ("fleet.catalog.content", {"serve": [{"modell": "digits"}]}, "modell"),
         ("fleet.schedule", "hourly", "pattern"),
         ("fleet.catalog.configMap", "c", "configMap"),
         ("fleet.catalog.key", "../x", "pattern"),
@@ -112,14 +161,135 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("canary.traffic", "", "canary.traffic is empty"),
         ("metrics.enabled", False, "there is nothing to scrape"),
         ("serviceAccounts.builds", {"create": False}, "serviceAccounts.builds: create is false and name is empty"),
-        ("fleet.catalog", {"content": {"serve": [{}]}, "existingConfigMap": "c"}, "fleet.catalog: both content and"),
-        ("fleet.catalog.content", {"models": []}, "fleet.catalog.content has no `serve`"),
-        ("networkPolicy.registry.cidrs", [], "an empty rule would allow everything"),
+        (
+            "fleet.catalog",
+            {"content": {"serve": [{"model": "m"}]}, "existingConfigMap": "c"},
+            "fleet.catalog: both content and",
+        ),
+        ("fleet.catalog.content", {"runtimes": {}}, "fleet.catalog.content has no `serve`"),
+        ("fleet", {"apply": True}, "fleet.apply is true and fleet.enabled is false"),
+        ("networkPolicy.registry.cidrs", [], "networkPolicy.registry has neither cidrs nor namespaceSelector"),
+        ("networkPolicy.postgresql", {"cidrs": []}, r"networkPolicy.postgresql.cidrs is empty.*extraEgress"),
+        (
+            "networkPolicy.registry.cidrs",
+            ["10.0.0.1/24"],
+            "networkPolicy.registry.cidrs: 10.0.0.1/24 has bits set beyond",
+        ),
+        ("networkPolicy.apiServer.cidrs", ["10.0.128.0/16"], "10.0.128.0/16 has bits"),
+        ("networkPolicy.apiServer.cidrs", ["2001:db8::1/64"], "2001:db8::1/64 has bits"),
+        ("networkPolicy.apiServer.cidrs", ["2001:db8:0:8000::/48"], "2001:db8:0:8000::/48 has bits"),
+        ("networkPolicy.prefect.from", [{"ipBlock": {"cidr": "10.0.0.9/31"}}], "prefect.from: 10.0.0.9/31 has bits"),
+        ("networkPolicy.extraEgress", [{"to": [{"ipBlock": {"cidr": "10.0.0.9/8"}}]}], "extraEgress: 10.0.0.9/8 has"),
+        (
+            "prefect.server.resources",
+            {"requests": {"memory": "4Gi"}},
+            "requests.memory: 4Gi is more than the limit, 2Gi",
+        ),
+        (
+            "ray.head",
+            {"resources": {"requests": {"cpu": 4}}},
+            "ray.head.resources.requests.cpu: 4 is more than the limit, 2",
+        ),
+        ("prefect.flowRuns", {"memoryRequest": "32Gi"}, "flowRuns.memoryRequest: 32Gi is more than the limit, 16Gi"),
+        ("serviceAccounts", {"builds": {"name": "a"}, "rayHead": {"name": "a"}}, 'rayHead: "a" is made for serviceAcc'),
+        ("images.control.repository", "example/x:v1", 'images.control.repository: "example/x:v1" has a tag; put it'),
+        ("images.control.tag", "v1", "images.control has both tag v1 and digest"),
+        ("metrics.serviceMonitor", SCRAPES, "scrapeTimeout 1m is longer than interval 30s"),
+        ("gpuGroups", gpu(product="l4", gpuResource="nvidia.com/mig-1g.10gb"), 'product "l4" is a whole GPU'),
+        ("commonLabels", {"app.kubernetes.io/name": "x"}, "commonLabels: the chart sets app.kubernetes.io/name"),
+        ("commonLabels", {"ray.io/cluster": "x"}, "commonLabels: the operators set ray.io/cluster"),
+        ("extraEnv", [{"name": "HOME", "value": "/x"}], "extraEnv: the chart sets HOME; remove it"),
+        ("extraEnv", [{"name": "ENGINERY_CACHE", "value": "/x"}], "extraEnv: the chart sets ENGINERY_CACHE"),
+        ("extraEnv", [{"name": "RAY_AUTH_TOKEN_PATH", "value": "/x"}], "extraEnv: the chart sets RAY_AUTH_TOKEN_PATH"),
+        ("extraEnv", [{"name": "A", "value": "x"}] * 2, "extraEnv: A is there twice"),
+        ("extraEnv", [{"name": "A"}], "extraEnv: A has neither value nor valueFrom"),
+        ("extraEnv", [{"name": "A", "value": "x", "valueFrom": SECRET}], "extraEnv: A has both value and valueFrom"),
+        (
+            "prefect.worker.extraEnv",
+            [{"name": "PREFECT_WORKER_WEBSERVER_PORT", "value": "1"}],
+            "prefect.worker.extraEnv",
+        ),
+        ("gpuGroups.0.extraEnv", [{"name": "HOME", "value": "/x"}], "gpuGroups.t4.extraEnv: the chart sets HOME"),
+        ("cpuGroup", {"extraEnv": [{"name": "HOME", "value": "/x"}]}, "cpuGroup.extraEnv: the chart sets HOME"),
+        ("serviceAccounts.builds.podLabels", {"ray.io/x": "y"}, "builds.podLabels: the operators set ray.io/x"),
+        ("extraVolumes", [{"name": "tmp", "emptyDir": {}}], "extraVolumes: the chart has a volume tmp"),
+        ("extraVolumes", [{"name": "a", "emptyDir": {}}] * 2, "extraVolumes: a is there twice"),
+        ("extraVolumeMounts", [{"name": "a", "mountPath": "/a"}], '/a is of volume "a", which extraVolumes does not'),
+        (
+            "gpuGroups.0.extraVolumeMounts",
+            [{"name": "a", "mountPath": "/tmp"}],
+            "t4.extraVolumeMounts: the chart mounts",
+        ),
+        ("gpuGroups", gpu(resourceClaimTemplate="a", gpuResource="nvidia.com/mig-1g.10gb"), "both gpuResource"),
     ],
 )
 def test_the_templates_refuse(path: str, value: Any, said: str) -> None:
     with pytest.raises(helm.HelmError, match=said):
         renders.rendered(with_value(path, value))
+
+
+def test_what_the_chart_does_not_set_may_be_set() -> None:
+    """AWS_ACCESS_KEY_ID is the chart's with `registry.existingSecret` alone, which this sample lacks."""
+    names = ["AWS_ACCESS_KEY_ID", "RAY_task_oom_retries", "HTTPS_PROXY"]
+    renders.rendered(with_value("extraEnv", [{"name": name, "value": ""} for name in names]))
+    with pytest.raises(helm.HelmError, match="extraEnv: the chart sets AWS_ACCESS_KEY_ID"):
+        renders.rendered(with_value("extraEnv", [{"name": "AWS_ACCESS_KEY_ID", "value": "x"}], base="gke"))
+
+
+@pytest.mark.parametrize(
+    "cron", ["0 2 * * *", "*/20 * * * *", "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN"]
+)
+def test_schedules_that_say_something_are_taken(cron: str) -> None:
+    assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
+
+
+@pytest.mark.parametrize(
+    "cidr",
+    [
+        "10.0.0.0/33", "10.0.0.256/32", "10.0.0.01/32", "10.0.0/24", "10.0.0.0.0/8", "fd00::/129", "fd00::1::2/64",
+        ":fd00::/8", "1:2:3:4:5:6:7/64", "1:2:3:4:5:6:7:8:9/64", "1:2:3:4::5:6:7:8/64", "12345::/16", "::10.0.0.0/104",
+    ],
+)  # fmt: skip
+def test_what_is_no_network_is_refused_in_words(cidr: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"networkPolicy.prefect.cidrs: {cidr} is no network; give"):
+        renders.rendered(with_value("networkPolicy.prefect.cidrs", [cidr]))
+
+
+@pytest.mark.parametrize(
+    "cidr",
+    [
+        "10.0.0.0/8",
+        "0.0.0.0/0",
+        "::/0",
+        "fd00::/8",
+        "2001:db8:1:2::/64",
+        "fe80::1:2/128",
+        "10.0.0.130/31",
+        "fd00:ff00::/24",
+        "1:2:3:4:5:6:7:8/128",
+    ],
+)
+def test_networks_of_both_families_are_taken(cidr: str) -> None:
+    assert (
+        f'cidr: "{cidr}"'
+        in renders.rendered(with_value("networkPolicy.registry.cidrs", [cidr]))["network/policies.yaml"]
+    )
+
+
+def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
+    """The variables of Prefect's job template, and so flow runs, take text alone."""
+    values = with_value("cpuGroup", {"cpu": 8})
+    values["gpuGroups"][0]["cpu"] = 16
+    values["prefect"]["flowRuns"]["cpuRequest"] = 2
+    values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
+    values["fleet"]["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
+    made = renders.objects(renders.rendered(values))
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
+    assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
+    (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
+    for words in json.loads(config["data"]["commands.json"]):
+        assert job_variables(words)["cpu_request"] == ("1" if "--only=reconcile-fleet" in words else "2")
 
 
 def test_kueue_admits_seventeen_worker_groups() -> None:

@@ -2,11 +2,8 @@
 
 import json
 from itertools import pairwise
-from typing import Any
 
-from prefect.utilities.templating import apply_values
-
-from pipeline.deployments.pools import template
+from tests.charts.kube import flow_run_job
 from tests.cluster.api import Object
 from tests.cluster.conftest import Cluster
 
@@ -29,17 +26,13 @@ def deployments(cluster: Cluster, namespace: str) -> dict[str, Object]:
 
 def job(variables: Object, name: str = "flow-run") -> Object:
     """The Job of one flow run."""
-    base = template("kubernetes")
-    known = base["variables"]["properties"]
-    defaults = {key: item["default"] for key, item in known.items() if "default" in item}
-    made: Any = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables, "name": name})
+    made = flow_run_job({**variables, "name": name})
     pod = made["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    container["env"] = [{"name": key, "value": value} for key, value in container["env"].items()]
     container["args"] = COMMAND
     made["metadata"]["labels"] |= LABELS
     pod["metadata"]["labels"] |= LABELS
-    return dict(made)
+    return made
 
 
 def start(cluster: Cluster, namespace: str, deployment: str) -> str:

@@ -19,6 +19,9 @@ from tests.cluster.release import Release, sample
         ({"gpuGroups": [{"name": "l4", "generation": "sm_89", "min": 2, "max": 1}]}, "min 2 is more than max 1"),
         ({"images": {"control": {"repository": "x", "digest": ""}}}, "images.control.digest is empty"),
         ({"prefect": {"server": {"resources": {"limits": {"memory": 1}}}}}, "memory"),
+        ({"extraEnv": [{"name": "HOME", "value": "/x"}]}, "the chart sets HOME"),
+        ({"commonLabels": {"app.kubernetes.io/instance": "x"}}, "the chart sets app.kubernetes.io/instance"),
+        ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1/24"]}}}, "10.0.0.1/24 has bits set beyond its prefix"),
     ],
 )
 def test_a_wrong_value_is_refused_and_nothing_is_made(

@@ -36,10 +36,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 
 {{/* Labels of pods: those that select them, and the user's. A chart's version in here would restart every pod, and change
-     Ray's worker groups, on each upgrade. Argument: (list $ component). */}}
+     Ray's worker groups, on each upgrade. Those of the account `builds` have its labels, too. Argument: (list $ component). */}}
 {{- define "enginery.podLabels" -}}
+{{- $values := (index . 0).Values -}}
+{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "deploy" "test") -}}
 {{ include "enginery.selector" . }}
-{{- with (index . 0).Values.commonLabels }}
+{{- with merge (dict) (ternary $values.serviceAccounts.builds.podLabels dict $builds) $values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -106,5 +108,34 @@ ray://{{ include "enginery.rayCluster" . }}-head-svc:10001
 {{- define "enginery.sharedCache" -}}
 {{- if .Values.ray.sharedCache.enabled -}}
 {{- .Values.ray.sharedCache.existingClaim | default (printf "%s-ray-cache" (include "enginery.fullname" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Not empty where pods read or write a bucket: the registry, specs, recorded traffic. */}}
+{{- define "enginery.usesBuckets" -}}
+{{- $traffic := ternary .Values.canary.traffic "" .Values.canary.enabled -}}
+{{- $specs := ternary .Values.catalog.place "" .Values.catalog.enabled -}}
+{{- if or .Values.registry.bucket (hasPrefix "s3://" $traffic) (hasPrefix "s3://" $specs) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* A rule of egress to networks. Without peers nothing: a rule whose peers are empty would be open to everything.
+     Argument: {cidrs, ports, namespaceSelector: optional}. */}}
+{{- define "enginery.egress" -}}
+{{- if or .cidrs .namespaceSelector -}}
+egress:
+  - to:
+      {{- range .cidrs }}
+      - ipBlock: {cidr: {{ . | quote }}}
+      {{- end }}
+      {{- with .namespaceSelector }}
+      - namespaceSelector:
+          {{- toYaml . | nindent 10 }}
+      {{- end }}
+    ports:
+      {{- range .ports }}
+      - {port: {{ . | int64 }}, protocol: TCP}
+      {{- end }}
 {{- end -}}
 {{- end -}}

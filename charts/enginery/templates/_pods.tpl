@@ -3,9 +3,12 @@
 {{/* Security context of a pod, as Pod Security "restricted" wants it. */}}
 {{- define "enginery.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.podSecurity.runAsUser | int64 }}
-runAsGroup: {{ .Values.podSecurity.runAsGroup | int64 }}
-fsGroup: {{ .Values.podSecurity.fsGroup | int64 }}
+{{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- $number := get $.Values.podSecurity $field }}
+{{- if $number }}
+{{ $field }}: {{ $number | int64 }}
+{{- end }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -91,6 +94,10 @@ priorityClassName: {{ . }}
   value: /tmp/prefect
 - name: PREFECT_SERVER_ANALYTICS_ENABLED
   value: "false"
+{{- with .Values.prefect.logLevel }}
+- name: PREFECT_LOGGING_LEVEL
+  value: {{ . }}
+{{- end }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
 - name: PREFECT_API_AUTH_STRING
   valueFrom:

@@ -10,20 +10,24 @@
 {{- $problems = append $problems (printf "%q does not begin with a letter, and services must; give fullnameOverride" $full) -}}
 {{- end -}}
 
-{{- range $which := list "control" "worker" -}}
-{{- $image := index $.Values.images $which -}}
-{{- if or (ne $which "worker") $.Values.gpuGroups -}}
-{{- if not $image.repository -}}
-{{- $problems = append $problems (printf "images.%s.repository is empty; build images/%s.Dockerfile, push it, and name it here" $which $which) -}}
+{{- $lines := list (include "enginery.problems.image" (dict "root" . "which" "control")) -}}
+{{- if .Values.gpuGroups }}{{ $lines = append $lines (include "enginery.problems.image" (dict "root" . "which" "worker")) }}{{ end -}}
+{{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "commonLabels" "labels" .Values.commonLabels)) -}}
+{{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "extraEnv" "entries" .Values.extraEnv)) -}}
+{{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "prefect.worker.extraEnv" "entries" .Values.prefect.worker.extraEnv)) -}}
+{{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
+{{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
+{{- $lines = append $lines (include "enginery.problems.resources" .) -}}
+{{- $lines = append $lines (include "enginery.problems.exposure" .) -}}
+{{- $lines = append $lines (include "enginery.problems.network" .) -}}
+{{- $lines = append $lines (include "enginery.problems.metrics" .) -}}
+{{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
+{{- range concat $cpu .Values.gpuGroups -}}
+{{- $path := ternary "cpuGroup." (printf "gpuGroups.%s." .name) (eq .name "cpu") -}}
+{{- $lines = append $lines (include "enginery.problems.env" (dict "root" $ "path" (printf "%sextraEnv" $path) "entries" (.extraEnv | default list))) -}}
+{{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" $path "all" $.Values "own" .)) -}}
 {{- end -}}
-{{- if and (not $image.digest) (not $.Values.images.allowTags) -}}
-{{- $problems = append $problems (printf "images.%s.digest is empty; give the digest that `docker push` printed (sha256:...), or set images.allowTags=true to go by tag" $which) -}}
-{{- end -}}
-{{- if and (not $image.digest) $.Values.images.allowTags (not $image.tag) -}}
-{{- $problems = append $problems (printf "images.%s has neither digest nor tag; give one" $which) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- range splitList "\n" (join "\n" $lines) }}{{ if . }}{{ $problems = append $problems . }}{{ end }}{{ end -}}
 
 {{- if and .Values.registry.bucket .Values.registry.existingClaim -}}
 {{- $problems = append $problems "registry: both bucket and existingClaim are given; a registry is in one place: remove one" -}}
@@ -31,13 +35,21 @@
 {{- $problems = append $problems "registry: neither bucket nor existingClaim is given; name the bucket, or a ReadWriteMany claim" -}}
 {{- end -}}
 
+{{- $accounts := dict -}}
 {{- range $which, $account := .Values.serviceAccounts -}}
+{{- if and $account.create $account.name (hasKey $accounts $account.name) -}}
+{{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which $account.name (get $accounts $account.name)) -}}
+{{- end -}}
+{{- if $account.create }}{{ $_ := set $accounts $account.name $which }}{{ end -}}
 {{- if and (not $account.create) (not $account.name) -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.fleet.catalog.content .Values.fleet.catalog.existingConfigMap -}}
 {{- $problems = append $problems "fleet.catalog: both content and existingConfigMap are given; a fleet has one catalog: remove one" -}}
+{{- end -}}
+{{- if and .Values.fleet.apply (not .Values.fleet.enabled) -}}
+{{- $problems = append $problems "fleet.apply is true and fleet.enabled is false, so nothing would be applied; set fleet.enabled=true or fleet.apply=false" -}}
 {{- end -}}
 {{- if and .Values.fleet.catalog.content (not .Values.fleet.catalog.content.serve) -}}
 {{- $problems = append $problems "fleet.catalog.content has no `serve`; list the models: {serve: [{model: digits, on: [l4]}]}" -}}
@@ -78,6 +90,12 @@
 {{- $problems = append $problems (printf "gpuGroups.%s.product: %q is no product of %s, which has %s" $group.name $group.product $group.generation (keys $products | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $group.product (contains "/mig-" $group.gpuResource) -}}
+{{- $problems = append $problems (printf "gpuGroups.%s: product %q is a whole GPU and gpuResource %s a slice of one, whose engines are others; remove product, or set gpuResource nvidia.com/gpu" $group.name $group.product $group.gpuResource) -}}
+{{- end -}}
+{{- if and $group.resourceClaimTemplate (ne $group.gpuResource "nvidia.com/gpu") -}}
+{{- $problems = append $problems (printf "gpuGroups.%s: both gpuResource %s and resourceClaimTemplate %s are given; a claim takes the place of a resource: remove one" $group.name $group.gpuResource $group.resourceClaimTemplate) -}}
+{{- end -}}
 {{- if and (not $group.gpuLabels) (not $group.nodeSelector) -}}
 {{- $problems = append $problems (printf "gpuGroups.%s: gpuLabels is false and nodeSelector is empty, so it would run on any GPU; say with nodeSelector which nodes have a %s" $group.name $group.generation) -}}
 {{- end -}}
@@ -95,14 +113,6 @@
 
 {{- if and .Values.canary.enabled (not .Values.canary.traffic) -}}
 {{- $problems = append $problems "canary.enabled is true and canary.traffic is empty: every canary would end with nothing to replay; name the place of recorded requests, or set canary.enabled=false" -}}
-{{- end -}}
-
-{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.registry.cidrs) (not .Values.networkPolicy.registry.namespaceSelector) -}}
-{{- $problems = append $problems "networkPolicy.registry has neither cidrs nor namespaceSelector, and an empty rule would allow everything; name where the bucket is" -}}
-{{- end -}}
-
-{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
-{{- $problems = append $problems "metrics.serviceMonitor.enabled is true and metrics.enabled is false: there is nothing to scrape; set metrics.enabled=true" -}}
 {{- end -}}
 
 {{- if $problems -}}

@@ -11,6 +11,31 @@
 {{- end }}
 {{- end -}}
 
+{{/* Environment of the Prefect worker alone. */}}
+{{- define "enginery.env.prefectWorker" -}}
+- name: PREFECT_WORKER_WEBSERVER_HOST
+  value: 0.0.0.0
+- name: PREFECT_WORKER_WEBSERVER_PORT
+  value: "8080"
+# This namespace alone: the default watches the whole cluster, and reads kube-system for its identity.
+- name: PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES
+  value: {{ .Release.Namespace | quote }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_CLUSTER_UID
+  value: {{ include "enginery.clusterUid" . | quote }}
+{{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME
+  value: {{ .Values.prefect.server.auth.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_KEY
+  value: {{ .Values.prefect.server.auth.key }}
+{{- end }}
+{{- if and (not .Values.prefect.server.enabled) .Values.prefect.externalApi.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_NAME
+  value: {{ .Values.prefect.externalApi.existingSecret }}
+- name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_KEY
+  value: {{ .Values.prefect.externalApi.key }}
+{{- end }}
+{{- end -}}
+
 {{/* Waits until Prefect's API answers: what is started beside the server would fail before it is up.
      Argument: (list $ extraEnv); a proxy or a CA on the way to an external API is in the way of this, too. */}}
 {{- define "enginery.waitForPrefect" -}}

@@ -30,7 +30,7 @@
 {{- range $resource := list "cpu" "memory" -}}
 {{- $name := printf "%s_%s" $resource $variable -}}
 {{- $_ := unset $here $name -}}
-{{- with index $root.Values.fleet.resources $which }}{{ with index . $resource }}{{ $_ := set $here $name . }}{{ end }}{{ end -}}
+{{- with index $root.Values.fleet.resources $which }}{{ with index . $resource }}{{ $_ := set $here $name (toString .) }}{{ end }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $here -}}

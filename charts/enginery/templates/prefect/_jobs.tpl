@@ -18,9 +18,10 @@
 {{- $volumes = append $volumes (dict "name" "ray-token" "secret" (dict "secretName" (include "enginery.rayCluster" .))) -}}
 {{- $mounts = append $mounts (dict "name" "ray-token" "mountPath" "/etc/enginery/ray" "readOnly" true) -}}
 {{- end -}}
-{{- range .Values.extraEnv -}}
-{{- if hasKey . "value" }}{{ $_ := set $env .name (toString .value) }}{{ end -}}
-{{- end -}}
+{{- with .Values.prefect.logLevel }}{{ $_ := set $env "PREFECT_LOGGING_LEVEL" . }}{{ end -}}
+{{- range .Values.extraEnv }}{{ $_ := set $env .name (omit . "name") }}{{ end -}}
+{{- range include "enginery.volumes.extra" (list . dict) | fromYamlArray }}{{ $volumes = append $volumes . }}{{ end -}}
+{{- range include "enginery.mounts.extra" (list . dict) | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end -}}
 {{- $variables := dict
       "namespace" .Release.Namespace
       "image" (include "enginery.image" (list . "control"))
@@ -30,18 +31,20 @@
       "env" $env
       "volumes" $volumes
       "volume_mounts" $mounts
-      "cpu_request" $runs.cpuRequest
+      "cpu_request" ($runs.cpuRequest | toString)
       "memory_request" $runs.memoryRequest
       "memory_limit" $runs.memoryLimit
       "finished_job_ttl" $runs.finishedJobTtlSeconds
       "pod_watch_timeout_seconds" $runs.podStartTimeoutSeconds
-      "run_as_user" .Values.podSecurity.runAsUser
-      "run_as_group" .Values.podSecurity.runAsGroup
-      "fs_group" .Values.podSecurity.fsGroup
       "read_only_root_filesystem" true -}}
-{{- if .Values.registry.existingSecret -}}
-{{- $_ := set $variables "env_from" (list (dict "secretRef" (dict "name" .Values.registry.existingSecret))) -}}
+{{- range $variable, $field := dict "run_as_user" "runAsUser" "run_as_group" "runAsGroup" "fs_group" "fsGroup" -}}
+{{- $number := get $.Values.podSecurity $field -}}
+{{- if $number }}{{ $_ := set $variables $variable $number }}{{ end -}}
 {{- end -}}
+{{- $from := .Values.extraEnvFrom -}}
+{{- with .Values.registry.existingSecret }}{{ $from = append $from (dict "secretRef" (dict "name" .)) }}{{ end -}}
+{{- with $from }}{{ $_ := set $variables "env_from" . }}{{ end -}}
+{{- with include "enginery.initContainers" . | fromJsonArray }}{{ $_ := set $variables "init_containers" . }}{{ end -}}
 {{- $pulls := list -}}
 {{- range .Values.imagePullSecrets }}{{ $pulls = append $pulls (dict "name" .) }}{{ end -}}
 {{- if $pulls }}{{ $_ := set $variables "image_pull_secrets" $pulls }}{{ end -}}
@@ -75,7 +78,11 @@
 {{- range $generation, $count := $slots }}{{ if $count }}{{ $command = concat $command (list "--slots" (printf "%s=%d" $generation (int $count))) }}{{ end }}{{ end -}}
 {{- end -}}
 {{- $command = concat $command (.more | default list) -}}
-{{- range $name, $value := .variables }}{{ $command = concat $command (list "--job-variable" (printf "%s=%s" $name (toJson $value))) }}{{ end -}}
+{{- $env := list -}}
+{{- range $name, $value := .variables.env -}}
+{{- $env = append $env (merge (dict "name" $name) (ternary (dict "value" $value) $value (kindIs "string" $value))) -}}
+{{- end -}}
+{{- range $name, $value := merge (dict "env" $env) .variables }}{{ $command = concat $command (list "--job-variable" (printf "%s=%s" $name (toJson $value))) }}{{ end -}}
 {{- toJson $command -}}
 {{- end -}}
 
@@ -96,7 +103,15 @@
 {{- $here := deepCopy $variables -}}
 {{- $_ := set $here "image" (include "enginery.image" (list $root "worker")) -}}
 {{- $_ := set $here "image_pull_policy" $root.Values.images.worker.pullPolicy -}}
+{{- if $group.resourceClaimTemplate -}}
+{{- $_ := set $here "resource_claims" (list (dict "name" "gpu" "resourceClaimTemplateName" $group.resourceClaimTemplate)) -}}
+{{- $_ := set $here "container_claims" (list (dict "name" "gpu")) -}}
+{{- else -}}
 {{- $_ := set $here "gpu_count" 1 -}}
+{{- end -}}
+{{- range $group.extraEnv }}{{ $_ := set $here.env .name (omit . "name") }}{{ end -}}
+{{- $_ := set $here "volumes" (include "enginery.over" (list $here.volumes $group.extraVolumes "name") | fromJsonArray) -}}
+{{- $_ := set $here "volume_mounts" (include "enginery.over" (list $here.volume_mounts $group.extraVolumeMounts "mountPath") | fromJsonArray) -}}
 {{- $_ := set $here "node_selector" (merge (dict) $group.nodeSelector (ternary $generation.labels dict $group.gpuLabels)) -}}
 {{- $_ := set $here "affinity" (include "enginery.ray.affinity" (dict "products" $generation.products "group" $group) | fromJson) -}}
 {{- $_ := set $here "tolerations" $group.tolerations -}}

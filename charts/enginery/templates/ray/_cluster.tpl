@@ -130,10 +130,10 @@ spec:
         {{- with $group.product }}
         enginery/product: {{ . }}
         {{- end }}
-      {{- if eq $group.gpuResource "nvidia.com/gpu" }}
+      {{- if and (eq $group.gpuResource "nvidia.com/gpu") (not $group.resourceClaimTemplate) }}
       rayStartParams: {}
       {{- else }}
-      # Ray counts no GPU in a resource of another name.
+      # Ray counts no GPU in a resource of another name, nor in a claim.
       rayStartParams:
         num-gpus: {{ $group.gpusPerWorker | int64 | quote }}
       {{- end }}

@@ -12,6 +12,8 @@ replicas: {{ .min | int64 }}
 {{- define "enginery.ray.worker" -}}
 {{- $root := .root -}}
 {{- $group := .group -}}
+{{- $claim := ternary $group.resourceClaimTemplate "" .gpus -}}
+{{- $device := and .gpus (not $claim) -}}
 metadata:
   labels:
     {{- include "enginery.podLabels" (list $root "ray-worker") | nindent 4 }}
@@ -51,6 +53,10 @@ spec:
   {{- end }}
   securityContext:
     {{- include "enginery.podSecurity" $root | nindent 4 }}
+  {{- with include "enginery.initContainers" $root | fromJsonArray }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: ray-worker
       image: {{ include "enginery.image" (list $root (ternary "worker" "control" .gpus)) }}
@@ -62,22 +68,25 @@ spec:
         {{- include "enginery.env.registry" $root | nindent 8 }}
         - name: ENGINERY_CACHE
           value: {{ ternary "/cache" "/tmp/cache" $root.Values.ray.sharedCache.enabled }}
-        {{- with $root.Values.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "enginery.env.extra" (list $root $group) | nindent 8 }}
+      {{- include "enginery.envFrom" $root | nindent 6 }}
       resources:
         requests:
           cpu: {{ $group.cpu | quote }}
           memory: {{ $group.memory | quote }}
-          {{- if .gpus }}
+          {{- if $device }}
           {{ $group.gpuResource }}: {{ $group.gpusPerWorker | int64 | quote }}
           {{- end }}
         limits:
           cpu: {{ $group.cpu | quote }}
           memory: {{ $group.memory | quote }}
-          {{- if .gpus }}
+          {{- if $device }}
           {{ $group.gpuResource }}: {{ $group.gpusPerWorker | int64 | quote }}
           {{- end }}
+        {{- if $claim }}
+        claims:
+          - name: gpu
+        {{- end }}
       volumeMounts:
         - name: tmp
           mountPath: /tmp
@@ -86,6 +95,12 @@ spec:
           mountPath: /cache
         {{- end }}
         {{- include "enginery.mounts.registry" $root | nindent 8 }}
+        {{- include "enginery.mounts.extra" (list $root $group) | nindent 8 }}
+  {{- with $claim }}
+  resourceClaims:
+    - name: gpu
+      resourceClaimTemplateName: {{ . }}
+  {{- end }}
   volumes:
     {{- include "enginery.scratch" $group.scratch | nindent 4 }}
     {{- if $root.Values.ray.sharedCache.enabled }}
@@ -94,6 +109,7 @@ spec:
         claimName: {{ include "enginery.sharedCache" $root }}
     {{- end }}
     {{- include "enginery.volumes.registry" $root | nindent 4 }}
+    {{- include "enginery.volumes.extra" (list $root $group) | nindent 4 }}
 {{- end -}}
 
 {{/* A GPU group's values over the defaults of all. Argument: (list $ group). */}}
@@ -101,14 +117,20 @@ spec:
 {{- mergeOverwrite (deepCopy (index . 0).Values.gpuGroupDefaults) (index . 1) | toJson -}}
 {{- end -}}
 
-{{/* Affinity of a GPU group: nodes whose product label is one of the product's. Argument: {products, group}. */}}
+{{/* Affinity of a GPU group: the user's, and of those nodes the ones whose product label is one of the product's. Terms are
+     alternatives, so each gets the expression. Argument: {products, group}. */}}
 {{- define "enginery.ray.affinity" -}}
 {{- $affinity := deepCopy (.group.affinity | default dict) -}}
 {{- if and .group.gpuLabels .group.product -}}
 {{- $wanted := dict "key" "nvidia.com/gpu.product" "operator" "In" "values" (index .products .group.product) -}}
-{{- $term := dict "matchExpressions" (list $wanted) -}}
-{{- $node := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" (list $term)) -}}
-{{- $_ := set $affinity "nodeAffinity" (mergeOverwrite (get $affinity "nodeAffinity" | default dict) $node) -}}
+{{- $node := get $affinity "nodeAffinity" | default dict -}}
+{{- $required := get $node "requiredDuringSchedulingIgnoredDuringExecution" | default (dict "nodeSelectorTerms" (list dict)) -}}
+{{- $terms := list -}}
+{{- range $required.nodeSelectorTerms -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $wanted)) .) -}}
+{{- end -}}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
 {{- end -}}
 {{- toJson $affinity -}}
 {{- end -}}

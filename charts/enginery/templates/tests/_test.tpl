@@ -40,6 +40,7 @@ spec:
         {{- with $root.Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- include "enginery.envFrom" $root | nindent 6 }}
       resources:
         {{- toYaml $root.Values.tests.resources | nindent 8 }}
       volumeMounts:
@@ -49,6 +50,7 @@ spec:
           mountPath: /etc/enginery/selftest
           readOnly: true
         {{- include "enginery.mounts.registry" $root | nindent 8 }}
+        {{- include "enginery.mounts.extra" (list $root dict) | nindent 8 }}
   volumes:
     - name: tmp
       emptyDir:
@@ -57,4 +59,5 @@ spec:
       configMap:
         name: {{ include "enginery.fullname" $root }}-test
     {{- include "enginery.volumes.registry" $root | nindent 4 }}
+    {{- include "enginery.volumes.extra" (list $root dict) | nindent 4 }}
 {{- end -}}

@@ -1,0 +1,165 @@
+{{/* Rules between values that "enginery.validate" collects. Each prints a line per mistake: what, which value, the remedy. */}}
+
+{{/* Names of environment variables that the chart sets somewhere, as JSON. */}}
+{{- define "enginery.ownVariables" -}}
+{{- $texts := list (include "enginery.env.base" .) (include "enginery.env.registry" .) (include "enginery.env.prefect" .)
+      (include "enginery.env.prefectWorker" .) -}}
+{{- $names := list "ENGINERY_CACHE" -}}
+{{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginery.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
+{{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/* Of a list of environment variables. Two of one name are refused by the API server after half of a release is there.
+     Argument: {root, path, entries}. */}}
+{{- define "enginery.problems.env" -}}
+{{- $path := .path -}}
+{{- $own := include "enginery.ownVariables" .root | fromJsonArray -}}
+{{- $seen := dict -}}
+{{- range .entries }}
+{{- if has .name $own }}
+{{ $path }}: the chart sets {{ .name }}; remove it
+{{- end }}
+{{- if hasKey $seen .name }}
+{{ $path }}: {{ .name }} is there twice; remove one
+{{- end }}
+{{- if and (hasKey . "value") (hasKey . "valueFrom") }}
+{{ $path }}: {{ .name }} has both value and valueFrom; remove one
+{{- else if not (or (hasKey . "value") (hasKey . "valueFrom")) }}
+{{ $path }}: {{ .name }} has neither value nor valueFrom; give one (`value: ""` is an empty one)
+{{- end }}
+{{- $_ := set $seen .name true }}
+{{- end }}
+{{- end -}}
+
+{{/* Of labels for pods: those by which pods are selected stay the chart's. Argument: {path, labels}. */}}
+{{- define "enginery.problems.labels" -}}
+{{- $path := .path -}}
+{{- range $name, $_ := .labels }}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|part-of|version|managed-by)|helm\\.sh/.*|enginery\\.io/.*)$" $name }}
+{{ $path }}: the chart sets {{ $name }}, and selects pods by such labels; remove it
+{{- else if regexMatch "^(ray\\.io|kueue\\.x-k8s\\.io)/" $name }}
+{{ $path }}: the operators set {{ $name }}; remove it
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
+     values, own: the group's}. */}}
+{{- define "enginery.problems.volumes" -}}
+{{- $path := .path -}}
+{{- $volumes := .own.extraVolumes | default (ternary list .all.extraVolumes (ne .path "")) -}}
+{{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
+{{- $names := list -}}
+{{- range $volumes }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest") }}
+{{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
+{{- end }}
+{{- if has .name $names }}
+{{ $path }}extraVolumes: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range .all.extraVolumes }}{{ $names = append $names .name }}{{ end }}
+{{- $places := list -}}
+{{- range $mounts }}
+{{- if not (has .name $names) }}
+{{ $path }}extraVolumeMounts: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{- end }}
+{{- if regexMatch "^/(tmp|cache|registry|etc/enginery(/.*)?)/?$" .mountPath }}
+{{ $path }}extraVolumeMounts: the chart mounts something at {{ .mountPath }}; give another place
+{{- end }}
+{{- if has .mountPath $places }}
+{{ $path }}extraVolumeMounts: {{ .mountPath }} is there twice; remove one
+{{- end }}
+{{- $places = append $places .mountPath }}
+{{- end }}
+{{- end -}}
+
+{{/* Of the ways from outside to the Prefect server: who reaches its API runs code here. */}}
+{{- define "enginery.problems.exposure" -}}
+{{- $server := .Values.prefect.server -}}
+{{- range $way, $open := dict "ingress" $server.ingress.enabled "httpRoute" $server.httpRoute.enabled -}}
+{{- if $open }}
+{{- if not $server.enabled }}
+prefect.server.{{ $way }}.enabled is true and prefect.server.enabled is false: there is nothing to reach; set prefect.server.{{ $way }}.enabled=false
+{{- end }}
+{{- if not $server.auth.existingSecret }}
+prefect.server.{{ $way }}: whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret
+{{- end }}
+{{- if regexMatch "//(localhost|127[.])" $server.uiApiUrl }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is the browser's own machine; give the URL of the host that is routed here (https://prefect.example/api)
+{{- else if not (regexMatch "^https?://([a-z0-9-]+[.])*[a-z][a-z0-9-]*(:[0-9]+)?/api$" $server.uiApiUrl) }}
+prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is not https://HOST/api, and a whole host is routed to the server, by its name; give such a URL
+{{- end }}
+{{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.prefect.from) }}
+networkPolicy.prefect.from is empty, so what routes to the Prefect server could not reach it; name its namespace or pods
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
+prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- end }}
+{{- end -}}
+
+{{/* Of an image. Argument: {root, which: "control"}. */}}
+{{- define "enginery.problems.image" -}}
+{{- $image := index .root.Values.images .which -}}
+{{- if not $image.repository }}
+images.{{ .which }}.repository is empty; build images/{{ .which }}.Dockerfile, push it, and name it here
+{{- else if regexMatch ":[^/]*$" $image.repository }}
+images.{{ .which }}.repository: {{ $image.repository | quote }} has a tag; put it into images.{{ .which }}.tag, or leave it out where there is a digest
+{{- end }}
+{{- if and $image.digest $image.tag }}
+images.{{ .which }} has both tag {{ $image.tag }} and digest, and a digest alone says which image; remove the tag
+{{- end }}
+{{- if and (not $image.digest) (not .root.Values.images.allowTags) }}
+images.{{ .which }}.digest is empty; give the digest that `docker push` printed (sha256:...), or set images.allowTags=true to go by tag
+{{- end }}
+{{- if and (not $image.digest) .root.Values.images.allowTags (not $image.tag) }}
+images.{{ .which }} has neither digest nor tag; give one
+{{- end }}
+{{- end -}}
+
+{{/* A quantity ('500m', '16Gi', 8) as a number. */}}
+{{- define "enginery.quantity" -}}
+{{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
+{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- mulf (toString . | trimSuffix $unit | float64) (get $sizes $unit) -}}
+{{- end -}}
+
+{{/* Of requests and limits: who raises a request alone has the default limit below it. */}}
+{{- define "enginery.problems.resources" -}}
+{{- $runs := .Values.prefect.flowRuns -}}
+{{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
+{{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
+      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "ray.autoscaler" .Values.ray.autoscaler
+      "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests -}}
+{{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
+{{- end -}}
+{{- range $path, $resources := $all }}
+{{- range $name, $request := $resources.requests }}
+{{- $limit := get ($resources.limits | default dict) $name }}
+{{- if and $limit (gt (include "enginery.quantity" $request | float64) (include "enginery.quantity" $limit | float64)) }}
+{{ $path }}.{{ $name }}: {{ $request }} is more than the limit, {{ $limit }}; raise the limit, too
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A duration of Prometheus ('30s') in milliseconds. */}}
+{{- define "enginery.milliseconds" -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- mul (trimSuffix $unit . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
+{{- end -}}
+
+{{/* Of the metrics. */}}
+{{- define "enginery.problems.metrics" -}}
+{{- $monitor := .Values.metrics.serviceMonitor -}}
+{{- if and $monitor.enabled (not .Values.metrics.enabled) }}
+metrics.serviceMonitor.enabled is true and metrics.enabled is false: there is nothing to scrape; set metrics.enabled=true
+{{- end }}
+{{- if gt (include "enginery.milliseconds" $monitor.scrapeTimeout | int64) (include "enginery.milliseconds" $monitor.interval | int64) }}
+metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer than interval {{ $monitor.interval }}, which Prometheus refuses; shorten it
+{{- end }}
+{{- end -}}

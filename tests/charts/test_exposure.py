@@ -1,0 +1,101 @@
+"""Ways in: an Ingress or an HTTPRoute to the Prefect server, and Prometheus to Ray's own metrics."""
+
+from typing import Any
+
+import helm_python as helm
+import jsonschema
+import pytest
+
+from charts import renders
+from tests.charts.kube import Object, label
+from tests.charts.test_objects import VERSIONS, built_in, crds
+
+GATEWAY = [{"name": "public", "namespace": "gateways"}]
+ROUTER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
+
+
+def values(way: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """The sample with a password, routed to from outside."""
+    found = renders.sample("aws")
+    server = {"uiApiUrl": "https://prefect.example/api", **way, **changed}
+    found["prefect"]["server"] |= server
+    found["networkPolicy"] |= {"prefect": {"from": ROUTER}}
+    return found
+
+
+def made(way: dict[str, Any]) -> dict[str, Object]:
+    return {label(item): item for item in renders.objects(renders.rendered(values(way)))}
+
+
+def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
+    way = {"enabled": True, "className": "nginx", "tlsSecret": "prefect-tls", "annotations": {"a.example/b": "c"}}
+    found = made({"ingress": way})
+    ingress, service = found["Ingress enginery-prefect-server"], found["Service enginery-prefect-server"]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert rule["host"] == "prefect.example" and ingress["spec"]["tls"][0]["hosts"] == ["prefect.example"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": "http"}}
+    assert service["spec"]["ports"][0]["name"] == "http"
+    assert ingress["metadata"]["annotations"] == way["annotations"]
+    for version in VERSIONS:
+        assert not list(built_in(version, "networking.k8s.io/v1", "Ingress").iter_errors(ingress)), version
+    assert ROUTER[0] in found["NetworkPolicy enginery-prefect-server"]["spec"]["ingress"][0]["from"]
+
+
+def test_a_route_leads_the_same_host_there() -> None:
+    found = made({"httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
+    route, service = found["HTTPRoute enginery-prefect-server"], found["Service enginery-prefect-server"]
+    assert route["spec"]["parentRefs"] == GATEWAY and route["spec"]["hostnames"] == ["prefect.example"]
+    ((backend,),) = [rule["backendRefs"] for rule in route["spec"]["rules"]]
+    assert backend == {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
+
+
+def test_nothing_is_exposed_unless_asked_for() -> None:
+    kinds = {
+        item["kind"] for name in renders.SAMPLES for item in renders.objects(renders.rendered(renders.sample(name)))
+    }
+    assert not kinds & {"Ingress", "HTTPRoute", "PodMonitor"}
+
+
+@pytest.mark.parametrize("way", ["ingress", "httpRoute"])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"auth": {}}, "whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret"),
+        ({"uiApiUrl": "http://localhost:4200/api"}, "localhost:4200/api is the browser's own machine"),
+        ({"uiApiUrl": "https://example/prefect/api"}, "https://example/prefect/api is not https://HOST/api"),
+        ({"uiApiUrl": "https://10.0.0.1/api"}, "https://10.0.0.1/api is not https://HOST/api"),
+    ],
+)
+def test_a_way_in_that_is_unsafe_or_leads_nowhere_is_refused(way: str, changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm.HelmError, match=said):
+        renders.rendered(values({way: {"enabled": True}}, **changed))
+
+
+def test_who_routes_must_get_through() -> None:
+    wanted = values({"httpRoute": {"enabled": True}})
+    with pytest.raises(helm.HelmError) as refused:
+        renders.rendered({**wanted, "networkPolicy": {}})
+    assert "networkPolicy.prefect.from is empty" in str(refused.value)
+    assert "prefect.server.httpRoute.parentRefs is empty" in str(refused.value)
+
+
+def test_prometheus_finds_rays_own_metrics_and_gets_through() -> None:
+    given = renders.sample("aws")
+    given["ray"] = {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+    found = {label(item): item for item in renders.objects(renders.rendered(given))}
+    monitor, policy = found["PodMonitor enginery-ray"], found["NetworkPolicy enginery-ray-metrics"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    head = found["RayCluster enginery-ray"]["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert {item["name"]: item["containerPort"] for item in head["ports"]}[endpoint["port"]] == 8080
+    assert monitor["spec"]["selector"]["matchLabels"] == {"ray.io/cluster": "enginery-ray"}
+    assert policy["spec"]["podSelector"] == monitor["spec"]["selector"]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"port": 8080, "protocol": "TCP"}]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
+    schema = crds()["monitoring.coreos.com/v1", "PodMonitor"]
+    given = {**renders.sample("aws"), "ray": {"podMonitor": {"enabled": True}}}
+    (monitor,) = [item for item in renders.objects(renders.rendered(given)) if item["kind"] == "PodMonitor"]
+    assert not list(jsonschema.Draft202012Validator(schema).iter_errors({**monitor, "metadata": {}}))

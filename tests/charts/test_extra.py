@@ -1,0 +1,205 @@
+"""What a user adds to pods: identities, assigned users, environment, volumes, init containers, claims."""
+
+import json
+import re
+import textwrap
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from charts import renders
+from pipeline.deployments.pools import template
+from tests.charts.kube import MANIFESTS, Object, flow_run_job, job_variables, label, pod_specs
+from tests.charts.restricted import violations
+from tests.charts.test_objects import VERSIONS, built_in, crds
+
+DOCS = MANIFESTS.parent / "docs/kubernetes.md"
+BUILDS = {"flow-run", "ray-worker", "metrics", "deploy", "test"}
+TOKEN = {
+    "name": "aws-token",
+    "projected": {"sources": [{"serviceAccountToken": {"path": "token", "audience": "sts.amazonaws.com"}}]},
+}
+AT = {"name": "aws-token", "mountPath": "/var/run/aws", "readOnly": True}
+ROLE = {"name": "AWS_ROLE_ARN", "value": "arn:aws:iam::111122223333:role/engines"}
+LICENSE = {"name": "LICENSE", "valueFrom": {"secretKeyRef": {"name": "license", "key": "key"}}}
+INIT = {"name": "warm", "image": "registry.example/warm@sha256:" + "0" * 64, "command": ["true"]}
+ADDED: dict[str, Any] = {
+    "extraEnv": [ROLE, LICENSE],
+    "extraEnvFrom": [{"secretRef": {"name": "hub"}}],
+    "extraVolumes": [TOKEN],
+    "extraVolumeMounts": [AT],
+    "extraInitContainers": [INIT],
+}
+
+
+def rendered(base: str = "aws", **values: Any) -> list[Object]:
+    """The objects of a sample with more values."""
+    return renders.objects(renders.rendered({**renders.sample(base), **values}))
+
+
+def flow_runs(made: list[Object]) -> list[Object]:
+    """Job variables of every command that registers flows."""
+    (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
+    return [job_variables(words) for words in json.loads(config["data"]["commands.json"])]
+
+
+def pods(value: Any) -> list[Object]:
+    """Every pod and pod template in an object: what has metadata and a spec with containers."""
+    if isinstance(value, list):
+        return [pod for item in value for pod in pods(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value] if isinstance(value.get("spec", {}), dict) and "containers" in value.get("spec", {}) else []
+    return own + [pod for item in value.values() for pod in pods(item)]
+
+
+def by_component(made: list[Object]) -> list[tuple[str, Object]]:
+    return [(pod["metadata"]["labels"]["app.kubernetes.io/component"], pod) for item in made for pod in pods(item)]
+
+
+def test_labels_of_an_identity_are_on_the_pods_of_its_account_and_no_others() -> None:
+    identity = {"azure.workload.identity/use": "true"}
+    made = rendered(serviceAccounts={"builds": {"podLabels": identity}}, commonLabels={"team": "inference"})
+    found = by_component(made)
+    assert {name for name, _ in found} >= BUILDS - {"flow-run"} | {"prefect-server", "prefect-worker", "ray-head"}
+    for name, pod in found:
+        assert (identity.items() <= pod["metadata"]["labels"].items()) == (name in BUILDS), name
+        assert pod["metadata"]["labels"]["team"] == "inference"
+    assert all(identity.items() <= variables["labels"].items() for variables in flow_runs(made))
+
+
+def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
+    made = rendered(podSecurity={"runAsUser": None, "runAsGroup": None, "fsGroup": None})
+    assigned = {"runAsUser", "runAsGroup", "fsGroup"}
+    for _, pod in by_component(made):
+        assert not assigned & pod["spec"]["securityContext"].keys()
+        assert not violations(pod["spec"])
+    for variables in flow_runs(made):
+        assert not {"run_as_user", "run_as_group", "fs_group"} & variables.keys()
+
+
+@pytest.mark.parametrize("base", renders.SAMPLES)
+def test_what_is_added_reaches_every_pod_that_builds_proves_or_reads_the_registry(base: str) -> None:
+    values = renders.sample(base)
+    variables_of_all = [*values.get("extraEnv", ()), ROLE, LICENSE]
+    made = rendered(base, **{**ADDED, "extraEnv": variables_of_all})
+    for name, pod in by_component(made):
+        (container,) = pod["spec"]["containers"]
+        there = name in BUILDS
+        assert (LICENSE in container["env"]) is there and (ROLE in container["env"]) is there, name
+        assert (TOKEN in pod["spec"].get("volumes", ())) is there and (AT in container["volumeMounts"]) is there, name
+        assert (container.get("envFrom") == ADDED["extraEnvFrom"]) is there, name
+        assert ("warm" in {item["name"] for item in pod["spec"].get("initContainers", ())}) is (name == "ray-worker")
+        assert not violations(pod["spec"]), name
+    for variables in flow_runs(made):
+        pod = flow_run_job(variables)["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert LICENSE in container["env"] and ADDED["extraEnvFrom"][0] in container["envFrom"]
+        assert TOKEN in pod["volumes"] and AT in container["volumeMounts"]
+        assert [item["name"] for item in pod["initContainers"]] == ["warm"]
+        assert not violations(pod)
+
+
+@pytest.mark.parametrize("base", renders.SAMPLES)
+def test_flow_runs_get_variables_of_the_kinds_that_the_pool_takes(base: str) -> None:
+    """Prefect's server refuses a deployment otherwise."""
+    known = template("kubernetes")["variables"]["properties"]
+    for variables in flow_runs(rendered(base, **ADDED)):
+        for name, value in variables.items():
+            jsonschema.validate(value, known[name])
+        for version in VERSIONS:
+            job = flow_run_job(variables)
+            assert not [error.message for error in built_in(version, "batch/v1", "Job").iter_errors(job)], version
+
+
+def test_the_documentations_way_to_a_bucket_elsewhere_is_there() -> None:
+    (block,) = re.findall(r"```yaml\n(  extraEnv:.*?)```", DOCS.read_text(), re.DOTALL)
+    for _, pod in by_component(rendered("gke", **yaml.safe_load(textwrap.dedent(block)))):
+        container = pod["spec"]["containers"][0]
+        files = [item["value"] for item in container["env"] if item["name"] == "AWS_WEB_IDENTITY_TOKEN_FILE"]
+        assert not files or (f"{AT['mountPath']}/token" in files and AT in container["volumeMounts"])
+
+
+def group_of(made: list[Object], name: str) -> Object:
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    (found,) = [item for item in cluster["spec"]["workerGroupSpecs"] if item["groupName"] == name]
+    return dict(found)
+
+
+def test_what_a_group_adds_is_over_what_all_have_and_in_no_other_group() -> None:
+    values = renders.sample("onprem")
+    cache = {"name": "kernels", "persistentVolumeClaim": {"claimName": "kernels"}}
+    here = {"name": "kernels", "mountPath": "/kernels"}
+    values["extraEnv"] = [{"name": "MODE", "value": "all"}, {"name": "OTHER", "value": "all"}]
+    values["gpuGroups"][2] |= {
+        "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [here]
+    }  # fmt: skip
+    made = renders.objects(renders.rendered(values))
+    (proof,) = [item for item in flow_runs(made) if item.get("affinity", {}) and "H100" in json.dumps(item["affinity"])]
+    (other,) = [item for item in flow_runs(made) if item.get("affinity", {}) and "B200" in json.dumps(item["affinity"])]
+    pairs = [
+        (next(pod_specs(group_of(made, "h100"))), next(pod_specs(group_of(made, "b200")))),
+        (flow_run_job(proof)["spec"]["template"]["spec"], flow_run_job(other)["spec"]["template"]["spec"]),
+    ]
+    for mine, others in pairs:
+        env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
+        assert sorted(env) == ["all", "h100"]
+        assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
+        assert cache not in others["volumes"]
+        assert {"name": "MODE", "value": "all"} in others["containers"][0]["env"]
+
+
+def test_a_group_may_claim_its_gpus() -> None:
+    """Ray counts what its container's resources name, and a claim is none: it is told."""
+    values = renders.sample("onprem")
+    values["gpuGroups"][2]["resourceClaimTemplate"] = "one-h100"
+    made = renders.objects(renders.rendered(values))
+    group = group_of(made, "h100")
+    assert group["rayStartParams"] == {"num-gpus": "1"}
+    (proof,) = [item for item in flow_runs(made) if "resource_claims" in item]
+    for spec in (group["template"]["spec"], flow_run_job(proof)["spec"]["template"]["spec"]):
+        assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-h100"}]
+        resources = spec["containers"][0]["resources"]
+        assert resources["claims"] == [{"name": "gpu"}]
+        assert "nvidia.com/gpu" not in {*resources["limits"], *resources["requests"]}
+    job = flow_run_job(proof)
+    assert not [error.message for error in built_in("1.34", "batch/v1", "Job").iter_errors(job)]
+
+
+def test_what_is_added_to_workers_is_valid_for_the_operator() -> None:
+    schema = crds()["ray.io/v1", "RayCluster"]
+    values = {**renders.sample("onprem"), **ADDED, "podSecurity": {"runAsUser": None}}
+    values["gpuGroups"][2]["resourceClaimTemplate"] = "one-h100"
+    (cluster,) = [item for item in renders.objects(renders.rendered(values)) if item["kind"] == "RayCluster"]
+    found = jsonschema.Draft202012Validator(schema).iter_errors({**cluster, "metadata": {}})
+    assert not [f"{list(error.path)}: {error.message[:200]}" for error in found]
+
+
+def test_several_workers_are_spread_as_asked() -> None:
+    spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    values = renders.sample("aws")
+    values["prefect"]["worker"] = {"replicas": 2, "topologySpreadConstraints": [spread]}
+    (worker,) = [
+        item
+        for item in renders.objects(renders.rendered(values))
+        if label(item) == "Deployment enginery-prefect-worker"
+    ]
+    (found,) = worker["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert found == {**spread, "labelSelector": worker["spec"]["selector"]}
+    assert not list(built_in("1.34", "apps/v1", "Deployment").iter_errors(worker))
+
+
+def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
+    values = renders.sample("aws")
+    values["prefect"]["logLevel"] = "DEBUG"
+    made = renders.objects(renders.rendered(values))
+    env = {
+        name: {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
+        for name, pod in by_component(made)
+    }
+    assert env["prefect-server"]["PREFECT_SERVER_LOGGING_LEVEL"] == "DEBUG"
+    assert env["prefect-worker"]["PREFECT_LOGGING_LEVEL"] == "DEBUG"
+    assert all({"name": "PREFECT_LOGGING_LEVEL", "value": "DEBUG"} in item["env"] for item in flow_runs(made))
+    assert not [item for item in rendered() if "LOGGING_LEVEL" in json.dumps(item)]

@@ -1,0 +1,69 @@
+"""Network policies fail closed: an empty list opens nothing, and a registry on a claim needs no network."""
+
+from typing import Any
+
+import pytest
+
+from charts import renders
+from tests.charts.kube import Object
+from tests.charts.test_values import with_value
+
+DATABASE = {"podSelector": {"matchLabels": {"app": "postgres"}}}
+ELSEWHERE = [{"to": [DATABASE], "ports": [{"port": 5432, "protocol": "TCP"}]}]
+
+
+def policies(values: dict[str, Any]) -> dict[str, Object]:
+    """The spec of every policy, by its name."""
+    made = renders.objects(renders.rendered(values))
+    return {
+        item["metadata"]["name"].removeprefix("enginery-"): item["spec"]
+        for item in made
+        if item["kind"] == "NetworkPolicy"
+    }
+
+
+def open_rules(found: dict[str, Object]) -> list[str]:
+    """Policies with a rule that has no peers, and so is open to everything. `dns` is meant to be."""
+    rules = {name: [*spec.get("ingress", ()), *spec.get("egress", ())] for name, spec in found.items() if name != "dns"}
+    return [name for name, all_ in rules.items() for rule in all_ if not rule.get("from", rule.get("to"))]
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "closed"),
+    [
+        ("aws", "registry", {"to-registry"}),
+        ("onprem", "prefect", {"to-prefect"}),
+        ("aws", "postgresql", {"prefect-server", "prefect-migrate"}),
+    ],
+)
+def test_an_empty_list_allows_nothing_and_the_rest_is_named_elsewhere(base: str, part: str, closed: set[str]) -> None:
+    values = with_value(f"networkPolicy.{part}", {"cidrs": []}, base=base)
+    found = policies({**values, "networkPolicy": {**values["networkPolicy"], "extraEgress": ELSEWHERE}})
+    assert not open_rules(found)
+    assert not [name for name in closed if found[name].get("egress")]
+    assert found["extra-egress"]["egress"] == ELSEWHERE
+
+
+@pytest.mark.parametrize("part", ["prefect", "kuberay", "metrics"])
+def test_an_empty_list_of_those_who_may_come_in_lets_nobody_in(part: str) -> None:
+    assert not open_rules(policies(with_value(f"networkPolicy.{part}", {"from": []})))
+
+
+def test_a_registry_on_a_claim_opens_no_way_out_unless_something_else_is_in_a_bucket() -> None:
+    values = renders.sample("minimal")
+    assert "to-registry" not in policies(values)
+    for more in (
+        {"catalog": {"place": "s3://specs/all"}},
+        {"canary": {"enabled": True, "traffic": "s3://traffic/recorded"}},
+    ):
+        (rule,) = policies({**values, **more})["to-registry"]["egress"]
+        assert {peer["ipBlock"]["cidr"] for peer in rule["to"]} == {"0.0.0.0/0", "::/0"}
+    assert "to-registry" not in policies({**values, "canary": {"enabled": False, "traffic": "s3://traffic/recorded"}})
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_what_is_open_to_all_of_one_family_is_open_to_all_of_the_other(sample: str) -> None:
+    for name, spec in policies(renders.sample(sample)).items():
+        for rule in spec.get("egress", ()):
+            cidrs = {peer["ipBlock"]["cidr"] for peer in rule.get("to", ()) if "ipBlock" in peer}
+            assert ("0.0.0.0/0" in cidrs) == ("::/0" in cidrs), name

@@ -1,0 +1,73 @@
+"""What a user adds to pods, and ways in from outside: taken by an API server, and by what runs there."""
+
+import logging
+from contextlib import nullcontext
+
+import helm_python
+import pytest
+
+from charts import renders
+from tests.charts.test_extra import ADDED, LICENSE
+from tests.cluster.api import RefusedError, wait_for
+from tests.cluster.conftest import PODS, Cluster
+from tests.cluster.flow_runs import start
+from tests.cluster.release import Release, Values, sample
+
+log = logging.getLogger("cluster")
+IDENTITY = {"azure.workload.identity/use": "true"}
+SPREAD = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+
+
+def with_all() -> Values:
+    """The sample values with everything that can be added to pods, and an Ingress."""
+    values = {**sample(), **ADDED}
+    values["serviceAccounts"] = {"builds": {"podLabels": IDENTITY}}
+    values["podSecurity"] = {"runAsUser": 1000680000, "runAsGroup": None, "fsGroup": None}
+    values["cpuGroup"] = {"cpu": 2, "extraEnv": [{"name": "LICENSE", "value": "none"}]}
+    values["networkPolicy"] = {"prefect": {"from": [{"namespaceSelector": {"matchLabels": {"router": "yes"}}}]}}
+    values["prefect"] = {
+        "logLevel": "DEBUG",
+        "server": {
+            "uiApiUrl": "https://prefect.example/api",
+            "auth": {"existingSecret": "prefect-auth"},
+            "ingress": {"enabled": True, "className": "nginx", "tlsSecret": "prefect-tls"},
+        },
+        "worker": {"topologySpreadConstraints": [SPREAD]},
+    }
+    return values
+
+
+def test_all_that_can_be_added_is_taken_and_runs(cluster: Cluster, namespace: str, helm: Release) -> None:
+    for name, keys in {"hub": {"TOKEN": "t"}, "license": {"key": "k"}, "prefect-auth": {"auth-string": "a:b"}}.items():
+        cluster.api.create("secrets", namespace, {"metadata": {"name": name}, "stringData": keys})
+    helm.install(with_all(), timeout=300)
+    cluster.running(namespace, PODS)
+    builds = cluster.pods(namespace, "azure.workload.identity/use=true")
+    assert {pod["spec"]["serviceAccountName"] for pod in builds.values()} == {"enginery-builds"}
+    job = start(cluster, namespace, "validate-pending/l4")
+    (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={job}").values()) or None)
+    assert LICENSE in pod["spec"]["containers"][0]["env"]
+    assert pod["spec"]["initContainers"][0]["name"] == "warm"
+    log.info("a flow run's pod has a variable from a Secret, and an init container")
+    ingress = cluster.api.ask("GET", f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses")
+    assert [item["spec"]["rules"][0]["host"] for item in ingress["items"]] == ["prefect.example"]
+
+
+REFUSED = ("10.0.0.1/24", "10.0.0.0/33", "10.0.0.01/32", "10.0.0/24", "fd00::1/64", "1:2:3:4::5:6:7:8/64", ":fd00::/8")
+TAKEN = ("10.0.0.0/24", "10.0.0.130/31", "0.0.0.0/0", "::/0", "fd00:ff00::/24", "1:2:3:4:5:6:7:8/128")
+
+
+@pytest.mark.parametrize(("cidr", "taken"), [*((cidr, False) for cidr in REFUSED), *((cidr, True) for cidr in TAKEN)])
+def test_networks_that_the_chart_refuses_are_those_that_the_server_refuses(
+    cluster: Cluster, namespace: str, cidr: str, taken: bool
+) -> None:
+    spec = {"podSelector": {}, "egress": [{"to": [{"ipBlock": {"cidr": cidr}}]}]}
+    policy = {"metadata": {"name": "one"}, "spec": spec}
+    values = {**sample(), "networkPolicy": {"apiServer": {"cidrs": [cidr]}}}
+    with nullcontext() if taken else pytest.raises(helm_python.HelmError, match=f"apiServer.cidrs: {cidr}"):
+        renders.rendered(values)
+    if taken:
+        cluster.api.create("networkpolicies", namespace, policy)
+        return
+    with pytest.raises(RefusedError, match=r"ipBlock\.cidr"):
+        cluster.api.create("networkpolicies", namespace, policy)
