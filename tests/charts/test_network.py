@@ -1,5 +1,6 @@
 """Network policies fail closed: an empty list opens nothing, and a registry on a claim needs no network."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from charts import renders
 from tests.charts.kube import Object
 from tests.charts.test_values import with_value
 
+TEMPLATES = renders.CHART / "templates"
 DATABASE = {"podSelector": {"matchLabels": {"app": "postgres"}}}
 ELSEWHERE = [{"to": [DATABASE], "ports": [{"port": 5432, "protocol": "TCP"}]}]
 
@@ -42,6 +44,12 @@ def test_an_empty_list_allows_nothing_and_the_rest_is_named_elsewhere(base: str,
     assert not open_rules(found)
     assert not [name for name in closed if found[name].get("egress")]
     assert found["extra-egress"]["egress"] == ELSEWHERE
+
+
+def test_every_list_of_networks_goes_through_the_template_that_fails_closed() -> None:
+    (place,) = [path.name for path in TEMPLATES.rglob("*.*") if "range .cidrs" in path.read_text()]
+    assert place == "_helpers.tpl"
+    assert not [path.name for path in TEMPLATES.rglob("*.yaml") if re.search(r"range .*\.cidrs", path.read_text())]
 
 
 @pytest.mark.parametrize("part", ["prefect", "kuberay", "metrics"])

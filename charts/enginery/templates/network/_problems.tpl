@@ -40,8 +40,8 @@ has bits set beyond its prefix; set them to 0, or give one address as /{{ ternar
 {{- define "enginery.problems.network" -}}
 {{- $net := .Values.networkPolicy -}}
 {{- $cidrs := dict -}}
-{{- range $part := list "registry" "apiServer" "prefect" "postgresql" -}}
-{{- $_ := set $cidrs (printf "%s.cidrs" $part) (index $net $part).cidrs -}}
+{{- range $part, $values := $net -}}
+{{- if kindIs "map" $values }}{{ $_ := set $cidrs (printf "%s.cidrs" $part) ($values.cidrs | default list) }}{{ end -}}
 {{- end -}}
 {{- $peers := list -}}
 {{- range $net.extraEgress }}{{ $peers = concat $peers .to }}{{ end -}}
