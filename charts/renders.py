@@ -37,8 +37,14 @@ def rendered(
 
 def objects(texts: dict[str, str]) -> list[dict[str, Any]]:
     """All Kubernetes objects in rendered templates."""
-    yamls = (text for path, text in texts.items() if path.endswith(".yaml"))
-    return [item for text in yamls for item in yaml.safe_load_all(text) if item]
+    return [item for path, text in texts.items() if path.endswith(".yaml") for item in objects_in(text)]
+
+
+def objects_in(text: str) -> list[dict[str, Any]]:
+    """The objects of a YAML file, and the RayCluster in one's ConfigMap, which a Job makes of it."""
+    found = [item for item in yaml.safe_load_all(text) if item]
+    inside = [item["data"]["raycluster.yaml"] for item in found if "raycluster.yaml" in item.get("data", {})]
+    return found + [yaml.safe_load(item) for item in inside]
 
 
 def sample(name: str) -> dict[str, Any]:

@@ -150,6 +150,7 @@ RULES: dict[str, Schema] = {
     "queueName": OPTIONAL_LABEL_NAME,
     "ray.version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
     "replicas": {"type": "integer", "minimum": 1},
+    "redisAddress": {"type": "string", "pattern": r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]+)?$"},
     "registryErrors": COUNT,
     "repository": {"type": "string", "pattern": r"^[^@\s]*$"},
     "resourceClaimTemplate": OPTIONAL_NAME,

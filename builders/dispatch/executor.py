@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
@@ -10,9 +11,12 @@ from builders.dispatch import cluster
 from builders.dispatch.listener import Listener
 from builders.dispatch.placement import fitting, none_fits
 from builders.dispatch.task import Task
-from builders.errors import StepError, error_from_json
+from builders.errors import EngineryError, StepError, UnavailableError, error_from_json
 from builders.jobs import UNWATCHED, Job, Watch
 from builders.retries import run_with_retries
+
+# Between two looks for a cluster that was lost.
+_AGAIN_S = 2.0
 
 
 class RayExecutor:
@@ -22,7 +26,8 @@ class RayExecutor:
     RAY_ADDRESS names, else starts one on this host, without dashboard or usage statistics. A cluster that happens to
     run on this host is joined only by name ('auto').
     jobs: how many run at once; by default as many as the cluster has room for.
-    wait_s: how long a job waits for a node that suits it to come; by default it fails at once.
+    wait_s: how long a job waits for a node that suits it to come, or for a cluster that was lost to come back; by
+    default it fails at once.
     isolated: a fresh worker and a process of its own for each job. Otherwise workers are reused and know no limits: for
     work that is known to be harmless.
     """
@@ -49,11 +54,7 @@ class RayExecutor:
     def close(self) -> None:
         """Shut down the Ray that this executor started, or its connection; nothing that others started."""
         with self._connecting:
-            if self._listener:
-                self._listener.close()
-            if self._mine:
-                cluster.disconnect()
-            self._listener, self._mine = None, False
+            self._disconnect()
 
     def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
         """Run the job where its needs are met, and again where that helps (`builders.retries`).
@@ -80,26 +81,56 @@ class RayExecutor:
 
     def _connect(self) -> Listener:
         with self._connecting:
+            if self._listener and self._listener.lost:
+                self._disconnect()
+                self._wait_for_head()
             if self._listener is None:
                 self._mine = cluster.connect(self._address, self._jobs)
                 self._listener = Listener(self._wait_s)
             return self._listener
 
+    def _disconnect(self) -> None:
+        if self._listener:
+            self._listener.close()
+        if self._mine:
+            cluster.disconnect()
+        self._listener, self._mine = None, False
+
+    def _wait_for_head(self) -> None:
+        """Wait for a cluster that was there to come back. Raises UnavailableError after `wait_s`."""
+        until = time.monotonic() + self._wait_s
+        while self._address and not self._cancelled:
+            try:
+                return cluster.check_reachable(self._address)
+            except UnavailableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_AGAIN_S)
+        return None
+
     def _attempt(self, job: Job, watch: Watch, listener: Listener, last: list[str | None], elsewhere: bool) -> Any:
-        there = listener.nodes()
-        if not fitting(job.needs, there):
-            there = listener.nodes(fresh=True)
-            if not fitting(job.needs, there) and not self._wait_s:
-                raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
-        task = Task(job, there, last[0] if elsewhere else None, self._isolated)
-        listener.add(task)
         try:
+            task = self._submitted(job, listener, last[0] if elsewhere else None)
+        except EngineryError:
+            raise
+        except Exception as error:  # Ray's client raises a plain one
+            raise listener.lose(error) from error
+        try:
+            listener.add(task)
             return _follow(task, watch, listener)
         except BaseException:  # also Ctrl-C, and what the watch raises
             listener.drop(task)
             raise
         finally:
             last[0] = task.node
+
+    def _submitted(self, job: Job, listener: Listener, avoid: str | None) -> Task:
+        there = listener.nodes()
+        if not fitting(job.needs, there):
+            there = listener.nodes(fresh=True)
+            if not fitting(job.needs, there) and not self._wait_s:
+                raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
+        return Task(job, there, avoid, self._isolated)
 
     def _refuse_when_cancelled(self, job: Job) -> None:
         if self._cancelled:

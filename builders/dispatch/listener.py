@@ -32,20 +32,26 @@ class Listener:
         self._tasks: dict[Any, Task] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
+        self.lost = False  # whether Ray is gone: nobody is heard any more, and another listener is needed
         self._thread = threading.Thread(target=self._listen, daemon=True, name="ray listener")
         self._thread.start()
 
     def nodes(self, fresh: bool = False) -> list[Node]:
-        """The nodes of the cluster, as they were at most `_CHECK_S` ago, or now."""
+        """The nodes of the cluster, as they were at most `_CHECK_S` ago, or now. Raises UnavailableError."""
         asked, found = self._nodes
         if fresh or time.monotonic() > asked + _CHECK_S:
-            found = nodes()
+            try:
+                found = nodes()
+            except Exception as error:  # Ray's client raises a plain one
+                raise self.lose(error) from error
             self._nodes = (time.monotonic(), found)
         return found
 
     def add(self, task: Task) -> None:
-        """Hear this task from now on."""
+        """Hear this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
         with self._changed:
+            if self.lost:
+                raise UnavailableError(f"{task.job.name}: lost the Ray cluster; start it again, then run again")
             self._tasks[task.ref] = task
             self._changed.notify()
 
@@ -60,6 +66,14 @@ class Listener:
         if known and not task.over:
             _end([task])
 
+    def lose(self, error: Exception) -> UnavailableError:
+        """End all tasks, since Ray is gone: it raised `error`; what to raise for it."""
+        words = _details(error) or error
+        lost = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
+        self.lost = True
+        self._fail_all(lost)
+        return lost
+
     def close(self) -> None:
         """End the thread; its tasks are no longer heard."""
         self._closed = True
@@ -71,8 +85,9 @@ class Listener:
         try:
             self._hear()
         except Exception as error:  # Ray is gone, or a bug: no thread may wait for ever for what nobody hears
-            self._fail_all(UnavailableError(f"lost the Ray cluster: {error}; start it again, then run again"))
-            raise
+            self.lose(error)
+            if not (isinstance(error, ConnectionError | UnavailableError) or _details(error)):
+                raise
 
     def _hear(self) -> None:
         checked = time.monotonic()
@@ -109,6 +124,7 @@ class Listener:
                 task.fail(error)
             self._tasks.clear()
             self._closed = True
+            self._changed.notify()
 
     def _forget(self, task: Task) -> None:
         with self._changed:
@@ -157,6 +173,12 @@ class Listener:
             return StepError(f"{task.job.name}: {none_fits(needs, there, self._wait_s)}", "no-node")
         task.told.put(("waiting", countdown(needs, left)))
         return None
+
+
+def _details(error: Exception) -> str:
+    """What an error of gRPC says, which Ray's client lets through where a new head does not know it; else nothing."""
+    found = getattr(error, "details", None)
+    return str(found()) if callable(found) else ""
 
 
 def _ready(refs: list[Any]) -> list[Any]:

@@ -88,6 +88,13 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     callback=lambda _context, _option, value: _cron(value),
     help="When the fleet is reconciled: a cron expression, in UTC.",
 )
+@click.option("--owner", help="Whose the deployments are: a tag of theirs, such as a cluster's name.")
+@click.option(
+    "--keep",
+    metavar="FLOW/NAME",
+    multiple=True,
+    help="Delete what this owner registered, but this and what is registered now; repeat it.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.option("--print-yaml", is_flag=True, help="Print the deployments as a prefect.yaml; register nothing.")
 @json_option
@@ -110,6 +117,8 @@ def deploy(
     """
     from pipeline.deployments.prefect_yaml import REGISTRY, text
 
+    if chosen["keep"] and not chosen["owner"]:
+        raise click.UsageError("--keep is about what an owner registered; give --owner")
     plan = Plan(
         registry=_registry(registry, REGISTRY if print_yaml else None),
         only=tuple(name.replace("-", "_") for name in only),

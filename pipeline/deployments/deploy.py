@@ -12,6 +12,7 @@ from prefect.client.schemas.actions import (
     WorkPoolCreate,
     WorkPoolUpdate,
 )
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import VersionInfo
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import RunnerDeployment
@@ -37,7 +38,7 @@ _DEFAULT_SLOTS = 1
 
 @dataclass(frozen=True)
 class Change:
-    """One thing on the server. action: 'created', 'updated' or 'unchanged'; with a dry run, what would be.
+    """One thing on the server. action: 'created', 'updated', 'unchanged' or 'deleted'; with a dry run, what would be.
 
     detail: what it is, or what differed.
     """
@@ -51,12 +52,17 @@ class Change:
 def deploy(plan: Plan, *, dry: bool = False) -> list[Change]:
     """Work pool, concurrency limits, deployments with their schedules and triggers, and what looks for lost runs.
 
+    With `plan.keep` the owner's deployments that are neither in the plan nor named there are deleted.
+
     Raises InputError for a pool of another kind or unknown job variables, UnavailableError without a server.
     """
     require_api("the deployments need one")
     check_variables(plan.kind, plan.variables)
     with api_in_reach(), get_client(sync_client=True) as client:
-        parts = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
+        parts = (
+            _pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry),
+            _others(client, plan, dry),
+        )  # fmt: skip
         return [change for part in (*parts, _silence(client, dry)) for change in part]
 
 
@@ -101,7 +107,7 @@ def _limits(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change
 def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
     version = versions("enginery")["enginery"]
     for wanted in plan.deployments():
-        made = _deployment(wanted, version)
+        made = _deployment(wanted, version, _tags(plan.owner))
         try:
             there = client.read_deployment_by_name(wanted.full_name)
         except ObjectNotFound:
@@ -113,6 +119,26 @@ def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[C
             # Without this Prefect would look at the git repository of the current folder for a version.
             made.apply(version_info=VersionInfo(type="prefect:simple", version=version))
         yield Change("deployment", wanted.full_name, action, detail)
+
+
+def _others(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+    """What the same owner registered and does not want any more, such as a GPU group's that is gone."""
+    if not (plan.owner and plan.keep):
+        return
+    kept = {*plan.keep, *(wanted.full_name for wanted in plan.deployments())}
+    tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=_tags(plan.owner)))
+    for there in client.read_deployments(deployment_filter=tagged):
+        name = f"{client.read_flow(there.flow_id).name}/{there.name}"
+        if name in kept:
+            continue
+        if not dry:
+            client.delete_resource_owned_automations(f"prefect.deployment.{there.id}")
+            client.delete_deployment(there.id)
+        yield Change("deployment", name, "deleted", f"of {plan.owner}, and not wanted")
+
+
+def _tags(owner: str | None) -> list[str]:
+    return [*TAGS, *([f"owner:{owner}"] if owner else [])]
 
 
 def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[Change]:
@@ -132,7 +158,7 @@ def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[Change]:
         yield Change("automation", wanted.name, "updated", wanted.description)
 
 
-def _deployment(wanted: Wanted, version: str) -> RunnerDeployment:
+def _deployment(wanted: Wanted, version: str, tags: list[str]) -> RunnerDeployment:
     flow = flow_of(wanted)
     given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
     triggers: list[Any] = [DeploymentEventTrigger.model_validate(item) for item in given]
@@ -143,7 +169,7 @@ def _deployment(wanted: Wanted, version: str) -> RunnerDeployment:
         parameters=dict(wanted.parameters),
         triggers=triggers,
         description=wanted.description,
-        tags=list(TAGS),
+        tags=tags,
         version=version,
         work_pool_name=wanted.pool,
         job_variables=dict(wanted.variables),

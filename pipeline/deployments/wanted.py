@@ -73,6 +73,7 @@ class Plan:
     generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
     fleet: whether the cluster's nodes are compared with the registry, and what they lack is told ('apply') or only
     said.  fleet_catalog: path on the workers of what must be served where.  fleet_cron: when, in UTC.
+    owner: whose the deployments are, as a tag.  keep: full names; with any, the owner's others are deleted.
     """
 
     registry: str
@@ -92,6 +93,8 @@ class Plan:
     fleet: str = FLEET[0]
     fleet_catalog: str | None = None
     fleet_cron: str = FLEET_CRON
+    owner: str | None = None
+    keep: tuple[str, ...] = ()
 
     def deployments(self) -> tuple[Wanted, ...]:
         """Those that are wanted."""

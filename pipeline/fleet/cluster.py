@@ -51,13 +51,15 @@ def read_cluster(access: Access) -> Fleet:
     Raises InputError for a kubeconfig that cannot be used, UnavailableError without the client, and when the cluster
     does not answer, or not to these credentials.
     """
-    api = _api(access)
-    host = str(api.api_client.configuration.host)
-    return fleet_of_nodes(_nodes(api, host, access.timeout_s), host)
+    connection = connection_to(access)
+    from kubernetes import client
+
+    host = str(connection.configuration.host)
+    return fleet_of_nodes(_nodes(client.CoreV1Api(connection), host, access.timeout_s), host)
 
 
-def _api(access: Access) -> Any:
-    """The client's door to nodes."""
+def connection_to(access: Access) -> Any:
+    """The client's connection to the cluster. Raises InputError and UnavailableError, as `read_cluster`."""
     try:
         from kubernetes import client, config
     except ImportError as error:
@@ -84,7 +86,7 @@ def _api(access: Access) -> Any:
         raise InputError(f"{where}: {words}; name a file with --kubeconfig, or give an --inventory") from error
     # The client tries what failed again three times, with a pause that grows: too long for who waits at a terminal.
     settings.retries = 1
-    return client.CoreV1Api(client.ApiClient(settings))
+    return client.ApiClient(settings)
 
 
 def _nodes(api: Any, host: str, timeout_s: float) -> Iterator[Mapping[str, Any]]:

@@ -7,8 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from charts import renders
 
 Object = dict[str, Any]
@@ -25,7 +23,7 @@ def sample_objects(name: str) -> tuple[Object, ...]:
 @cache
 def objects_in(path: Path) -> tuple[Object, ...]:
     """Objects in a file of manifests."""
-    return tuple(item for item in yaml.safe_load_all(path.read_text()) if item)
+    return tuple(renders.objects_in(path.read_text()))
 
 
 def everything() -> Iterator[tuple[str, Object]]:

@@ -172,3 +172,17 @@ def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:
     (job,) = objects_in(next(path for path in EXAMPLES if path.name == "prove-job.yaml"))
     (spec,) = pod_specs(job)
     assert spec["nodeSelector"] == {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}
+
+
+@pytest.mark.parametrize("sample", renders.SAMPLES)
+def test_what_a_release_does_not_register_any_more_is_deleted(sample: str) -> None:
+    first, *others = commands = deploy_commands(sample)
+    registered = {
+        f"{word.removeprefix('--only=')}/{command[command.index('--name') + 1]}"
+        for command in commands
+        for word in command
+        if word.startswith("--only=")
+    }
+    assert {word.removeprefix("--keep=") for word in first if word.startswith("--keep=")} == registered
+    assert not [word for command in others for word in command if word.startswith("--keep")]
+    assert len({command[command.index("--owner") + 1] for command in commands}) == 1

@@ -13,13 +13,11 @@ import pytest
 import yaml
 from referencing import Registry, Resource
 
-from charts import renders
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 37)]
 BUILT_IN = {
     "v1", "apps/v1", "batch/v1", "networking.k8s.io/v1", "policy/v1", "rbac.authorization.k8s.io/v1",
-    "admissionregistration.k8s.io/v1",
 }  # fmt: skip
 CUSTOM = {"ray.io/v1", "monitoring.coreos.com/v1", "kueue.x-k8s.io/v1beta2", "argoproj.io/v1alpha1"}
 CRD_FILES = (
@@ -130,31 +128,6 @@ def test_a_field_that_a_custom_resource_does_not_have_is_found() -> None:
     wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = 0
     found = jsonschema.Draft202012Validator(schema).iter_errors({**wrong, "metadata": {}})
     assert any("minReplica" in error.message for error in found)
-
-
-def test_defaults_of_the_api_server_change_no_worker_group() -> None:
-    """`workerGroupSpecs` is one atomic list: what the server fills in is a conflict at the next upgrade."""
-    folder = os.environ.get("ENGINERY_CRDS")
-    crds()
-    crd = yaml.load(Path(f"{folder}/ray.io_rayclusters.yaml").read_text(), Loader=yaml.CSafeLoader)
-    (version,) = [item for item in crd["spec"]["versions"] if item["name"] == "v1"]
-    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["workerGroupSpecs"]
-    for name in renders.SAMPLES:
-        (cluster,) = [item for item in sample_objects(name) if item["kind"] == "RayCluster"]
-        groups = cluster["spec"]["workerGroupSpecs"]
-        assert defaulted(groups, spec) == groups, name
-
-
-def defaulted(value: Any, schema: Any) -> Any:
-    """What an API server stores: every default filled in that is missing."""
-    if isinstance(value, list):
-        return [defaulted(item, schema.get("items", {})) for item in value]
-    if not isinstance(value, dict):
-        return value
-    properties = schema.get("properties", {})
-    filled = {name: item["default"] for name, item in properties.items() if "default" in item and name not in value}
-    more = schema.get("additionalProperties") or {}
-    return {name: defaulted(inner, properties.get(name, more)) for name, inner in {**value, **filled}.items()}
 
 
 def test_the_analysis_template_is_what_argo_rollouts_reads() -> None:

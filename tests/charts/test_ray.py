@@ -1,22 +1,20 @@
-"""What the KubeRay operator asks of its resources and no schema says; what an upgrade does to workers that run.
+"""What the KubeRay operator asks of its resources and no schema says; the Job that makes the RayCluster.
 
 Rules from KubeRay 1.7's validation (ray-operator/controllers/ray/utils/validation.go), as tried against the operator.
 """
 
+import importlib.util
+import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import celpy
-import helm_python as helm
 import pytest
-import yaml
 
+from builders.errors import InputError
 from builders.targets import GENERATIONS
 from charts import renders
-from tests.charts.api_server import api_server
-from tests.charts.kube import EXAMPLES, Object, everything, objects_in, sample_objects
+from pipeline.kuberay.workers import RAY_VERSION
+from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 
 RESERVED = {"num-cpus", "num-gpus", "memory", "resources"}
 
@@ -119,106 +117,68 @@ def test_a_slice_of_a_gpu_is_counted_as_one() -> None:
     assert groups["h100"]["rayStartParams"] == {}
 
 
-LIVE = {
-    "apiVersion": "ray.io/v1",
-    "kind": "RayCluster",
-    "metadata": {"name": "enginery-ray", "namespace": "enginery"},
-    "spec": {
-        "workerGroupSpecs": [
-            {"groupName": "h100", "replicas": 2, "scaleStrategy": {"workersToDelete": ["h100-worker-x"]}},
-            {"groupName": "l40s", "replicas": 0, "scaleStrategy": {}},
-            {"groupName": "gone", "replicas": 3},
-        ]
-    },
-}
+def job(name: str) -> Object:
+    """The Job that makes the RayCluster, of a sample."""
+    return next(item for item in sample_objects(name) if label(item).startswith("Job enginery-ray-apply"))
 
 
-def upgraded(folder: Path, live: Object | None) -> dict[str, Object]:
-    """The worker groups of an upgrade, with what is in the cluster now."""
-    path = "/apis/ray.io/v1/namespaces/enginery/rayclusters/enginery-ray"
-    values = renders.sample("onprem")
-    with api_server({path: live} if live else {}, folder) as kubeconfig:
-        config = helm.Config(kubeconfig_path=str(kubeconfig), namespace="enginery")
-        with config, helm.Chart.load(str(renders.CHART)) as chart:
-            texts = config.render(chart, values, name="enginery", namespace="enginery", is_upgrade=True, revision=2)
-    cluster = yaml.safe_load(texts["enginery/templates/ray/cluster.yaml"])
-    return {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
+def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
+    """Helm would send numbers of another time, fight with the autoscaler for them, and wait for what never comes."""
+    for name in renders.SAMPLES:
+        texts = renders.rendered(renders.sample(name))
+        assert not [path for path, text in texts.items() if re.search("^kind: RayCluster", text, re.MULTILINE)], name
+        (container,) = job(name)["spec"]["template"]["spec"]["containers"]
+        module, file, owner, of = container["command"][2:]
+        assert (module, owner, of) == ("pipeline.kuberay.apply", "--owner", "enginery-ray")
+        assert importlib.util.find_spec(module)
+        folder, _, key = file.rpartition("/")
+        assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}
+        (config,) = [item for item in sample_objects(name) if label(item) == "ConfigMap enginery-ray"]
+        assert key in config["data"]
 
 
-@pytest.mark.server
-def test_an_upgrade_asks_for_the_workers_that_run(tmp_path: Path) -> None:
-    groups = upgraded(tmp_path, LIVE)
-    assert groups["h100"]["replicas"] == 2
-    assert groups["h100"]["scaleStrategy"] == {"workersToDelete": ["h100-worker-x"]}
-    assert groups["l40s"]["replicas"] == 1, "min is 1"
-    assert groups["l40s"]["scaleStrategy"] == {}, "nothing there and nothing in it differ"
-    assert groups["b200"]["replicas"] == 0, "a group that is new"
-    assert "scaleStrategy" not in groups["b200"]
-    assert "gone" not in groups
-
-
-@pytest.mark.server
-def test_an_installation_asks_for_the_least(tmp_path: Path) -> None:
-    groups = upgraded(tmp_path, None)
-    assert {name: group["replicas"] for name, group in groups.items()} == {
-        "cpu": 0, "l40s": 1, "a100-mig": 0, "h100": 0, "b200": 0
-    }  # fmt: skip
-
-
-def groups_of(*groups: tuple[str, int, int]) -> Object:
-    """A RayCluster with worker groups: (name, replicas, most)."""
-    specs = [{"groupName": name, "replicas": replicas, "maxReplicas": most} for name, replicas, most in groups]
-    return {"metadata": {"name": "enginery-ray"}, "spec": {"workerGroupSpecs": specs}}
-
-
-@cache
-def guard() -> dict[str, Any]:
-    """The guard's rule and its conditions, by name, as programs in CEL."""
-    (policy,) = [item for item in sample_objects("aws") if item["kind"] == "ValidatingAdmissionPolicy"]
-    (rule,) = policy["spec"]["validations"]
-    assert "helm upgrade" in rule["message"]
-    (resources,) = policy["spec"]["matchConstraints"]["resourceRules"]
-    assert resources["resources"] == ["rayclusters"], "not its status, which the operator writes"
-    texts = {item["name"]: item["expression"] for item in policy["spec"]["matchConditions"]}
-    environment = celpy.Environment()
-    return {
-        name: environment.program(environment.compile(text))
-        for name, text in {**texts, "rule": rule["expression"]}.items()
+def test_flows_are_registered_after_ray_is_as_they_expect_it() -> None:
+    hooks = {
+        item["metadata"]["name"]: item["metadata"]["annotations"]
+        for item in sample_objects("aws")
+        if item["kind"] == "Job"
     }
+    order = {name: int(annotations["helm.sh/hook-weight"]) for name, annotations in hooks.items()}
+    assert order["enginery-ray-apply"] < order["enginery-deploy"]
+    assert hooks["enginery-ray-apply"]["helm.sh/hook"] == hooks["enginery-deploy"]["helm.sh/hook"]
 
 
-def holds(name: str, **objects: Object) -> bool:
-    return bool(guard()[name].evaluate({word: celpy.json_to_cel(value) for word, value in objects.items()}))
+def test_the_job_is_not_tried_again_where_it_refuses() -> None:
+    (rule,) = job("aws")["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["values"] == [InputError.exit_code]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "allowed"),
-    [
-        ([("a", 2, 4)], [("a", 2, 4)], True),
-        ([("a", 2, 4)], [("a", 3, 4)], True),
-        ([("a", 2, 4)], [("a", 0, 4)], False),
-        ([("a", 2, 4)], [("a", 2, 1)], False),  # KubeRay would stop the second
-        ([("a", 0, 4)], [], True),
-        ([("a", 1, 4)], [], False),
-        ([("a", 1, 4)], [("b", 1, 4)], False),
-        ([("a", 1, 4)], [("b", 0, 4), ("a", 1, 4)], True),
-        ([], [("a", 0, 4)], True),
-    ],
-)
-def test_the_guard_refuses_what_would_stop_workers(before: list[Any], after: list[Any], allowed: bool) -> None:
-    assert holds("rule", oldObject=groups_of(*before), object=groups_of(*after)) is allowed
+def test_pods_say_which_ray_runs_in_them() -> None:
+    for name in renders.SAMPLES:
+        (cluster,) = [item for item in sample_objects(name) if item["kind"] == "RayCluster"]
+        spec = cluster["spec"]
+        for part in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+            assert part["template"]["metadata"]["annotations"][RAY_VERSION] == spec["rayVersion"]
 
 
-def test_the_guard_is_about_this_cluster_and_not_its_autoscaler_nor_who_says_so() -> None:
-    asked = {"metadata": {"name": "enginery-ray", "annotations": {"enginery.io/may-stop-workers": "true"}}}
-    assert holds("this-cluster", object=groups_of())
-    assert not holds("this-cluster", object={"metadata": {"name": "other-ray"}})
-    assert holds("not-asked-for", object=groups_of())
-    assert not holds("not-asked-for", object=asked)
-    autoscaler = "system:serviceaccount:enginery:enginery-ray-head"
-    assert holds("not-the-autoscaler", request={"userInfo": {"username": "somebody"}})
-    assert not holds("not-the-autoscaler", request={"userInfo": {"username": autoscaler}})
-    (binding,) = [item for item in sample_objects("aws") if item["kind"] == "ValidatingAdmissionPolicyBinding"]
-    assert binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"] == {
-        "kubernetes.io/metadata.name": "enginery"
+def made_with(**chosen: Any) -> tuple[Object, list[str]]:
+    """The RayCluster of a sample with `ray.gcsFaultTolerance`, and the names of the network policies."""
+    values = renders.sample("aws")
+    made = renders.objects(renders.rendered({**values, "ray": {**values.get("ray", {}), "gcsFaultTolerance": chosen}}))
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    return cluster, [item["metadata"]["name"] for item in made if item["kind"] == "NetworkPolicy"]
+
+
+def test_what_the_head_knows_is_kept_in_redis_where_that_is_asked_for() -> None:
+    cluster, policies = made_with(redisAddress="rediss://redis.example:6380", existingSecret="redis", username="ray")
+    assert cluster["spec"]["gcsFaultToleranceOptions"] == {
+        "redisAddress": "rediss://redis.example:6380",
+        "redisUsername": {"value": "ray"},
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "redis-password"}}},
+        "externalStorageNamespace": f"enginery-enginery-ray-{cluster['spec']['rayVersion']}",
     }
+    assert "enginery-ray-head-to-redis" in policies
+    without, policies = made_with()
+    assert "gcsFaultToleranceOptions" not in without["spec"]
+    assert "enginery-ray-head-to-redis" not in policies

@@ -48,21 +48,26 @@ def test_no_hook_stays_when_it_is_done_and_no_job_for_ever(sample: str) -> None:
         assert item["kind"] == "Pod" or item["spec"]["ttlSecondsAfterFinished"] <= 86400, label(item)
 
 
-def deploy_job(values: dict[str, Any], revision: int = 1) -> Object:
+def job_of(values: dict[str, Any], component: str, revision: int = 1) -> Object:
     made = renders.objects(renders.rendered(values, revision=revision))
-    (job,) = [item for item in made if item["kind"] == "Job"]
+    (job,) = [item for item in made if item["kind"] == "Job" and is_of(item, component)]
     return job
 
 
-def test_an_ordinary_deploy_job_has_a_name_by_what_it_does() -> None:
+def is_of(item: Object, component: str) -> bool:
+    return bool(item["metadata"]["labels"]["app.kubernetes.io/component"] == component)
+
+
+@pytest.mark.parametrize("component", ["deploy", "ray-apply"])
+def test_an_ordinary_job_has_a_name_by_what_it_does(component: str) -> None:
     """Argo CD renders each time as the first revision, and a Job cannot be changed."""
     values = renders.sample("onprem")
-    first = deploy_job(values)
-    assert re.fullmatch(r"enginery-deploy-[0-9a-f]{10}", first["metadata"]["name"])
-    assert deploy_job(values, revision=7) == first
+    first = job_of(values, component)
+    assert re.fullmatch(rf"enginery-{component}-[0-9a-f]{{10}}", first["metadata"]["name"])
+    assert job_of(values, component, revision=7) == first
     assert "ttlSecondsAfterFinished" not in first["spec"], "Argo CD would make it again"
     image, command = copy.deepcopy(values), copy.deepcopy(values)
     image["images"]["control"]["digest"] = f"sha256:{'1' * 64}"
     command["gpuGroups"][0]["max"] = 1
-    names = {deploy_job(changed)["metadata"]["name"] for changed in (values, image, command)}
+    names = {job_of(changed, component)["metadata"]["name"] for changed in (values, image, command)}
     assert len(names) == 3

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import ray_job
 from tests.cluster.api import Api, Object, wait_for
 from tests.cluster.assets import Assets, assets
 from tests.cluster.control_plane import ControlPlane
@@ -98,8 +99,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         plane.start()
         kubelet = Kubelet(plane.api())
+        played = Cluster(plane, plane.api(), kubelet)
+        kubelet.run("ray-apply", lambda pod: ray_job.run(played, pod))
         kubelet.start()
-        yield Cluster(plane, plane.api(), kubelet)
+        yield played
     finally:
         if kubelet:
             kubelet.stop()

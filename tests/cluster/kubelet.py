@@ -1,4 +1,4 @@
-"""A kubelet of all nodes that runs nothing: it moves pods to Running, Succeeded or Failed as a kubelet would.
+"""A kubelet of all nodes that moves pods to Running, Succeeded or Failed as a kubelet would, and runs no container.
 
 A pod that names a Secret, ConfigMap, key or claim that is not there waits, with the reason, as under a real one.
 Tests make chosen pods fail, hang, or never start, by a regular expression of their names.
@@ -8,7 +8,7 @@ import itertools
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
@@ -37,6 +37,11 @@ class Kubelet:
         self._waiting: dict[str, str] = {}
         self._addresses = (f"10.244.{high}.{low}" for high in range(256) for low in range(1, 255))
         self._rules: dict[str, list[str]] = {"fail": [], "hang": [], "hold": []}
+        self._work: dict[str, Callable[[Object], int]] = {}
+
+    def run(self, component: str, work: Callable[[Object], int]) -> None:
+        """Have a component's pods do their work: `work` takes the pod and returns its exit code."""
+        self._work[component] = work
 
     def fail(self, pattern: str) -> None:
         """Pods of Jobs and hooks whose names match end as Failed."""
@@ -120,7 +125,8 @@ class Kubelet:
         ran = monotonic() - self._since.setdefault(metadata["uid"], monotonic())
         if not ends or ran < RUNS or self._matches("hang", name):
             return
-        code = 1 if self._matches("fail", name) else 0
+        work = self._work.get(metadata.get("labels", {}).get("app.kubernetes.io/component"), lambda _: 0)
+        code = 1 if self._matches("fail", name) else work(pod)
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
         self._tell(pod, "Failed" if code else "Succeeded", {"terminated": ended})
 

@@ -19,6 +19,10 @@ RIGHTS = {
         ("batch", "jobs"): JOBS, ("", "pods"): READ, ("", "pods/log"): READ, ("", "pods/status"): READ,
         ("", "events"): READ,
     },
+    "enginery-ray-apply": {
+        ("ray.io", "rayclusters"): {"get", "create", "update"}, ("", "configmaps"): {"get"},
+        ("", "pods"): {"list", "delete"},
+    },
     "enginery-ray-head": {
         ("", "pods"): {*READ, "patch"}, ("", "pods/resize"): {"patch"},
         ("ray.io", "rayclusters"): {"get", "patch"},

@@ -89,6 +89,11 @@ http://{{ include "enginery.fullname" . }}-prefect-server:4200/api
 {{- end -}}
 {{- end -}}
 
+{{/* What tells this release from others that serve the same pool. */}}
+{{- define "enginery.clusterUid" -}}
+{{- .Values.prefect.worker.clusterUid | default (printf "%s/%s" .Release.Namespace (include "enginery.fullname" .) | sha256sum | trunc 32) -}}
+{{- end -}}
+
 {{/* Name of the RayCluster. */}}
 {{- define "enginery.rayCluster" -}}
 {{- printf "%s-ray" (include "enginery.fullname" .) -}}

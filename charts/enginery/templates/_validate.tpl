@@ -67,6 +67,11 @@
 {{- if and .Values.ray.enabled (semverCompare "<2.52.0" .Values.ray.version) -}}
 {{- $problems = append $problems (printf "ray.version: %s has no token authentication; use 2.52.0 or later (the images have the version in constraints.txt)" .Values.ray.version) -}}
 {{- end -}}
+{{- with .Values.ray.gcsFaultTolerance -}}
+{{- if and (or .existingSecret .username) (not .redisAddress) -}}
+{{- $problems = append $problems "ray.gcsFaultTolerance: a Secret or user is given and redisAddress is empty, so nothing would be kept; give the address of the Redis" -}}
+{{- end -}}
+{{- end -}}
 
 {{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
 {{- $seen := dict "cpu" true -}}

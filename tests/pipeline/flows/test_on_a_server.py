@@ -107,6 +107,24 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
 
 @pytest.mark.server
 @pytest.mark.slow
+def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Prefect, project: Project) -> None:
+    deploy = ("deploy", "--registry", project.registry, "--only", "validate-pending", "--json", "--name")
+    for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
+        prefect.enginery(*deploy, name, "--owner", owner)
+    now = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
+    for dry in (["--dry-run"], []):
+        changes = json.loads(prefect.enginery(*now, *dry).stdout)
+        assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
+    names = {item["name"] for item in prefect.post("/automations/filter", {})}
+    assert {name for name in names if name.startswith(("validate-pending/l4", "validate-pending/h100"))} == {
+        "validate-pending/l4 on enginery.engine.unproven"
+    }
+    of_owners = {"deployments": {"tags": {"any_": ["owner:here", "owner:there"]}}}
+    assert {item["name"] for item in prefect.post("/deployments/filter", of_owners)} == {"l4", "t4"}
+
+
+@pytest.mark.server
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker_and_server(
     prefect: Prefect, project: Project, tmp_path: Path

@@ -21,7 +21,7 @@
 - name: PREFECT_INTEGRATIONS_KUBERNETES_OBSERVER_NAMESPACES
   value: {{ .Release.Namespace | quote }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_CLUSTER_UID
-  value: {{ .Values.prefect.worker.clusterUid | default (printf "%s/%s" .Release.Namespace (include "enginery.fullname" .) | sha256sum | trunc 32) | quote }}
+  value: {{ include "enginery.clusterUid" . | quote }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME
   value: {{ .Values.prefect.server.auth.existingSecret }}

@@ -59,7 +59,7 @@
 {{- define "enginery.deployCommand" -}}
 {{- $root := .root -}}
 {{- $command := list "enginery" "deploy" "--type" "kubernetes" "--pool" $root.Values.prefect.workPool "--name" .name
-      "--registry" (include "enginery.registry" $root) -}}
+      "--owner" (include "enginery.clusterUid" $root) "--registry" (include "enginery.registry" $root) -}}
 {{- range .only }}{{ $command = append $command (printf "--only=%s" .) }}{{ end -}}
 {{- with $root.Values.canary }}
 {{- $command = concat $command (list "--channel" .channel) -}}
@@ -131,5 +131,11 @@
 {{- $here := include "enginery.fleetVariables" (list . $variables) | fromJson -}}
 {{- $commands = append $commands (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" (list "reconcile-fleet") "variables" $here "more" $more) | fromJsonArray) -}}
 {{- end -}}
-{{- toPrettyJson $commands -}}
+{{- /* What an earlier revision registered and this one does not, a group's that went, is deleted. */ -}}
+{{- $keep := list -}}
+{{- range $commands -}}
+{{- $name := index . 7 -}}
+{{- range . }}{{ if hasPrefix "--only=" . }}{{ $keep = append $keep (printf "--keep=%s/%s" (trimPrefix "--only=" .) $name) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- toPrettyJson (prepend (rest $commands) (concat (first $commands) $keep)) -}}
 {{- end -}}

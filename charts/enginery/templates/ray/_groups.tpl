@@ -1,33 +1,11 @@
-{{/* The worker groups of the RayCluster.
+{{/* The worker groups of the RayCluster. */}}
 
-     `workerGroupSpecs` is one atomic list, and Ray's autoscaler writes `replicas` and `scaleStrategy` into it. So an
-     upgrade must send exactly what is there, or it fails with a conflict (or, forced, sets replicas back and kills
-     workers that are building). Hence the lookup, and every field that the API server would fill in by itself
-     (numOfHosts, priority, ports' protocol). */}}
-
-{{/* What runs now, by group: JSON of {group: {replicas, scaleStrategy}}. */}}
-{{- define "enginery.ray.live" -}}
-{{- $live := dict -}}
-{{- $cluster := lookup "ray.io/v1" "RayCluster" .Release.Namespace (include "enginery.rayCluster" .) -}}
-{{- if $cluster -}}
-{{- range $cluster.spec.workerGroupSpecs -}}
-{{- $_ := set $live .groupName (pick . "replicas" "scaleStrategy") -}}
-{{- end -}}
-{{- end -}}
-{{- toJson $live -}}
-{{- end -}}
-
-{{/* How many workers to ask for. Argument: {live, group: name, min}. */}}
+{{/* How many workers there may be; how many there are is the autoscaler's to say (pipeline/kuberay keeps its number).
+     Argument: {min, max}. */}}
 {{- define "enginery.ray.scale" -}}
-{{- $live := get .live .group | default dict -}}
 minReplicas: {{ .min | int64 }}
 maxReplicas: {{ .max | int64 }}
-replicas: {{ max (int .min) (int (get $live "replicas" | default 0)) }}
-{{- if hasKey $live "scaleStrategy" }}
-scaleStrategy: {{ get $live "scaleStrategy" | toJson }}
-{{- end }}
-numOfHosts: 1
-priority: 0
+replicas: {{ .min | int64 }}
 {{- end -}}
 
 {{/* One worker's pod. Argument: {root, component, group: the values, gpus: bool}. */}}
@@ -44,6 +22,7 @@ metadata:
     # A build that is moved is a build that starts again.
     cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
     karpenter.sh/do-not-disrupt: "true"
+    enginery.io/ray-version: {{ $root.Values.ray.version | quote }}
     {{- with $group.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -1,0 +1,59 @@
+"""The pods of a RayCluster, and what a change of it would do to those that run."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# On the pods' templates: KubeRay leaves pods alone whose template changed, so each says which Ray runs in it.
+RAY_VERSION = "enginery.io/ray-version"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod that is there to stay. group: its worker group, None for the head.  version: Ray's in it, None: unknown."""
+
+    name: str
+    group: str | None
+    version: str | None
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> "Pod":
+        """A pod of a RayCluster, as the API server has it."""
+        metadata = item["metadata"]
+        labels = metadata.get("labels") or {}
+        group = labels.get("ray.io/group") if labels.get("ray.io/node-type") == "worker" else None
+        return cls(metadata["name"], group, (metadata.get("annotations") or {}).get(RAY_VERSION))
+
+
+def stale(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> list[Pod]:
+    """Those that run another version of Ray: nodes of two versions refuse each other."""
+    version = wanted["spec"]["rayVersion"]
+    return [pod for pod in pods if pod.version not in (None, version)]
+
+
+def orphans(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> list[Pod]:
+    """Workers of groups that are not wanted.
+
+    Nobody would end them: KubeRay 1.7 looks at the groups of the spec alone, and the autoscaler of Ray 2.60 fails in
+    each of its rounds, for all groups, as long as one runs.
+    """
+    groups = {group["groupName"] for group in wanted["spec"]["workerGroupSpecs"]}
+    return [pod for pod in pods if pod.group is not None and pod.group not in groups]
+
+
+def stopped(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """What bringing a RayCluster to `wanted` would stop, a line for each worker or group. The head builds nothing."""
+    old, without_group = stale(pods, wanted), orphans(pods, wanted)
+    for pod in pods:
+        if pod.group is None:
+            continue
+        if pod in without_group:
+            yield f"{pod.name}: its group {pod.group} is not wanted any more"
+        elif pod in old:
+            yield f"{pod.name}: has Ray {pod.version}, and {wanted['spec']['rayVersion']} is wanted"
+    running = Counter(pod.group for pod in pods if pod not in old)
+    for group in wanted["spec"]["workerGroupSpecs"]:
+        name, most = group["groupName"], group["maxReplicas"]
+        if running[name] > most:
+            yield f"group {name}: {running[name]} run, max is {most}: Ray's autoscaler would stop the others"

@@ -1,0 +1,34 @@
+"""The Job that makes the RayCluster: its pod's own command, as its own service account, on this machine."""
+
+import logging
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.cluster.api import Object
+
+if TYPE_CHECKING:
+    from tests.cluster.conftest import Cluster
+
+log = logging.getLogger("cluster")
+MOUNTED = "/etc/enginery/ray"
+
+
+def run(cluster: "Cluster", pod: Object) -> int:
+    """The exit code of a pod's command."""
+    namespace, spec = pod["metadata"]["namespace"], pod["spec"]
+    folder = cluster.plane.folder / "pods" / pod["metadata"]["uid"]
+    folder.mkdir(parents=True)
+    (mounted,) = (item["configMap"]["name"] for item in spec["volumes"] if "configMap" in item)
+    for name, text in cluster.api.get("configmaps", namespace, mounted)["data"].items():
+        (folder / name).write_text(text)
+    account = spec["serviceAccountName"]
+    (folder / "kubeconfig").write_text(cluster.plane.kubeconfig_of(account, cluster.token(namespace, account)))
+    (container,) = spec["containers"]
+    _python, *words = [word.replace(MOUNTED, str(folder)) for word in container["command"]]
+    environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=120)
+    said = (done.stdout + done.stderr).strip()
+    log.info("pod %s: exit code %d: %s", pod["metadata"]["name"], done.returncode, said)
+    return done.returncode

@@ -1,0 +1,132 @@
+"""Changes of the RayCluster while Ray's autoscaler writes it and workers run."""
+
+import logging
+
+import helm_python
+import pytest
+
+from tests.cluster.api import Object, wait_for
+from tests.cluster.conftest import PODS, Cluster
+from tests.cluster.release import Release, Values, sample
+
+log = logging.getLogger("cluster")
+CONSENT = {"metadata": {"annotations": {"enginery.io/may-stop-workers": "true"}}}
+
+
+def with_max(group: str, most: int) -> Values:
+    """The sample values with another `max` of a group: the RayCluster alone changes."""
+    groups = [{**item, **({"max": most} if item["name"] == group else {})} for item in sample()["gpuGroups"]]
+    return {**sample(), "gpuGroups": groups}
+
+
+def without(group: str) -> Values:
+    """The sample values without a group."""
+    return {**sample(), "gpuGroups": [item for item in sample()["gpuGroups"] if item["name"] != group]}
+
+
+def live(cluster: Cluster, namespace: str) -> dict[str, Object]:
+    """The worker groups of the RayCluster, by name."""
+    groups = cluster.api.get("rayclusters", namespace, "enginery-ray")["spec"]["workerGroupSpecs"]
+    return {group["groupName"]: group for group in groups}
+
+
+def workers(cluster: Cluster, namespace: str, group: str = "") -> set[str]:
+    """Names of Ray's pods that are not ending, of one group or all with the head."""
+    found = cluster.pods(namespace, "ray.io/cluster=enginery-ray" + (f",ray.io/group={group}" if group else ""))
+    return {name for name, pod in found.items() if "deletionTimestamp" not in pod["metadata"]}
+
+
+@pytest.fixture
+def busy(cluster: Cluster, namespace: str, helm: Release) -> str:
+    """A namespace with an installation that the autoscaler has scaled: two workers of group l4 run."""
+    helm.install(sample(), timeout=300)
+    cluster.running(namespace, PODS)
+    cluster.autoscale(namespace, "l4", 2)
+    cluster.running(namespace, PODS + 1)
+    return namespace
+
+
+def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(
+    cluster: Cluster, busy: str, helm: Release
+) -> None:
+    before = workers(cluster, busy)
+    options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
+    for most, given in enumerate(options, 3):
+        helm.upgrade(with_max("l4", most), timeout=120, **given)
+        assert helm.status() == "deployed"
+        assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (most, 2)
+        cluster.autoscale(busy, "a100", most % 2 + 1)
+    helm.rollback(1, timeout=120, wait="watcher")
+    assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (2, 2)
+    assert before <= workers(cluster, busy)
+    log.info("no worker was stopped by %d upgrades and a rollback", len(options))
+
+
+def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(
+    cluster: Cluster, busy: str, helm: Release
+) -> None:
+    before = workers(cluster, busy)
+    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+        helm.upgrade(without("l4"), timeout=90)
+    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+        helm.upgrade(with_max("l4", 1), timeout=90)
+    assert workers(cluster, busy) == before
+    assert live(cluster, busy)["l4"]["maxReplicas"] == 2
+    cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
+    helm.upgrade(without("l4"), timeout=90)
+    assert "l4" not in live(cluster, busy)
+    wait_for("the workers of the group to go", lambda: not workers(cluster, busy, "l4"))
+    now = cluster.api.get("rayclusters", busy, "enginery-ray")["metadata"].get("annotations", {})
+    assert "enginery.io/may-stop-workers" not in now, "it is for one change"
+    assert helm.status() == "deployed"
+
+
+def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy: str, helm: Release) -> None:
+    newer = {**sample(), "ray": {"version": "2.61.0"}}
+    head = workers(cluster, busy, "headgroup")
+    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+        helm.upgrade(newer, timeout=90)
+    assert cluster.api.get("rayclusters", busy, "enginery-ray")["spec"]["rayVersion"] == "2.60.0"
+    cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
+    before = workers(cluster, busy)
+    helm.upgrade(newer, timeout=90)
+
+    def renewed() -> bool:
+        versions = {
+            pod["metadata"]["annotations"]["enginery.io/ray-version"]
+            for pod in cluster.pods(busy, "ray.io/cluster=enginery-ray").values()
+        }
+        return versions == {"2.61.0"} and not before & workers(cluster, busy)
+
+    wait_for("Ray's pods to have the new version", renewed)
+    assert head.isdisjoint(workers(cluster, busy, "headgroup"))
+    log.info("head and %d workers have Ray 2.61.0", len(workers(cluster, busy)) - 1)
+
+
+def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm: Release) -> None:
+    helm.uninstall(timeout=90)
+    wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", busy))
+    wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginery-ray"))
+
+
+def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redis(
+    cluster: Cluster, namespace: str, helm: Release
+) -> None:
+    secret = {"metadata": {"name": "redis"}, "stringData": {"redis-password": "x"}}
+    cluster.api.create("secrets", namespace, secret)
+    kept = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
+    helm.install({**sample(), "ray": {"gcsFaultTolerance": kept}}, timeout=300)
+    cluster.running(namespace, PODS)
+    before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
+    cluster.api.delete("pods", namespace, head)
+    (new,) = wait_for("another head", lambda: workers(cluster, namespace, "headgroup") - {head})
+    cluster.running(namespace, PODS)
+    assert workers(cluster, namespace) - {new} == before - {head}
+    container = cluster.api.get("pods", namespace, new)["spec"]["containers"][0]
+    environment = {item["name"]: item for item in container["env"]}
+    assert environment["RAY_REDIS_ADDRESS"]["value"] == "redis.example:6379"
+    assert environment["REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "redis"
+    # With the RayCluster goes what is in Redis, by a Job of KubeRay's, if its head's account is still there.
+    cluster.api.delete("rayclusters", namespace, "enginery-ray")
+    wait_for("KubeRay to empty the Redis", lambda: not cluster.api.list("rayclusters", namespace))
+    helm.uninstall(timeout=90)
