@@ -11,7 +11,7 @@ from builders.errors import DataError, EngineryError, InputError
 from builders.types import Session, Tensors
 from validation.budget import Budget, Budgets
 from validation.comparison import Comparison, check_of
-from validation.drift import DECISIONS, is_exact, measure
+from validation.drift import DECISIONS, Drift, is_exact, measure
 from validation.golden import Case, GoldenSet
 from validation.limits import Limits, StagedLimits
 from validation.measured import Measured
@@ -29,13 +29,14 @@ def drift_checks(
     golden: GoldenSet,
     limits: Budget | Budgets | Limits | StagedLimits,
     spreads: Spreads | None = None,
+    usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
     """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks.
 
-    spreads: takes how the errors spread, for a report to show.
+    spreads: takes how the errors spread, for a report to show.  usual: takes the drift of the golden cases by output.
     """
     run_reference = lambda case: run(reference, case.inputs)  # noqa: E731 - as short as it is
-    return _checks(joint, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference)
+    return _checks(joint, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference, usual)
 
 
 def expected_checks(
@@ -115,6 +116,7 @@ def _checks(
     limits: StagedLimits,
     spreads: Spreads | None,
     reference: Session | None = None,
+    usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
     """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
     found = Comparison(joint, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
@@ -131,6 +133,8 @@ def _checks(
         for first, second in ((expected, again), (actual, twice)):
             if second is not None:
                 found.failures += _repeated(joint, case, first, second, limits)
+    if usual is not None:
+        usual.update(found.usual())
     return limits.judge(found.checks)
 
 

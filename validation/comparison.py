@@ -89,6 +89,10 @@ class Comparison:
         edges = [check for name, output in self.outputs.items() for check in self._edges(name, output, limits)]
         return (*self.failures, *self._unmeasured(), *golden, *edges)
 
+    def usual(self) -> dict[str, Drift]:
+        """By output, the drift of the golden cases: what a case beside the golden set is judged by."""
+        return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
+
     def _unmeasured(self) -> Iterator[Check]:
         """Comparisons that say nothing: of infinities alone, and of no elements at all."""
         drifts = {name: (found.golden, *found.edges.values()) for name, found in self.outputs.items()}

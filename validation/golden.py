@@ -60,7 +60,7 @@ class GoldenSet:
 
     def of_kind(self, kind: CaseKind) -> Iterator[Case]:
         """The golden cases, or the edge cases, in order."""
-        return (case for case in self.cases if case.kind == kind)
+        return (self.cases[index] for index, found in enumerate(case_kinds(self)) if found == kind)
 
     def save(self, path: Path) -> str:
         """Write a safetensors file, the same bytes for the same set, and return its digest."""
@@ -166,13 +166,23 @@ class _StoredCases(Sequence[Case]):
         if isinstance(index, slice):
             return tuple(self[at] for at in range(*index.indices(len(self))))
         at = range(len(self))[index]
-        return Case(*self.kinds[at], self._tensors(_prefix(at, "in")), self._tensors(_prefix(at, "out")))
+        return Case(*self.kinds[at], *self._tensors(at))
 
-    def _tensors(self, prefix: str) -> dict[str, Array]:
+    def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
+        """Inputs, then expected outputs."""
         from safetensors import safe_open
 
         with safe_open(self.path, framework="numpy") as file:
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in self.names if name.startswith(prefix)}
+            for prefix in (_prefix(at, "in"), _prefix(at, "out")):
+                yield {name.removeprefix(prefix): file.get_tensor(name) for name in self._by_prefix.get(prefix, ())}
+
+    @cached_property
+    def _by_prefix(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            index, _, rest = name.partition("/")
+            found.setdefault(f"{index}/{rest.partition('/')[0]}/", []).append(name)
+        return found
 
 
 def _kind(case: Mapping[str, Any]) -> tuple[str, CaseKind]:

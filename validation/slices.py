@@ -198,4 +198,4 @@ class Marginals:
 
 
 def _padded(values: Array, size: int) -> Array:
-    return np.pad(values, (0, size - len(values)))
+    return values if len(values) == size else np.pad(values, (0, size - len(values)))

@@ -19,6 +19,7 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
 
 if TYPE_CHECKING:
+    from validation.drift import Drift
     from validation.golden import GoldenSet
     from validation.limits import StagedLimits
     from validation.report import Check
@@ -112,8 +113,10 @@ def check_engine(
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
         held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        checks = drift_checks("engine", expected, actual, frozen, held, spreads)
-        pair = Pair(expected, actual, wanted.precision, held, default_budget("engine", wanted.precision))
+        usual: dict[str, Drift] = {}
+        checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+        documented = default_budget("engine", wanted.precision)
+        pair = Pair(expected, actual, wanted.precision, held, documented, usual=usual)
         checks += tried_calls(calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
         if contract:
             checks += _contract_checks(contract, expected, actual, frozen, held)

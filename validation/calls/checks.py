@@ -32,7 +32,8 @@ def call_checks(
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
     if sizes and dims:
-        yield from size_checks(replace(pair, usual=golden_drifts(golden)), shapes, groups, seed, allowance)
+        judged = pair if pair.usual else replace(pair, usual=golden_drifts(golden))
+        yield from size_checks(judged, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = Repeats(pair.candidate, pair.limits, bits)
     began = allowance.clock()

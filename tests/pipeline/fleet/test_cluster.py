@@ -140,7 +140,7 @@ def test_a_list_that_went_stale_is_read_again_from_its_start(
 
 def test_the_environment_s_kubeconfig_is_found(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = access(tmp_path, api.url).kubeconfig
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    monkeypatch.setenv("KUBECONFIG", str(path))
     assert read_cluster(Access(context="here")).groups
 
 
