@@ -86,8 +86,9 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
         raise EngineryError(f"the session answered {what}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(item) for name, item in answer.items()}
     for name, array in arrays.items():
-        if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
-            what = "a masked array" if isinstance(array, np.ma.MaskedArray) else "an array of Python objects"
+        masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
+        if array.dtype.hasobject or masked:
+            what = "a masked array" if masked else "an array of Python objects"
             raise EngineryError(f"the session answered {what} for {name}; it should give plain numbers")
     return arrays
 
