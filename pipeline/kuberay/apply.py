@@ -21,6 +21,7 @@ from pipeline.kuberay.workers import Pod, orphans, stale, stopped
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
 CONSENT = "enginery.io/may-stop-workers"
+_QUEUE = "kueue.x-k8s.io/queue-name"
 _ROUNDS = 10
 
 Object = dict[str, Any]
@@ -95,7 +96,8 @@ def merged(live: Object | None, wanted: Object, owner: Object) -> Object:
     spec["workerGroupSpecs"] = [
         _scaled(group, groups.get(group["groupName"], {})) for group in spec["workerGroupSpecs"]
     ]
-    if "suspend" in live["spec"]:
+    # Who leaves Kueue is suspended by nobody any more; who was never in a queue was by hand.
+    if "suspend" in live["spec"] and (_QUEUE in metadata.get("labels", {}) or _QUEUE not in kept.get("labels", {})):
         spec["suspend"] = live["spec"]["suspend"]
     return {**wanted, "metadata": found, "spec": spec}
 

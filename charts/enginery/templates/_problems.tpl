@@ -44,6 +44,16 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of annotations for Ray's pods: pipeline/kuberay reads the chart's own. Argument: {path, annotations}. */}}
+{{- define "enginery.problems.annotations" -}}
+{{- $path := .path -}}
+{{- range $name, $_ := .annotations }}
+{{- if hasPrefix "enginery.io/" $name }}
+{{ $path }}: the chart sets {{ $name }}; remove it
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
      values, own: the group's}. */}}
 {{- define "enginery.problems.volumes" -}}

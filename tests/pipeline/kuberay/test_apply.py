@@ -107,6 +107,16 @@ def test_a_change_keeps_what_others_write() -> None:
     assert not cluster.deleted
 
 
+@pytest.mark.parametrize(("before", "after", "suspended"), [(1, 1, True), (0, 0, True), (0, 1, True), (1, 0, False)])
+def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, suspended: bool) -> None:
+    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
+    live, wanted = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
+    live["spec"]["suspend"] = True
+    cluster = Fake(live)
+    apply(cluster, wanted, "enginery-ray")
+    assert cluster.written[0]["spec"].get("suspend", False) is suspended
+
+
 def test_what_the_autoscaler_writes_in_between_is_read_again() -> None:
     cluster = Fake(ray_cluster(group("l4", 1)), races=2)
     apply(cluster, ray_cluster(group("l4", 0)), "enginery-ray")
