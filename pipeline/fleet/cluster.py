@@ -74,8 +74,9 @@ def connection_to(access: Access) -> Any:
             # A pod reaches its own API server by an address that no NO_PROXY names, and never through HTTPS_PROXY.
             settings.proxy = None
         else:
+            # Named here: the client reads KUBECONFIG once, when it is imported.
             config.load_kube_config(
-                None if access.kubeconfig is None else str(access.kubeconfig),
+                str(access.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"),
                 access.context,
                 client_configuration=settings,
                 persist_config=False,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kubernetes.config  # noqa: F401 - it reads KUBECONFIG when it is imported, which must not count
 import pytest
 import yaml
 
