@@ -17,6 +17,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NO_VALUES = {"matchExpressions": [{"key": "app", "operator": "In"}]}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
+INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
 
 
@@ -240,6 +241,13 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
             "t4.extraVolumeMounts: the chart mounts",
         ),
         ("gpuGroups", gpu(resourceClaimTemplate="a", gpuResource="nvidia.com/mig-1g.10gb"), "both gpuResource"),
+        ("extraInitContainers", [INIT, INIT], "extraInitContainers: a is there twice"),
+        ("extraInitContainers", [{**INIT, "name": "wait-gcs-ready"}], "there is a container wait-gcs-ready already"),
+        (
+            "extraInitContainers",
+            [{**INIT, "volumeMounts": [{"name": "b", "mountPath": "/b"}]}],
+            'extraInitContainers.a: /b is of volume "b", which extraVolumes does not have',
+        ),
     ],
 )
 def test_the_templates_refuse(path: str, value: Any, said: str) -> None:

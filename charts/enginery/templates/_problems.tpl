@@ -86,6 +86,29 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of init containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later. */}}
+{{- define "enginery.problems.initContainers" -}}
+{{- $volumes := list "tmp" -}}
+{{- if .Values.registry.existingClaim }}{{ $volumes = append $volumes "registry" }}{{ end -}}
+{{- if .Values.registry.caBundle.configMap }}{{ $volumes = append $volumes "ca" }}{{ end -}}
+{{- range .Values.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+{{- $names := list -}}
+{{- range $container := .Values.extraInitContainers }}
+{{- if has .name (list "ray-worker" "wait-gcs-ready" "prefect-job") }}
+extraInitContainers: there is a container {{ .name }} already; give another name
+{{- end }}
+{{- if has .name $names }}
+extraInitContainers: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $names = append $names .name }}
+{{- range .volumeMounts }}
+{{- if not (has .name $volumes) }}
+extraInitContainers.{{ $container.name }}: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of the ways from outside to the Prefect server: who reaches its API runs code here. */}}
 {{- define "enginery.problems.exposure" -}}
 {{- $server := .Values.prefect.server -}}

@@ -17,6 +17,7 @@
 {{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "prefect.worker.extraEnv" "entries" .Values.prefect.worker.extraEnv)) -}}
 {{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
 {{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
+{{- $lines = append $lines (include "enginery.problems.initContainers" .) -}}
 {{- $lines = append $lines (include "enginery.problems.resources" .) -}}
 {{- $lines = append $lines (include "enginery.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginery.problems.network" .) -}}
