@@ -27,9 +27,12 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
 
     A FAIL takes its candidate back where it is served already. A PASS promotes it once every target that counts has
     one (`targets.required`), and none has a FAIL. report: digest of the canary's report.
-    Raises IntegrityError for a report that is lost or damaged, UntrustedError where the trust policy asks for more.
+    Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
+    where the trust policy asks for more.
     """
     found = read_report(store.read_blob(report)[: MOST_BYTES + 1])
+    if (about := found.candidate.get("model")) != model:
+        raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, found, report).target
     serving = channels.read(store, check_model(model), check_channel(channel))
     if serving is None:
@@ -90,4 +93,9 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
         )  # fmt: skip
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
+    # Whoever attached a FAIL since then found the candidate not served yet, and left the channel alone.
+    for item in standings(store, candidate, serving):
+        if item.verdict == "FAIL" and item.report:
+            failed = read_report(store.read_blob(item.report)[: MOST_BYTES + 1])
+            return roll_back(store, failed.document, channel, user())
     return f"promoted: {model}:{channel} -> {version}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pipeline.registry import policies, versions
 from pipeline.registry.attestations import judged
 from pipeline.registry.canaries import (
+    UNKNOWN,
     CanaryVerdict,
     attach_canary,
     canaries,
@@ -45,7 +46,7 @@ def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
     manifest = versions.load(store, check_model(named.get("model", "")), check_version(named.get("version", "")))
     unit = " ".join(named.get(name, "?") for name in ("target", "precision", "backend"))
     verdict = CanaryVerdict(
-        target=str(found.document.get("target") or "unknown"),
+        target=str(found.document.get("target") or UNKNOWN),
         verdict=found.verdict,
         reason=found.reason[:1000],
         engine=named.get("engine", ""),
@@ -69,21 +70,30 @@ def required(store: Store, channel: Channel) -> tuple[str, ...]:
 def standings(store: Store, candidate: Manifest, channel: Channel) -> list[Standing]:
     """The verdict on each target that counts, of the candidate against what the channel serves now."""
     found = canaries(store, candidate)
-    has = _targets(store, candidate, channel.proven_only)
-    return [_standing(name, candidate, channel, found, has) for name in required(store, channel)]
+    served_now = versions.load(store, channel.model, channel.version)
+    sides = [_targets(store, manifest, channel.proven_only) for manifest in (candidate, served_now)]
+    return [_standing(name, candidate, channel, found, sides) for name in required(store, channel)]
 
 
 def _standing(
-    target: str, candidate: Manifest, channel: Channel, found: list[CanaryVerdict], has: tuple[str, ...]
+    target: str, candidate: Manifest, channel: Channel, found: list[CanaryVerdict], sides: list[tuple[str, ...]]
 ) -> Standing:
+    """sides: targets that the candidate, and what the channel serves now, have an engine for."""
     if verdict := verdict_on(target, channel.manifest, found):
         return Standing(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
     reference, where = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
-    if not any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has):
+    built, compared = (
+        any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has) for has in sides
+    )
+    if not built:
         remedy = "build one, promote by hand, or name the targets that count"
         policy = f"`enginery policy set {where} --canary-on TARGETS`"
         return Standing(target, MISSING, f"{reference} has no{proven} engine for it; {remedy}: {policy}")
+    if not compared:
+        remedy = "promote by hand under a policy that does not name it"
+        lacks = f"{where} serves {channel.model}@{channel.version}, which has no{proven} engine for it"
+        return Standing(target, MISSING, f"{lacks}, so there is nothing to compare with; {remedy}")
     by_hand = f"`enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
     remedy = (
         "a deployment `canary` on a pool with that hardware brings it (`enginery deploy --only canary`; in the chart "

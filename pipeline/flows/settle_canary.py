@@ -4,8 +4,9 @@ from typing import Any
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
+from builders.errors import EngineryError
 from pipeline.canary.settle import settle, settle_newest
 from pipeline.flows.runner import PrefectRunner
 from pipeline.registry import DEFAULT_REGISTRY, versions
@@ -25,14 +26,21 @@ def settle_canary(
     """Promote the candidate of a PASS, roll back that of a FAIL if it is served, as the verdicts of all targets that
     count have it. report: digest of the canary's.
 
-    Without a report: of each model, or of `model`, promote the newest version if it can be by now.
+    Without a report: of each model, or of `model`, promote the newest version if it can be by now. One that is damaged
+    stops no other; the run then fails at the end.
     """
     logger, store, runner = get_run_logger(), open_store(registry), PrefectRunner()
     if model and report:
         said = runner.call(settle, store, model, channel, report, logger.info)
         return Completed(message=said, data=said)
-    told = []
+    told, failed = [], 0
     for name in [model] if model else versions.models(store):
-        told.append(runner.call(settle_newest, store, name, channel, logger.info))
+        try:
+            told.append(runner.call(settle_newest, store, name, channel, logger.info))
+        except EngineryError as error:
+            failed += 1
+            told.append(f"not settled: {error}")
         logger.info("%s: %s", name, told[-1])
+    if failed:
+        return Failed(message=f"{failed} of {len(told)} models could not be settled", data=told)
     return Completed(message=f"looked at {len(told)} models", data=told)

@@ -19,9 +19,10 @@ from pipeline.fleet.cluster import Access
 from pipeline.kuberay.kubernetes import Kubernetes
 from pipeline.kuberay.workers import Pod, orphans, stale, stopped
 
-# On the RayCluster: this one change may stop workers. It is taken away with that change.
+# On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
 CONSENT = "enginery.io/may-stop-workers"
-_ROUNDS = 5
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_ROUNDS = 10
 
 Object = dict[str, Any]
 
@@ -55,6 +56,7 @@ def apply(cluster: Cluster, wanted: Object, owner: str) -> str:
     being deleted or changes all the time.
     """
     name, reference = wanted["metadata"]["name"], cluster.owner(owner)
+    gone: list[str] = []
     for _ in range(_ROUNDS):
         live = cluster.find()
         if live is None:
@@ -64,8 +66,19 @@ def apply(cluster: Cluster, wanted: Object, owner: str) -> str:
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
         _check(live, wanted, pods)
-        if cluster.replace(merged(live, wanted, reference)):
-            return f"{name}: {_clean(cluster, wanted, pods)}"
+        unwanted = {*stale(pods, wanted), *orphans(pods, wanted)}
+        changed = merged(live, wanted, reference)
+        if unwanted and CONSENT in live["metadata"].get("annotations", {}):
+            # Until they are gone, so that a Job that is killed half way is followed by one that may go on.
+            changed["metadata"]["annotations"][CONSENT] = live["metadata"]["annotations"][CONSENT]
+        if not cluster.replace(changed):
+            continue
+        if not unwanted:
+            return f"{name}: up to date" + (f"; deleted {', '.join(gone)}" if gone else "")
+        # KubeRay makes the head, and workers as they are needed.
+        for pod in (pod for pod in pods if pod in unwanted):
+            cluster.delete(pod)
+            gone.append(pod.name)
     raise UnavailableError(f"{name} changes faster than it is written; run again")
 
 
@@ -83,7 +96,8 @@ def merged(live: Object | None, wanted: Object, owner: Object) -> Object:
     spec["workerGroupSpecs"] = [
         _scaled(group, groups.get(group["groupName"], {})) for group in spec["workerGroupSpecs"]
     ]
-    if "suspend" in live["spec"]:
+    # Who leaves Kueue is suspended by nobody any more; who was never in a queue was by hand.
+    if "suspend" in live["spec"] and (_QUEUE in metadata.get("labels", {}) or _QUEUE not in kept.get("labels", {})):
         spec["suspend"] = live["spec"]["suspend"]
     return {**wanted, "metadata": found, "spec": spec}
 
@@ -94,8 +108,8 @@ def _scaled(group: Object, live: Mapping[str, Any]) -> Object:
 
 
 def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
-    lines = list(stopped(pods, wanted))
-    if not lines or CONSENT in live["metadata"].get("annotations", {}):
+    lines = list(stopped(pods, live, wanted))
+    if not lines or live["metadata"].get("annotations", {}).get(CONSENT) == "true":
         return
     name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
     raise InputError(
@@ -109,15 +123,6 @@ def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
             ]
         )
     )
-
-
-def _clean(cluster: Cluster, wanted: Object, pods: Sequence[Pod]) -> str:
-    """Delete what must not go on beside what is wanted; KubeRay makes the head, and workers as they are needed."""
-    unwanted = {*stale(pods, wanted), *orphans(pods, wanted)}
-    gone = [pod for pod in pods if pod in unwanted]
-    for pod in gone:
-        cluster.delete(pod)
-    return "up to date" + (f"; deleted {', '.join(pod.name for pod in gone)}" if gone else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

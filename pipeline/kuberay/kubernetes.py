@@ -45,12 +45,17 @@ class Kubernetes:
         return self._ask(write, *self._place, self._name, body, absent=[_NOT_FOUND, _CONFLICT]) is not None
 
     def pods(self) -> list[Pod]:
-        """Its pods, without those that are ending or have ended."""
+        """Its pods, without those that are ending."""
+        items = json.loads(self._ask(self._list_pods))["items"]
+        return [Pod.from_json(item) for item in items if "deletionTimestamp" not in item["metadata"]]
+
+    def _list_pods(self, **options: Any) -> bytes:
         selector = f"ray.io/cluster={self._name}"
-        list_pods = self._core.list_namespaced_pod
-        answer = self._ask(list_pods, self._namespace, label_selector=selector, _preload_content=False)
-        items = json.loads(answer.data)["items"]
-        return [Pod.from_json(item) for item in items if _stays(item)]
+        answer = self._core.list_namespaced_pod(
+            self._namespace, label_selector=selector, _preload_content=False, **options
+        )
+        data: bytes = answer.data
+        return data
 
     def delete(self, pod: Pod) -> None:
         """Delete one of its pods; one that is gone is none."""
@@ -79,8 +84,3 @@ class Kubernetes:
             raise UnavailableError(f"{self._host}: {call.__name__}: {error.status}: {said}") from error
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(f"{self._host} does not answer: {str(error)[:300]}") from error
-
-
-def _stays(item: dict[str, Any]) -> bool:
-    ended = (item.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return not ended and "deletionTimestamp" not in item["metadata"]

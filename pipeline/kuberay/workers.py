@@ -11,11 +11,15 @@ RAY_VERSION = "enginery.io/ray-version"
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that is there to stay. group: its worker group, None for the head.  version: Ray's in it, None: unknown."""
+    """A pod that is not being deleted.
+
+    group: its worker group, None for the head.  version: Ray's in it, None: unknown.  ended: nothing runs in it.
+    """
 
     name: str
     group: str | None
     version: str | None
+    ended: bool = False
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> "Pod":
@@ -23,7 +27,8 @@ class Pod:
         metadata = item["metadata"]
         labels = metadata.get("labels") or {}
         group = labels.get("ray.io/group") if labels.get("ray.io/node-type") == "worker" else None
-        return cls(metadata["name"], group, (metadata.get("annotations") or {}).get(RAY_VERSION))
+        ended = (item.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        return cls(metadata["name"], group, (metadata.get("annotations") or {}).get(RAY_VERSION), ended)
 
 
 def stale(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> list[Pod]:
@@ -36,24 +41,30 @@ def orphans(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> list[Pod]:
     """Workers of groups that are not wanted.
 
     Nobody would end them: KubeRay 1.7 looks at the groups of the spec alone, and the autoscaler of Ray 2.60 fails in
-    each of its rounds, for all groups, as long as one runs.
+    each of its rounds, for all groups, as long as one is there, also one that has ended.
     """
     groups = {group["groupName"] for group in wanted["spec"]["workerGroupSpecs"]}
     return [pod for pod in pods if pod.group is not None and pod.group not in groups]
 
 
-def stopped(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """What bringing a RayCluster to `wanted` would stop, a line for each worker or group. The head builds nothing."""
+def stopped(pods: Sequence[Pod], live: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """What bringing the RayCluster `live` to `wanted` would stop, a line for each worker or group; the head builds
+    nothing. A worker that the operator has yet to make for a group that goes counts, too: nobody would end it."""
+    pods = [pod for pod in pods if pod.group is not None and not pod.ended]
     old, without_group = stale(pods, wanted), orphans(pods, wanted)
     for pod in pods:
-        if pod.group is None:
-            continue
         if pod in without_group:
             yield f"{pod.name}: its group {pod.group} is not wanted any more"
         elif pod in old:
             yield f"{pod.name}: has Ray {pod.version}, and {wanted['spec']['rayVersion']} is wanted"
-    running = Counter(pod.group for pod in pods if pod not in old)
+    running = Counter(pod.group for pod in pods)
+    groups = {group["groupName"] for group in wanted["spec"]["workerGroupSpecs"]}
+    for group in live["spec"].get("workerGroupSpecs", ()):
+        name, asked = group["groupName"], group.get("replicas", 0)
+        if name not in groups and asked > running[name]:
+            yield f"group {name}: {asked} workers are asked for, {running[name]} run, and it is not wanted any more"
+    fresh = Counter(pod.group for pod in pods if pod not in old)
     for group in wanted["spec"]["workerGroupSpecs"]:
         name, most = group["groupName"], group["maxReplicas"]
-        if running[name] > most:
-            yield f"group {name}: {running[name]} run, max is {most}: Ray's autoscaler would stop the others"
+        if fresh[name] > most:
+            yield f"group {name}: {fresh[name]} run, max is {most}: Ray's autoscaler would stop the others"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from builders.compatibility import hardware_serves
 from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
 from builders.errors import InputError, IntegrityError
@@ -22,6 +23,8 @@ from pipeline.registry.store import Store
 FORMAT = 1
 MAX_BYTES = 1 << 16
 VERDICTS = ("PASS", "FAIL", "INSUFFICIENT")
+# The target of observations that do not say where they were made; it counts for no channel.
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,31 @@ class CanaryVerdict:
 def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> None:
     """Put a verdict beside the version it is about. Does nothing where it is already.
 
-    Raises IntegrityError without its report, InputError for an engine that the version does not have.
+    Raises IntegrityError without its report, InputError for an engine that the version does not have or that does not
+    run on the target, and for what could not be read back.
     """
-    if all(entry.digest != found.engine for entry in manifest.engines):
+    entry = next((entry for entry in manifest.engines if entry.digest == found.engine), None)
+    if entry is None:
         raise InputError(
             f"the canary ran engine {found.engine}, which {manifest.model}@{manifest.version} does not have"
         )
+    data = canonical_json(found.to_json())
+    try:
+        _read(data)
+    except Malformed as error:
+        raise InputError(f"the canary's report does not say what was compared, and where: {error}") from None
+    if found.target != UNKNOWN and not _runs(entry, found.target):
+        raise InputError(f"the canary's report is not in order: {entry.unit} does not run on {found.target}")
     if not store.has(found.report):
         raise IntegrityError(f"canary report {found.report} is not in {store.uri}; run the canary again")
     key = canary_key(manifest.model, manifest.version, found.target, found.report)
-    store.create(key, canonical_json(found.to_json()))
+    store.create(key, data)
+
+
+def _runs(entry: EngineEntry, target: str) -> bool:
+    """Whether an engine may have run on a target of canaries, by what it was built for."""
+    here = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
+    return hardware_serves(entry.backend, entry.options, entry.precision, entry.compute_capability, here)
 
 
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:

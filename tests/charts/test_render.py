@@ -5,6 +5,7 @@ from typing import Any
 
 import helm_python as helm
 import pytest
+import yaml
 
 from charts import readme, regenerate, renders
 from tests.charts.kube import label, pod_specs, sample_objects
@@ -86,6 +87,17 @@ def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:
         text = path.read_text()
         assert "helm.sh/hook" not in text, path.name
         assert "managed-by: Helm" not in text, path.name
+
+
+def test_plain_manifests_have_what_a_job_reads_before_the_job() -> None:
+    """kubectl sends one object after the other; a Job that is quick would read the ConfigMap of the last time."""
+    for path in sorted((renders.CHART.parents[1] / "manifests/enginery").glob("*.yaml")):
+        there = set()
+        for item in yaml.safe_load_all(path.read_text()):
+            there.add(label(item))
+            if item["kind"] == "Job":
+                volumes = item["spec"]["template"]["spec"]["volumes"]
+                assert {f"ConfigMap {one['configMap']['name']}" for one in volumes if "configMap" in one} <= there
 
 
 def test_server_state_waits_for_its_volume_before_a_new_server_starts() -> None:

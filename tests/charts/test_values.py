@@ -17,6 +17,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NO_VALUES = {"matchExpressions": [{"key": "app", "operator": "In"}]}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
+INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
 
 
@@ -58,6 +59,8 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("prefect.server.nodeSelector", {"a": 1}, "want string"),
         ("prefect.flowRuns.scratch.size", "fifty", "pattern"),
         ("ray.version", "2.60", "pattern"),
+        ("canary.channel", "My Channel", "pattern"),
+        ("canary.channel", "--dry-run", "pattern"),
         ("ray.waitForNodes", "soon", "pattern"),
         ("ray.autoscaler.upscalingMode", "Fast", "Aggressive"),
         ("gpuGroups", {"l4": {}}, "want array"),
@@ -192,6 +195,23 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ),
         ("prefect.flowRuns", {"memoryRequest": "32Gi"}, "flowRuns.memoryRequest: 32Gi is more than the limit, 16Gi"),
         ("serviceAccounts", {"builds": {"name": "a"}, "rayHead": {"name": "a"}}, 'rayHead: "a" is made for serviceAcc'),
+        (
+            "serviceAccounts.rayApply",
+            {"name": "enginery-builds"},
+            'serviceAccounts.rayApply: "enginery-builds" is made for serviceAccounts.builds, too',
+        ),
+        (
+            "serviceAccounts.rayApply",
+            {"create": False, "name": "enginery-builds"},
+            '"enginery-builds" is made for serviceAccounts.builds, too',
+        ),
+        (
+            "gpuGroups.0.podAnnotations",
+            {"enginery.io/ray-version": "1"},
+            "t4.podAnnotations: the chart sets enginery.io",
+        ),
+        ("ray.head.podAnnotations", {"enginery.io/ray-version": "1"}, "ray.head.podAnnotations: the chart sets"),
+        ("gpuGroups", gpu(name="headgroup", gpuLabels=True), "KubeRay names the head's group so"),
         ("images.control.repository", "example/x:v1", 'images.control.repository: "example/x:v1" has a tag; put it'),
         ("images.control.tag", "v1", "images.control has both tag v1 and digest"),
         ("metrics.serviceMonitor", SCRAPES, "scrapeTimeout 1m is longer than interval 30s"),
@@ -221,6 +241,13 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
             "t4.extraVolumeMounts: the chart mounts",
         ),
         ("gpuGroups", gpu(resourceClaimTemplate="a", gpuResource="nvidia.com/mig-1g.10gb"), "both gpuResource"),
+        ("extraInitContainers", [INIT, INIT], "extraInitContainers: a is there twice"),
+        ("extraInitContainers", [{**INIT, "name": "wait-gcs-ready"}], "there is a container wait-gcs-ready already"),
+        (
+            "extraInitContainers",
+            [{**INIT, "volumeMounts": [{"name": "b", "mountPath": "/b"}]}],
+            'extraInitContainers.a: /b is of volume "b", which extraVolumes does not have',
+        ),
     ],
 )
 def test_the_templates_refuse(path: str, value: Any, said: str) -> None:

@@ -44,6 +44,16 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of annotations for Ray's pods: pipeline/kuberay reads the chart's own. Argument: {path, annotations}. */}}
+{{- define "enginery.problems.annotations" -}}
+{{- $path := .path -}}
+{{- range $name, $_ := .annotations }}
+{{- if hasPrefix "enginery.io/" $name }}
+{{ $path }}: the chart sets {{ $name }}; remove it
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
      values, own: the group's}. */}}
 {{- define "enginery.problems.volumes" -}}
@@ -73,6 +83,29 @@
 {{ $path }}extraVolumeMounts: {{ .mountPath }} is there twice; remove one
 {{- end }}
 {{- $places = append $places .mountPath }}
+{{- end }}
+{{- end -}}
+
+{{/* Of init containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later. */}}
+{{- define "enginery.problems.initContainers" -}}
+{{- $volumes := list "tmp" -}}
+{{- if .Values.registry.existingClaim }}{{ $volumes = append $volumes "registry" }}{{ end -}}
+{{- if .Values.registry.caBundle.configMap }}{{ $volumes = append $volumes "ca" }}{{ end -}}
+{{- range .Values.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+{{- $names := list -}}
+{{- range $container := .Values.extraInitContainers }}
+{{- if has .name (list "ray-worker" "wait-gcs-ready" "prefect-job") }}
+extraInitContainers: there is a container {{ .name }} already; give another name
+{{- end }}
+{{- if has .name $names }}
+extraInitContainers: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $names = append $names .name }}
+{{- range .volumeMounts }}
+{{- if not (has .name $volumes) }}
+extraInitContainers.{{ $container.name }}: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -17,14 +17,17 @@
 {{- $lines = append $lines (include "enginery.problems.env" (dict "root" . "path" "prefect.worker.extraEnv" "entries" .Values.prefect.worker.extraEnv)) -}}
 {{- $lines = append $lines (include "enginery.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
 {{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
+{{- $lines = append $lines (include "enginery.problems.initContainers" .) -}}
 {{- $lines = append $lines (include "enginery.problems.resources" .) -}}
 {{- $lines = append $lines (include "enginery.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginery.problems.network" .) -}}
 {{- $lines = append $lines (include "enginery.problems.metrics" .) -}}
+{{- $lines = append $lines (include "enginery.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
 {{- range concat $cpu .Values.gpuGroups -}}
 {{- $path := ternary "cpuGroup." (printf "gpuGroups.%s." .name) (eq .name "cpu") -}}
 {{- $lines = append $lines (include "enginery.problems.env" (dict "root" $ "path" (printf "%sextraEnv" $path) "entries" (.extraEnv | default list))) -}}
+{{- $lines = append $lines (include "enginery.problems.annotations" (dict "path" (printf "%spodAnnotations" $path) "annotations" .podAnnotations)) -}}
 {{- $lines = append $lines (include "enginery.problems.volumes" (dict "path" $path "all" $.Values "own" .)) -}}
 {{- end -}}
 {{- range splitList "\n" (join "\n" $lines) }}{{ if . }}{{ $problems = append $problems . }}{{ end }}{{ end -}}
@@ -37,10 +40,14 @@
 
 {{- $accounts := dict -}}
 {{- range $which, $account := .Values.serviceAccounts -}}
-{{- if and $account.create $account.name (hasKey $accounts $account.name) -}}
-{{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which $account.name (get $accounts $account.name)) -}}
+{{- $name := include "enginery.serviceAccount" (list $ $which) -}}
+{{- if and $account.create (not (hasKey $accounts $name)) }}{{ $_ := set $accounts $name $which }}{{ end -}}
 {{- end -}}
-{{- if $account.create }}{{ $_ := set $accounts $account.name $which }}{{ end -}}
+{{- range $which, $account := .Values.serviceAccounts -}}
+{{- $other := get $accounts (include "enginery.serviceAccount" (list $ $which)) | default $which -}}
+{{- if ne $other $which -}}
+{{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which (include "enginery.serviceAccount" (list $ $which)) $other) -}}
+{{- end -}}
 {{- if and (not $account.create) (not $account.name) -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}
 {{- end -}}
@@ -81,6 +88,9 @@
 {{- $problems = append $problems (printf "gpuGroups: the name %q is taken%s; rename one" $group.name (ternary " by cpuGroup" "" (eq $group.name "cpu"))) -}}
 {{- end -}}
 {{- $_ := set $seen $group.name true -}}
+{{- if eq $group.name "headgroup" -}}
+{{- $problems = append $problems "gpuGroups: the name \"headgroup\" is taken: KubeRay names the head's group so; rename it" -}}
+{{- end -}}
 {{- if gt (int $group.min) (int $group.max) -}}
 {{- $problems = append $problems (printf "gpuGroups.%s: min %d is more than max %d; raise max or lower min" $group.name (int $group.min) (int $group.max)) -}}
 {{- end -}}

@@ -1,6 +1,8 @@
 """One verdict for each target, and what they do to a channel together: promote, roll back, or leave it with reasons."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,78 @@ def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> Non
     with pytest.raises(IntegrityError, match="edited by hand or moved"):
         canaries(store, two)
     assert any(problem.kind == "edited" for problem in verify(store).problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"target": "sm_90"}, "does not run on sm_90"),
+        ({"target": "x86-64-v3"}, "does not run on x86-64-v3"),
+        ({"target": "a/b"}, "target"),
+        ({"against": ""}, "against"),
+        ({"baseline": ""}, "baseline"),
+    ],
+)
+def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(
+    store: Store, pair, settled: Settle, change: dict[str, str], said: str
+) -> None:
+    one, two = pair
+    settled("sm_89", two, one)
+    (found,) = canaries(store, two)
+    with pytest.raises(InputError, match=said):
+        attach_canary(store, two, replace(found, **change))
+    assert canaries(store, two) == [found]
+
+
+def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(
+    store: Store, pair, settled: Settle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = pytest.importorskip("pipeline.flows.settle_canary")
+    one, two = pair
+    settled("cpu", two, one)
+    store.create(canary_key("digits", "2", "cpu", "0" * 64), b"{}")
+    monkeypatch.setattr(flows.versions, "models", lambda _: ["digits", "other", "another"])
+    monkeypatch.setattr(flows, "get_run_logger", lambda: logging.getLogger("flow"))
+    monkeypatch.setattr(flows.PrefectRunner, "call", lambda _, step, *arguments: step(*arguments))
+    state = flows.settle_canary.fn(registry=store.uri)
+    assert state.is_failed() and "3 of 3 models" in state.message
+    digits, *others = state.data
+    assert "run the canary again" in digits and all("no model" in said for said in others)
+
+
+def test_a_report_about_another_model_moves_nothing(store: Store, pair, settled: Settle) -> None:
+    one, two = pair
+    settled("cpu", two, one, slower=0.05)
+    (found,) = canaries(store, two)
+    with pytest.raises(InputError, match="is about digits, not about other"):
+        settle(store, "other", "stable", found.report, lambda _: None)
+
+
+def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(
+    store: Store, pair, settled: Settle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs at once: one has seen no FAIL yet, the other finds the candidate not served yet."""
+    one, two = pair
+    settled("cpu", two, one)
+    promote, told = channels.promote, []
+
+    def slow_promote(*arguments: object, **options: object) -> object:
+        monkeypatch.setattr(channels, "promote", promote)
+        told.append(settled("sm_89", two, one, slower=0.05, seed=1))
+        return promote(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(channels, "promote", slow_promote)
+    assert settled("sm_89", two, one) == "rolled back: digits:stable -> 1"
+    assert told[0].startswith("FAIL: digits:stable was not moved") and serving(store) == "1"
+
+
+def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
+    three = published(store, "three", "cpu", "sm_89", "sm_90")
+    run("policy", "set", "digits:stable", "--canary-on", "sm_90")
+    (found,) = standings(store, three, channels.read(store, "digits", "stable"))
+    assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
+        found
+    )
 
 
 def test_the_verdict_of_several_runs() -> None:

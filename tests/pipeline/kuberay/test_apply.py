@@ -37,11 +37,15 @@ def worker(name: str, of: str, version: str = "2.60.0") -> Pod:
 
 @dataclass
 class Fake:
-    """A cluster in memory. races: how often somebody writes between a read and a write."""
+    """A cluster in memory. races: how often somebody writes between a read and a write.
+
+    killed: at the first deletion.
+    """
 
     live: Object | None
     there: list[Pod] = field(default_factory=list)
     races: int = 0
+    killed: bool = False
     written: list[Object] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
@@ -58,12 +62,15 @@ class Fake:
             self.live["spec"]["workerGroupSpecs"][0]["replicas"] += 1
             return False
         self.written.append(body)
+        self.live = copy.deepcopy(body)
         return True
 
     def pods(self) -> list[Pod]:
-        return self.there
+        return [pod for pod in self.there if pod.name not in self.deleted]
 
     def delete(self, pod: Pod) -> None:
+        if self.killed:
+            raise SystemExit(137)
         self.deleted.append(pod.name)
 
     def owner(self, name: str) -> Object:
@@ -101,6 +108,16 @@ def test_a_change_keeps_what_others_write() -> None:
     assert not cluster.deleted
 
 
+@pytest.mark.parametrize(("before", "after", "suspended"), [(1, 1, True), (0, 0, True), (0, 1, True), (1, 0, False)])
+def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, suspended: bool) -> None:
+    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
+    live, wanted = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
+    live["spec"]["suspend"] = True
+    cluster = Fake(live)
+    apply(cluster, wanted, "enginery-ray")
+    assert cluster.written[0]["spec"].get("suspend", False) is suspended
+
+
 def test_what_the_autoscaler_writes_in_between_is_read_again() -> None:
     cluster = Fake(ray_cluster(group("l4", 1)), races=2)
     apply(cluster, ray_cluster(group("l4", 0)), "enginery-ray")
@@ -127,7 +144,7 @@ def test_workers_that_run_are_stopped_only_where_that_is_asked_for(
     wanted: Object, said: str, deleted: list[str]
 ) -> None:
     live, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
-    refused = Fake(live, pods)
+    refused = Fake(copy.deepcopy(live), pods)
     with pytest.raises(InputError, match=said) as caught:
         apply(refused, wanted, "enginery-ray")
     assert f"kubectl annotate raycluster enginery-ray --namespace enginery {CONSENT}=true" in str(caught.value)
@@ -136,7 +153,41 @@ def test_workers_that_run_are_stopped_only_where_that_is_asked_for(
     asked = Fake(live, pods)
     apply(asked, wanted, "enginery-ray")
     assert asked.deleted == deleted
-    assert asked.written[0]["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+    assert asked.written[-1]["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+
+
+@pytest.mark.parametrize("wanted", [GONE, NEWER])
+def test_a_job_that_is_killed_half_way_is_allowed_to_go_on_by_the_next_one(wanted: Object) -> None:
+    live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
+    cluster = Fake(live, [HEAD, worker("a", "l4"), worker("b", "l4")], killed=True)
+    with pytest.raises(SystemExit):
+        apply(cluster, wanted, "enginery-ray")
+    cluster.killed = False
+    assert "deleted" in apply(cluster, wanted, "enginery-ray")
+    assert {"a", "b"} <= {*cluster.deleted}
+    assert cluster.live is not None and CONSENT not in cluster.live["metadata"]["annotations"]
+
+
+def test_consent_is_the_word_true() -> None:
+    live = ray_cluster(group("l4", 1), annotations={CONSENT: "false"})
+    with pytest.raises(InputError, match="not wanted any more"):
+        apply(Fake(live, [worker("a", "l4")]), GONE, "enginery-ray")
+
+
+def test_a_group_does_not_go_while_workers_of_it_are_about_to_be_made() -> None:
+    """The operator has not yet made what the autoscaler asks for; made after the group went, nobody would end it."""
+    cluster = Fake(ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4")])
+    with pytest.raises(InputError, match="group l4: 2 workers are asked for"):
+        apply(cluster, GONE, "enginery-ray")
+    live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
+    apply(Fake(live), GONE, "enginery-ray")
+
+
+def test_a_pod_that_has_ended_is_no_worker_that_would_be_stopped_and_goes_with_its_group() -> None:
+    """Ray's autoscaler counts each pod that is not being deleted, and fails over one of a group that is unknown."""
+    cluster = Fake(ray_cluster(group("l4", 0)), [HEAD, Pod("a", "l4", "2.60.0", ended=True)])
+    apply(cluster, GONE, "enginery-ray")
+    assert cluster.deleted == ["a"]
 
 
 def test_without_workers_another_version_takes_a_new_head_and_a_group_goes() -> None:
@@ -165,6 +216,7 @@ def test_a_pod_is_what_its_labels_say() -> None:
     assert Pod.from_json(item) == Pod("x", "l4", "2.60.0")
     labels["ray.io/node-type"] = "head"
     assert Pod.from_json(item).group is None
+    assert Pod.from_json({**item, "status": {"phase": "Failed"}}).ended
 
 
 def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
