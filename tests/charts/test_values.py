@@ -211,6 +211,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
             "t4.podAnnotations: the chart sets enginery.io",
         ),
         ("ray.head.podAnnotations", {"enginery.io/ray-version": "1"}, "ray.head.podAnnotations: the chart sets"),
+        ("prefect.workPool", "t4", 'gpuGroups: the name "t4" is that of prefect.workPool, too'),
         ("gpuGroups", gpu(name="headgroup", gpuLabels=True), "KubeRay names the head's group so"),
         ("images.control.repository", "example/x:v1", 'images.control.repository: "example/x:v1" has a tag; put it'),
         ("images.control.tag", "v1", "images.control has both tag v1 and digest"),

@@ -88,6 +88,9 @@
 {{- $problems = append $problems (printf "gpuGroups: the name %q is taken%s; rename one" $group.name (ternary " by cpuGroup" "" (eq $group.name "cpu"))) -}}
 {{- end -}}
 {{- $_ := set $seen $group.name true -}}
+{{- if eq $group.name $.Values.prefect.workPool -}}
+{{- $problems = append $problems (printf "gpuGroups: the name %q is that of prefect.workPool, too, and canary/%s would be two deployments; rename one" $group.name $group.name) -}}
+{{- end -}}
 {{- if eq $group.name "headgroup" -}}
 {{- $problems = append $problems "gpuGroups: the name \"headgroup\" is taken: KubeRay names the head's group so; rename it" -}}
 {{- end -}}
