@@ -113,11 +113,14 @@ def granted(role: Object) -> dict[tuple[str, str], set[str]]:
     return found
 
 
+def role_and_binding(sample: str, name: str) -> tuple[Object, Object]:
+    found = {label(item): item for item in sample_objects(sample)}
+    return found[f"Role {name}"], found[f"RoleBinding {name}"]
+
+
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str) -> None:
-    made = sample_objects(sample)
-    (role,) = [item for item in made if label(item) == "Role enginery-prefect-worker"]
-    (binding,) = [item for item in made if label(item) == "RoleBinding enginery-prefect-worker"]
+    role, binding = role_and_binding(sample, "enginery-prefect-worker")
     assert granted(role) == PREFECT_WORKER
     assert "secrets" not in json.dumps(role)
     assert [item["name"] for item in binding["subjects"]] == ["enginery-prefect-worker"]
@@ -134,9 +137,7 @@ RAY_APPLY = {
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_rights_of_the_job_that_makes_the_ray_cluster_are_for_that_one(sample: str) -> None:
-    made = sample_objects(sample)
-    (role,) = [item for item in made if label(item) == "Role enginery-ray-apply"]
-    (binding,) = [item for item in made if label(item) == "RoleBinding enginery-ray-apply"]
+    role, binding = role_and_binding(sample, "enginery-ray-apply")
     assert granted(role) == RAY_APPLY
     # Neither what is made nor what is listed can be named in a rule.
     named = [rule for rule in role["rules"] if {"get", "update"} & set(rule["verbs"])]

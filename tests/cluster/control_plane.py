@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -20,6 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.cluster.api import Api, RefusedError, wait_for
 from tests.cluster.assets import Assets
+from tests.pipeline.flows.server import end
 
 log = logging.getLogger("cluster")
 # Tokens are the users' names: nothing but this machine reaches the server, and all is gone with the folder.
@@ -61,12 +61,7 @@ class ControlPlane:
     def stop(self) -> None:
         """End what was started, the last first, each by its process id."""
         for name, process in reversed(self._started.items()):
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
             log.info("control plane: %s (process %d) ended", name, process.pid)
         self._started.clear()
         shutil.rmtree(self.folder / "etcd", ignore_errors=True)  # the logs stay

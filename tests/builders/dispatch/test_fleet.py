@@ -126,9 +126,11 @@ def test_a_crash_is_tried_on_another_node(executor, fleet, tmp_path):
 
 
 def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
-    doomed = fleet.add_node(num_cpus=1, labels={"enginery/sm": "sm_121"}, node_name="doomed")
+    doomed = fleet.add_node(num_cpus=2, labels={"enginery/sm": "sm_121"}, node_name="doomed")
     seen, noted = Told(), tmp_path / "times"
     spare = {"enginery/sm": "sm_121"}
+    # A preference looks at nodes as they were up to two seconds ago; a need that none of those meets looks again.
+    assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted)), seen)
         read_when_there(noted)
