@@ -70,6 +70,11 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 )
 @executor_options
 @click.option(
+    "--on",
+    metavar="TARGET",
+    help="GPU (l4, sm_89) of Ray's nodes that prove and run canaries; without it the machine of a flow run does.",
+)
+@click.option(
     "--gc-delete", is_flag=True, help="Let the nightly garbage collection delete; without this it only lists."
 )
 @click.option(
@@ -119,6 +124,7 @@ def deploy(
 
     if chosen["keep"] and not chosen["owner"]:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
+    _check_on(chosen["on"], chosen["executor"])
     plan = Plan(
         registry=_registry(registry, REGISTRY if print_yaml else None),
         only=tuple(name.replace("-", "_") for name in only),
@@ -155,6 +161,16 @@ def _registry(given: str | None, otherwise: str | None) -> str:
     if given is None:
         raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
     return absolute_uri(given)
+
+
+def _check_on(name: str | None, executor: str) -> None:
+    if name is None:
+        return
+    if executor != "ray":
+        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+    from pipeline.gpu_workers import gpu_named
+
+    gpu_named(name)
 
 
 def _cron(given: str) -> str:

@@ -7,7 +7,7 @@ from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Needs
 from builders.scrub import scrubber
-from builders.types import BuildFailure, BuildRequest
+from builders.types import BuildFailure, BuildRequest, Target
 from pipeline.history import Expectation
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import engine_limits
@@ -71,9 +71,13 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
     target = request.target
     if target.is_cpu:
         return Needs(memory_mib=memory_mib)
-    labels = {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
     tunes = backends.load(request.backend).tunes_on_target
-    return Needs(labels, required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+    return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+
+
+def gpu_labels(target: Target) -> dict[str, str]:
+    """Labels of the nodes that have a GPU: its generation, and its product where one is named."""
+    return {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
 
 
 def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:

@@ -166,7 +166,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- $runs := .Values.prefect.flowRuns -}}
 {{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
 {{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
-      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "ray.autoscaler" .Values.ray.autoscaler
+      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
       "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests -}}
 {{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
 {{- end -}}
