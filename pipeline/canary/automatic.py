@@ -71,7 +71,7 @@ def sides_of(store: Store, wanted: Wanted) -> tuple[Reference, Reference] | str:
         for side in sides:
             choose_unrun(store, side, target, None)
     except InputError as error:
-        return f"there is nothing to run on {target.name}: {error}"
+        return f"there is nothing to run on {target.name}: {str(error).partition(';')[0]}"
     with place_at(wanted.traffic) as place:
         if not any(place.has(f"{model}{suffix}") for suffix in SUFFIXES):
             return f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)"

@@ -310,14 +310,15 @@ def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
     values["gpuGroups"][0]["cpu"] = 16
     values["prefect"]["flowRuns"]["cpuRequest"] = 2
     values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
-    values["fleet"]["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
+    for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
+        light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
     made = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
     assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
     (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
     for words in json.loads(config["data"]["commands.json"]):
-        assert job_variables(words)["cpu_request"] == ("1" if "--only=reconcile-fleet" in words else "2")
+        assert job_variables(words)["cpu_request"] == ("2" if "--only=compile-model" in words else "1")
 
 
 def test_kueue_admits_seventeen_worker_groups() -> None:

@@ -47,7 +47,9 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
     channels.promote(store, pair[1], "stable")
     assert "serves 2 already" in reason(store)
     channels.promote(store, pair[0], "stable")
-    assert "it cannot run here" in reason(store, traffic=str(tmp_path), target="sm_89")
+    assert "nothing to run on sm_89: digits@2 has no engine for sm_89" in reason(
+        store, traffic=str(tmp_path), target="sm_89"
+    )
     assert "has no traffic of digits" in reason(store, traffic=str(tmp_path), target="cpu")
 
 

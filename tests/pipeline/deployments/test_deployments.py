@@ -120,6 +120,23 @@ def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path
         assert code != 0 and "hunter2" not in said
 
 
+def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
+    words = ["--print-yaml", "--name", "l4", "--only", "validate-pending", "--only", "canary", "--traffic", "s3://b/t"]
+    ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
+    placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
+    for given, named in (([*ray, "--on", "l4"], True), (ray, False)):
+        proofs, canaries = (item["parameters"] for item in yaml.safe_load(run(*words, *given)[1])["deployments"])
+        assert {name: proofs.get(name) for name in ("on", *placed)} == (
+            {"on": "l4", **placed} if named else dict.fromkeys(("on", *placed))
+        ), "without a name the machine of the flow run does it"
+        assert {name: canaries.get(name) for name in ("target", *placed)} == (
+            {"target": "l4", **placed} if named else dict.fromkeys(("target", *placed))
+        )
+    assert "give --executor ray" in run(*words, "--on", "l4")[1]
+    assert "'cpu' names no GPU" in run(*words, *ray, "--on", "cpu")[1]
+    assert "ampere" in run(*words, *ray, "--on", "ampere")[1], "which is several"
+
+
 def test_options_become_parameters_and_job_variables() -> None:
     words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
     words += ["--job-variable", "gpu_count=1", "--job-variable", "image=x:1", "--wait-for-nodes", "15m"]
