@@ -24,7 +24,8 @@ from pipeline.values import Json
 from pipeline.workshop import Workshop
 from validation.canary.report import MOST_BYTES
 
-# Engines have the limits of their spec, each by itself. A task that hangs gives its GPU back after a day.
+# Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
+# hangs gives its GPU back after a day.
 LIMITS = Limits(86_400.0, 1 << 40, "replay less traffic, or start it again: what is proven by now is not proven again")
 # What ends one version's task, and says nothing about the next one's.
 _OF_ONE = ("error", "crash", "timeout", "memory", "node-memory", "node-lost")

@@ -164,14 +164,31 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
     assert executor.run(Job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, Limits(60), needs)) == 3
 
 
+class Failing:
+    """An executor of which every job fails."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def run(self, job, watch=None):
+        raise StepError(f"{job.name}: {self._kind}", self._kind)
+
+    def cancel(self) -> None: ...
+
+
+def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(store):
+    item = unproven(store)
+    for kind in ("crash", "node-lost", "timeout"):
+        [row] = prove_on_worker(item, L4, Workshop(store, LocalExecutor(), Failing(kind)))
+        assert (row.reference, row.verdict, row.reason) == ("tiny@3", "error", f"prove tiny@3 on l4: {kind}")
+        assert not row.good
+    for kind in ("cancelled", "no-node"):
+        with pytest.raises(StepError, match=kind):
+            prove_on_worker(item, L4, Workshop(store, LocalExecutor(), Failing(kind)))
+
+
 def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, tmp_path):
-    class Refusing:
-        def run(self, job, watch=None):
-            raise AssertionError("a worker would start")
-
-        def cancel(self) -> None: ...
-
-    shop = Workshop(store, LocalExecutor(), Refusing())
+    shop = Workshop(store, LocalExecutor(), Failing("a worker would start"))
 
     def reason(**wanted: object) -> str:
         done = canary_on_worker(Wanted("tiny", "2", **wanted), shop, print)
@@ -184,5 +201,5 @@ def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, 
     assert "no recorded traffic is named" in reason(target="l4")
     (tmp_path / "empty").mkdir()
     assert "has no traffic of tiny" in reason(traffic=str(tmp_path / "empty"), target="cpu")
-    with pytest.raises(AssertionError, match="a worker would start"):
+    with pytest.raises(StepError, match="a worker would start"):
         reason(traffic=put_traffic(tmp_path / "traffic", 1.0), target="cpu")
