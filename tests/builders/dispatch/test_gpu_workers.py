@@ -168,9 +168,10 @@ class Failing:
     """An executor of which every job fails."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self._kind, self.needs = kind, []
 
     def run(self, job, watch=None):
+        self.needs.append(job.needs)
         raise StepError(f"{job.name}: {self._kind}", self._kind)
 
     def cancel(self) -> None: ...
@@ -179,7 +180,8 @@ class Failing:
 def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(store):
     item = unproven(store)
     for kind in ("crash", "node-lost", "timeout"):
-        [row] = prove_on_worker(item, L4, Workshop(store, LocalExecutor(), Failing(kind)))
+        [row] = prove_on_worker(item, L4, Workshop(store, LocalExecutor(), failing := Failing(kind)))
+        assert failing.needs == [Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, required=True, gpus=1)]
         assert (row.reference, row.verdict, row.reason) == ("tiny@3", "error", f"prove tiny@3 on l4: {kind}")
         assert not row.good
     for kind in ("cancelled", "no-node"):
