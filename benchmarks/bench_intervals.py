@@ -19,6 +19,7 @@ from onnx import ModelProto
 from builders.jobs import Job
 from builders.process import run_job
 from builders.types import Dim, TensorSpec
+from pipeline.jobs.call import Call
 from tests.faults.bench import Bench
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build
@@ -79,7 +80,7 @@ def _asked(seconds: float) -> dict[str, Any]:
 
 def _report(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
-    told = run_job(Job("latency", "pipeline.jobs.latency:measure_engine", arguments), bench.room())
+    told = run_job(Job("latency", Call("pipeline.jobs.latency:measure_engine", arguments)), bench.room())
     bucket = json.loads(bench.store.read_blob(told["latency"]))["buckets"][1]
     return {
         "took": time.perf_counter() - begun,

@@ -31,6 +31,7 @@ from validation.budget import default_budget
 from validation.compare import drift_checks, task_check
 from validation.golden import GoldenSet
 from validation.samples import Samples
+from validation.task import TaskMetric
 
 
 def main(spec_path: Path, folder: Path) -> None:
@@ -102,7 +103,7 @@ def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: P
     with OrtSession(expected, optimized=False) as left, OrtSession(actual, optimized=False) as right:
         drift_checks(joint, left, right, golden, default_budget(joint, precision))
         if spec.golden and spec.golden.metric:
-            task_check(right, golden, spec.golden.metric.model_dump())
+            task_check(right, golden, TaskMetric(**spec.golden.metric.model_dump()))
 
 
 def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
@@ -127,7 +128,7 @@ def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: Golde
         with item.backend.open(engine) as actual, OrtSession(shown(graph, item.precision), optimized=False) as expected:
             drift_checks("engine", expected, actual, golden, default_budget("engine", item.precision))
             if spec.golden and spec.golden.metric:
-                task_check(actual, golden, spec.golden.metric.model_dump())
+                task_check(actual, golden, TaskMetric(**spec.golden.metric.model_dump()))
 
 
 if __name__ == "__main__":

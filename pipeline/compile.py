@@ -9,7 +9,7 @@ from pipeline import steps
 from pipeline.plan import Selection, candidates, plan_builds, unserved
 from pipeline.publication import Outcome, check_required, publish_version
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Built, Exported, Graph, Json
+from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
 
@@ -70,7 +70,7 @@ def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) 
     return Prepared(exported, tuple(graphs), plan)
 
 
-def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Json | None:
+def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Observed | None:
     """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
     parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
     return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, shop) if parts else None

@@ -21,6 +21,7 @@ from validation.budget import default_budget
 from validation.compare import expected_checks, task_check
 from validation.golden import GoldenSet
 from validation.samples import Samples
+from validation.task import TaskMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -81,9 +82,7 @@ def test_the_digits_are_recognised(exported):
     if spec.golden.metric is None:
         pytest.skip("random weights recognise nothing")
     with OrtSession(done.onnx) as session:
-        check = task_check(
-            session, GoldenSet.load(done.golden), {"name": "accuracy", "output": "logits", "floor": 0.97}
-        )
+        check = task_check(session, GoldenSet.load(done.golden), TaskMetric("logits", 0.97))
     assert check.passed, check
 
 

@@ -23,8 +23,9 @@ from pipeline.registry.store import open_store
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution
 from validation.report import Check
+from validation.task import TaskMetric
 
-METRIC = {"name": "accuracy", "output": "logits", "floor": 0.95}
+METRIC = TaskMetric("logits", 0.95)
 Limits = Mapping[str, float | None]
 
 

@@ -12,6 +12,7 @@ from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, _code_of, code_of, versions
+from tests.calls import call_job
 from tests.pipeline.projects import Project
 
 
@@ -32,7 +33,7 @@ def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
 
     def job() -> Job:
         ran.append("ran")
-        return Job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+        return call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
 
     assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]]) == {"blob": blob}
     return ran
