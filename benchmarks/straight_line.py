@@ -14,7 +14,7 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
 from builders.types import BuildRequest, Engine
-from pipeline.export import ExportRequest, export
+from pipeline.export import export
 from pipeline.plan import Candidate, Selection, candidates, profiles
 from pipeline.quantization.calibration.methods import MinMax, ranges
 from pipeline.quantization.calibration.observations import Observations
@@ -24,6 +24,7 @@ from pipeline.quantization.graphs.sites import activations, prepared
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
 from pipeline.sources.onnx_model import save_onnx, specs_of
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Flavour

@@ -11,10 +11,11 @@ from builders.digest import digest_of_file
 from builders.onnxruntime import OrtSession
 from builders.targets import parse_targets
 from builders.types import BuildRequest
-from pipeline.export import Exported, ExportRequest, export
+from pipeline.export import Exported, export
 from pipeline.plan import profiles
 from pipeline.sources.entry_point import call_entry_point, importing_from
 from pipeline.sources.onnx_model import specs_of
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from validation.budget import default_budget

@@ -71,14 +71,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.MonkeyPatch) -> list[Check]:
-    real = engines.engine_session
+    real = engines.open_session
 
     @contextmanager
     def planted(*arguments: Any) -> Iterator[Planted]:
         with real(*arguments) as session:
             yield Planted(session, fault)
 
-    monkeypatch.setattr(engines, "engine_session", planted)
+    monkeypatch.setattr(engines, "open_session", planted)
     return bench.engine().checks(seconds=0.5)
 
 
@@ -141,8 +141,8 @@ def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: 
     spec = load_spec(project.spec)
     told = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))
     assert told is not None
-    assert (told["seconds"], told["bitwise"]) == (seconds, True)
-    assert [dim["name"] for dim in told["shapes"]["dims"]] == ["batch"]
+    assert (told.seconds, told.bitwise) == (seconds, True)
+    assert [dim.name for dim in told.shapes.dims] == ["batch"]
 
 
 @pytest.mark.parametrize("off", ["off", None, False])

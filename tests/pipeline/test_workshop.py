@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.jobs import Job
+from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
 from pipeline.registry.retention.leases import BUILDING, leases
@@ -31,11 +31,12 @@ def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
     ran: list[str] = []
 
-    def job() -> Job:
+    def shown(executor: Executor, name: str, job: Job[dict[str, str]]) -> dict[str, str]:
         ran.append("ran")
-        return call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+        return shop.shown(executor, name, job)
 
-    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]]) == {"blob": blob}
+    job = call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]], shown) == {"blob": blob}
     return ran
 
 
