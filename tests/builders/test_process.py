@@ -130,7 +130,7 @@ def test_an_exit_without_a_result_is_an_error(tmp_path, status):
 
 
 def test_a_value_that_is_not_json_is_an_error(tmp_path):
-    assert "a object cannot be written as JSON" in str(failure(tmp_path, "unencodable"))
+    assert "object cannot be written as JSON" in str(failure(tmp_path, "unencodable"))
 
 
 @pytest.mark.parametrize("function", ["nowhere", "jobs_of_no_module:x"])

@@ -118,7 +118,7 @@ def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_
 def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model_that_draws(
     bench: Bench, tmp_path: Path
 ) -> None:
-    request = BuildRequest.from_json(bench.engine().request)
+    request = bench.engine().blob.request
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
     drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
     onnx.save(drawn, tmp_path / "drawn.onnx")
@@ -130,7 +130,7 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
         names = backends.options_of(tool), ()
         other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
         assert repeats_bits(other, tmp_path / "graph.onnx") == bits
-    assert seed_of(request) == seed_of(BuildRequest.from_json(bench.engine().request))
+    assert seed_of(request) == seed_of(bench.engine().blob.request)
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,6 @@ class TestGolden:
     def test_drift_beyond_the_budget_is_a_failed_check_not_an_error(self, tmp_path):
         exported = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), limits={"sqnr_db": 1000})
         assert set(failed(exported)) == {"sqnr_db"}
-        assert json.dumps(exported.to_json())
 
     def test_bad_samples_stay_data_errors(self, tmp_path):
         np.savez(tmp_path / "golden.npz", x=np.full((4, 3), np.nan, np.float32))
