@@ -2,7 +2,7 @@
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
 resolved at run time. Standard library only: workers on bare GPU machines have no more
-(docs/decisions/0010-work-as-types.md). JSON has no NaN and no infinities (RFC 8259, section 6): a float that is none
+(docs/decisions/0012-work-as-types.md). JSON has no NaN and no infinities (RFC 8259, section 6): a float that is none
 of JSON's numbers becomes {"float": "nan"}.
 """
 
