@@ -3,18 +3,20 @@
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipeline import steps
+from pipeline.outcome import Outcome
 from pipeline.plan import Selection, candidates, plan_builds, unserved
-from pipeline.publication import Outcome, check_required, publish_version
+from pipeline.publication import check_required, publish_version
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Built, Exported, Graph, Json
+from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+P = ParamSpec("P")
 
 # Threads only wait for processes, whose number the executor bounds: this many units are under way at once. A waiting
 # thread costs little, but containers often allow a thousand.
@@ -24,11 +26,17 @@ MOST_THREADS = 256
 class Runner(Protocol):
     """Carries out steps: directly, or as Prefect tasks."""
 
-    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Run one step and return its value."""
         ...
 
-    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
         """Run a step for each item, side by side, and return the values in order."""
         ...
 
@@ -36,14 +44,20 @@ class Runner(Protocol):
 class InProcess:
     """Runs the steps here and now; `map` runs side by side in threads."""
 
-    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Call the function."""
-        return step(*arguments)
+        return step(*arguments, **named)
 
-    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
         """Call the function for each item in a thread of its own."""
         with ThreadPoolExecutor(MOST_THREADS) as pool:
-            futures = [pool.submit(step, item, *arguments) for item in items]
+            futures = [pool.submit(step, item, *arguments, **named) for item in items]
             return [future.result() for future in futures]
 
 
@@ -70,7 +84,7 @@ def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) 
     return Prepared(exported, tuple(graphs), plan)
 
 
-def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Json | None:
+def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Observed | None:
     """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
     parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
     return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, shop) if parts else None

@@ -17,9 +17,9 @@ from builders.types import PRECISIONS, Precision, Target
 from pipeline.compile import InProcess, compile_model
 from pipeline.intake.addresses import Found, spec_at
 from pipeline.only_records import NotOnRecord, OnlyRecords
+from pipeline.outcome import Outcome
 from pipeline.plan import Selection
 from pipeline.progress import Progress, together
-from pipeline.publication import Outcome
 from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING

@@ -21,7 +21,7 @@ from pipeline.progress.events import VERDICT, Silent, state_of
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
 NAME = "enginery"

@@ -13,7 +13,7 @@ from builders.errors import InputError
 from builders.fitting import open_engine
 from builders.types import Target
 from pipeline.canary.isolated import IsolatedSession, isolated
-from pipeline.jobs.blobs import fetched_engine
+from pipeline.jobs.blobs import fetch_engine
 from pipeline.registry.attestations import judged
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -24,6 +24,7 @@ from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.versions import locate
+from pipeline.values import EngineBlob
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
 def opened(store: Store, role: str, chosen: Chosen, folder: Path) -> Iterator[IsolatedSession]:
     """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
-    engine = fetched_engine(store, request_of(entry), str(entry.digest), str(entry.suffix), folder)
+    engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
     with isolated(role, partial(open_engine, engine)) as session:
         yield session
 

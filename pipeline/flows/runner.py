@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -28,6 +28,7 @@ from pipeline.workshop import Workshop
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+P = ParamSpec("P")
 
 # 2, 4 and 8 s, each up to half longer at random, so that the many that one outage stopped do not all come back at once.
 RETRIES = 3
@@ -49,14 +50,20 @@ class PrefectRunner:
 
     gpu_slots: bool = False
 
-    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Run the step as a task and wait for it."""
-        return as_task(step, step.__name__, *arguments)()
+        return as_task(step, step.__name__, *arguments, **named)()
 
-    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
         """Submit a task for each item and wait for all."""
         futures = [
-            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments).submit()
+            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
             for item in items
         ]
         return [future.result() for future in futures]
@@ -84,11 +91,11 @@ def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
 
-def as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[], Value]:
+def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:
     """A task without parameters: Prefect would otherwise look through stores and executors for futures."""
 
     def run() -> Value:
-        return step(*arguments)
+        return step(*arguments, **named)
 
     run.__doc__ = step.__doc__
     made = task(

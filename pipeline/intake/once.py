@@ -9,9 +9,10 @@ from builders.digest import digest_of
 from pipeline.compile import InProcess, Runner, compile_model
 from pipeline.intake.addresses import Found
 from pipeline.only_records import NotOnRecord, OnlyRecords
+from pipeline.outcome import Outcome
 from pipeline.presence import this_process
 from pipeline.progress import Progress, Silent
-from pipeline.publication import Outcome, resolved_spec
+from pipeline.publication import resolved_spec
 from pipeline.registry.store import Store
 from pipeline.registry.turns import is_held
 from pipeline.run import Executors, Run, RunOptions, opened

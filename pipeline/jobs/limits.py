@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from builders import backends
 from builders.types import QUANTIZED, BuildRequest, Precision, Session
-from pipeline.values import Json
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from builders.onnxruntime import OrtSession
@@ -61,7 +61,7 @@ def graph_limits(
     precision: Precision,
     golden: "GoldenSet",
     limits: Mapping[str, float],
-    metric: Json | None,
+    metric: TaskMetric | None,
     workdir: Path,
 ) -> "Limits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""

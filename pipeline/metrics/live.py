@@ -16,7 +16,7 @@ from pipeline.runs.totals import BUCKETS_S
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
 
@@ -90,8 +90,8 @@ class LiveMetrics(Silent):
         """Count the engines that are published unproven."""
         self._unproven.clear()
         for engine in outcome.engines:
-            if engine["status"] == "unproven":
-                self._unproven.labels(engine["target"], engine["backend"]).inc()
+            if engine.status == "unproven":
+                self._unproven.labels(engine.target, engine.backend).inc()
 
 
 class Trouble:

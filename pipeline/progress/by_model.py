@@ -9,7 +9,7 @@ from pipeline.progress.json_lines import JsonLines
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 

@@ -9,7 +9,7 @@ from builders.jobs import Usage
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 

@@ -19,7 +19,7 @@ from pipeline.progress.events import VERDICT, Silent, state_of
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
 _LEVELS = {"failed": "error", "unproven": "warning"}

@@ -16,7 +16,7 @@ from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
 

@@ -2,16 +2,19 @@
 
 import math
 import shlex
+from dataclasses import replace
 
 from builders import backends
+from builders.codec import decode
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Needs
+from builders.jobs import Job, Needs, Reduced
 from builders.scrub import scrubber
 from builders.types import BuildFailure, BuildRequest, Target
 from pipeline.history import Expectation
+from pipeline.jobs.engines import BuildEngine
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import engine_limits
-from pipeline.values import Built, Json, Unit
+from pipeline.values import Built, EngineRecord, Unit
 from pipeline.workshop import Workshop
 
 # What compilers of small and middling models take.
@@ -28,18 +31,18 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
     if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
         shop.progress.finished(unit.name, "cached")
-        return Built(unit, **known, cached=True)
+        return Built.from_record(unit, known, cached=True)
     expected = shop.history.expected(spec.model, unit.request)
     if expected:
         shop.progress.expects(unit.name, expected)
     try:
-        value = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
+        record = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
         return Built(unit, failure=_failure(unit, spec, shop, error))
-    shop.progress.finished(unit.name, f"built in {value['seconds']:.1f} s")
-    return Built(unit, **_engine_fields(value))
+    shop.progress.finished(unit.name, f"built in {record.seconds:.1f} s")
+    return Built.from_record(unit, record)
 
 
 def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
@@ -51,11 +54,11 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, shop.store.uri))
 
 
-def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job:
+def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job[EngineRecord]:
     limits = engine_limits(spec, "build")
-    arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
     needed = needs(unit.request, memory_request(spec, expected))
-    return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, leaner(unit.request))
+    request = BuildEngine(unit.request)
+    return Job(unit.name, request, shop.store.uri, limits, needed, reduce_workspace(request))
 
 
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
@@ -92,28 +95,22 @@ def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
     return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
 
 
-def leaner(request: BuildRequest) -> Json:
+def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
     """What a second build is given when the first ran out of memory: half the compiler's scratch memory, if it has a
     limit on that. It makes a different engine perhaps, which its notes then say; its build key stays."""
-    workspace = dict(request.options).get("workspace_mib")
+    workspace = dict(build.request.options).get("workspace_mib")
     if workspace is None:
-        return {}
-    return {"workspace_mib": max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB}
+        return None
+    mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
+    return Reduced(replace(build, workspace_mib=mib), f"with workspace_mib {mib}")
 
 
-def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
-    """The engine on record for a build key, as fields of `Built`; None where its blob is missing or cut."""
+def recall_engine(request: BuildRequest, shop: Workshop) -> EngineRecord | None:
+    """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
     value = shop.recall("build", {"build": request.key}, lambda value: {value["digest"]: value["size_bytes"]})
-    return None if value is None else _engine_fields(value)
-
-
-def _engine_fields(value: Json) -> Json:
-    fields = {name: value[name] for name in ("digest", "size_bytes", "suffix", "seconds")}
-    extras = tuple(sorted(value.get("extras", {}).items()))
-    return {
-        **fields,
-        "notes": tuple(value["notes"]),
-        "blake3": value.get("blake3"),
-        "extras": extras,
-        "refitted_from": value.get("refitted_from"),
-    }
+    if value is None:
+        return None
+    try:
+        return decode(value, EngineRecord)
+    except IntegrityError:
+        return None

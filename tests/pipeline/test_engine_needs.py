@@ -1,20 +1,26 @@
 """What a unit's build asks of a node, and how it is built when memory ran out."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from builders import backends
 from builders.errors import UnavailableError
-from builders.jobs import Needs
+from builders.jobs import Needs, Reduced, WorkerContext
 from builders.targets import parse_targets
 from builders.types import BuildRequest
 from pipeline.history import Expectation
-from pipeline.jobs.engines import build_engine
+from pipeline.jobs.engines import BuildEngine
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
-from pipeline.steps.engines import LEAN_WORKSPACE_MIB, LEAST_MEMORY_MIB, USUAL_MEMORY_MIB, leaner, memory_request, needs
+from pipeline.steps.engines import (
+    LEAN_WORKSPACE_MIB,
+    LEAST_MEMORY_MIB,
+    USUAL_MEMORY_MIB,
+    memory_request,
+    needs,
+    reduce_workspace,
+)
 from tests.builders import graphs
 
 
@@ -50,25 +56,26 @@ def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
 
 
 @pytest.mark.parametrize(
-    ("unit", "changes"),
+    ("unit", "mib"),
     [
-        (request("cpu", "onnxruntime"), {}),
-        (request("sm_89", "tensorrt-rtx"), {"workspace_mib": LEAN_WORKSPACE_MIB}),
-        (request("sm_89", "tensorrt-rtx", workspace_mib=600), {"workspace_mib": 300}),
-        (request("sm_89", "tensorrt-rtx", workspace_mib=1), {"workspace_mib": 1}),
+        (request("cpu", "onnxruntime"), None),
+        (request("sm_89", "tensorrt-rtx"), LEAN_WORKSPACE_MIB),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=600), 300),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=1), 1),
     ],
 )
-def test_leaner_is_half_the_scratch_memory_and_never_no_limit(unit, changes):
-    assert leaner(unit) == changes
+def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
+    reduced = reduce_workspace(BuildEngine(unit))
+    assert reduced == (mib and Reduced(BuildEngine(unit, mib), f"with workspace_mib {mib}"))
 
 
 def test_an_engine_built_leaner_keeps_its_key_and_says_so(tmp_path):
     pytest.importorskip("tensorrt_rtx")
     store = open_store(str(tmp_path / "registry"), create=True)
     wanted = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
-    built = build_engine(store.uri, json.loads(json.dumps(wanted.to_json())), tmp_path, workspace_mib=64)
+    built = BuildEngine(wanted, workspace_mib=64).run(WorkerContext(tmp_path, store.uri))
     note = "built with workspace_mib 64 instead of 0: a first build had run out of memory"
-    assert note in built["notes"] and built["request"] == json.loads(json.dumps(wanted.to_json()))
+    assert note in built.notes and built.request == wanted
 
 
 def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monkeypatch):

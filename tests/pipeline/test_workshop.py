@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from builders.jobs import Job
+from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
 from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, _code_of, code_of, versions
+from tests.calls import call_job
 from tests.pipeline.projects import Project
 
 
@@ -30,11 +31,12 @@ def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
     ran: list[str] = []
 
-    def job() -> Job:
+    def shown(executor: Executor, name: str, job: Job[dict[str, str]]) -> dict[str, str]:
         ran.append("ran")
-        return Job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+        return shop.shown(executor, name, job)
 
-    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]]) == {"blob": blob}
+    job = call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]], shown) == {"blob": blob}
     return ran
 
 

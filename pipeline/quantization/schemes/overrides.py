@@ -4,11 +4,12 @@ import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from onnx import ModelProto, NodeProto
+from typing import TYPE_CHECKING, Literal
 
 from builders.errors import InputError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
 
 OverridePrecision = Literal["fp32", "fp16", "int8"]
 
@@ -24,17 +25,12 @@ class Override:
     match: str
     precision: OverridePrecision
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Override":
-        """Read what `dataclasses.asdict` gave."""
-        return cls(data["match"], data["precision"])
-
-    def covers(self, node: NodeProto) -> bool:
+    def covers(self, node: "NodeProto") -> bool:
         """Whether the rule is about this node."""
         return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
 
 
-def resolve(model: ModelProto, rules: Sequence[Override]) -> dict[str, OverridePrecision]:
+def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
     """Node -> precision, for a tidy model; where several rules match a node, the last one counts.
 
     Raises InputError for a rule that matches no node, with the nearest name.
@@ -53,7 +49,7 @@ def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
     return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))
 
 
-def _nearest(match: str, model: ModelProto) -> str:
+def _nearest(match: str, model: "ModelProto") -> str:
     known: Iterable[str] = {name for node in model.graph.node for name in (node.name, node.op_type)}
     near = difflib.get_close_matches(match.strip("*"), sorted(known), n=1, cutoff=0.4)
     return f"did you mean {near[0]!r}?" if near else "`enginery sensitivity` and any ONNX viewer show the nodes' names"

@@ -57,14 +57,14 @@ def test_units_wait_run_and_are_counted(live: LiveMetrics) -> None:
 
 
 def test_failures_are_a_state_and_unproven_engines_a_gauge(live: LiveMetrics) -> None:
-    from pipeline.publication import Outcome
+    from pipeline.outcome import EngineResult, Outcome
 
     live.planned(plan())
     live.started(UNIT)
     live.finished(UNIT, "failed: out of memory")
     assert value(live, "enginery_builds_total", **{**BUILT, "state": "failed"}) == 1
-    row = {"target": "sm_89", "backend": "tensorrt-rtx", "status": "unproven"}
-    outcome = Outcome("digits", "1", False, (row, row, {**row, "status": "proven"}), {})
+    row = EngineResult("sm_89", "fp16", "tensorrt-rtx", None, None, "unproven", "", {})
+    outcome = Outcome("digits", "1", False, (row, row, replace(row, status="proven")), {})
     live.concluded(outcome)
     live.concluded(replace(outcome, engines=(row,)))
     assert value(live, "enginery_unproven_engines", target="sm_89", backend="tensorrt-rtx") == 1
