@@ -6,11 +6,10 @@ Values are small: a job is told digests and names, and its reports go through th
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
 
 from builders.errors import InputError, StepError
-from builders.jobs import Job, Limits, Needs
+from builders.jobs import Job, Limits, Needs, Request, Result, WorkerContext
 from builders.local import LocalExecutor
 from builders.types import Target
 from pipeline.canary.automatic import Canaried, Wanted, canary, sides_of
@@ -20,7 +19,6 @@ from pipeline.registry.machine import AUTO, target_named
 from pipeline.registry.parsing import parse_json
 from pipeline.registry.store import open_store
 from pipeline.steps.engines import gpu_labels
-from pipeline.values import Json
 from pipeline.workshop import Workshop
 from validation.canary.report import MOST_BYTES
 
@@ -45,15 +43,14 @@ def prove_on_worker(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
     """
     name = f"prove {item.reference} on {on.name}"
-    engines = [entry.digest for entry in item.engines]
-    arguments = {"model": item.manifest.model, "version": item.manifest.version, "engines": engines}
+    engines = tuple(entry.digest for entry in item.engines if entry.digest)
     try:
-        rows = _run(name, "prove_here", arguments, on, shop)
+        rows = _run(name, ProvePending(item.manifest.model, item.manifest.version, engines), on, shop)
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
         return [Proof(item.reference, None, "error", str(error))]
-    return [Proof(**row) for row in rows]
+    return [*rows]
 
 
 def canary_on_worker(wanted: Wanted, shop: Workshop, say: Callable[[str], None]) -> Canaried:
@@ -66,30 +63,52 @@ def canary_on_worker(wanted: Wanted, shop: Workshop, say: Callable[[str], None])
     if isinstance(sides, str):
         return Canaried(None, sides)
     name = f"canary {wanted.model}@{wanted.version} on {on.name}"
-    found = _run(name, "canary_here", {"wanted": asdict(wanted)}, on, shop)
-    for line in found["said"]:
+    found = _run(name, RunCanary(wanted), on, shop)
+    for line in found.said:
         say(line)
-    report = found["report"]
-    document = parse_json(shop.store.read_blob(report), MOST_BYTES) if report else None
-    return Canaried(found["verdict"], found["reason"], report, document)
+    document = parse_json(shop.store.read_blob(found.report), MOST_BYTES) if found.report else None
+    return Canaried(found.verdict, found.reason, found.report, document)
 
 
-def prove_here(store: str, model: str, version: str, engines: list[str]) -> list[Json]:
-    """The worker's side of `prove_on_worker`: a row for each engine. engines: digests."""
-    place, executor = open_store(store), LocalExecutor()
-    manifest = versions.load(place, model, version)
-    item = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in engines))
-    return [asdict(row) for row in prove(item, Workshop(place, executor, executor))]
+@dataclass(frozen=True)
+class ProvePending:
+    """Prove engines of a version on the machine that runs this. engines: digests."""
+
+    model: str
+    version: str
+    engines: tuple[str, ...]
+
+    def run(self, context: WorkerContext) -> tuple[Proof, ...]:
+        """A row for each engine."""
+        place, executor = open_store(context.store), LocalExecutor()
+        manifest = versions.load(place, self.model, self.version)
+        item = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
+        return tuple(prove(item, Workshop(place, executor, executor)))
 
 
-def canary_here(store: str, wanted: Json) -> Json:
-    """The worker's side of `canary_on_worker`: verdict, reason, the report's digest, and what was said meanwhile."""
-    said: list[str] = []
-    found = canary(open_store(store), Wanted(**wanted), said.append)
-    return {"verdict": found.verdict, "reason": found.reason, "report": found.report, "said": said}
+@dataclass(frozen=True)
+class CanaryVerdictFound:
+    """What a canary on a worker found. report: digest of its blob.  said: lines for people, meanwhile."""
+
+    verdict: str | None
+    reason: str
+    report: str | None
+    said: tuple[str, ...]
 
 
-def _run(name: str, function: str, arguments: Json, on: Target, shop: Workshop) -> Any:
+@dataclass(frozen=True)
+class RunCanary:
+    """Run a canary on the machine that runs this."""
+
+    wanted: Wanted
+
+    def run(self, context: WorkerContext) -> CanaryVerdictFound:
+        """The verdict; its report is in the registry."""
+        said: list[str] = []
+        found = canary(open_store(context.store), self.wanted, said.append)
+        return CanaryVerdictFound(found.verdict, found.reason, found.report, tuple(said))
+
+
+def _run(name: str, request: Request[Result], on: Target, shop: Workshop) -> Result:
     needs = Needs(gpu_labels(on), required=True, gpus=1)
-    job = Job(name, f"{__name__}:{function}", {"store": shop.store.uri, **arguments}, LIMITS, needs)
-    return shop.shown(shop.executor, name, job)
+    return shop.shown(shop.executor, name, Job(name, request, shop.store.uri, LIMITS, needs))
