@@ -13,7 +13,7 @@ from builders.process import enter_phase
 from builders.types import Backend, BuildRequest, Session
 from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
 from pipeline.jobs.calls import tried_calls
-from pipeline.jobs.limits import engine_limits
+from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
@@ -109,7 +109,7 @@ def check_engine(
     frozen = golden_set(place, golden, workdir)
     graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
     with (
-        OrtSession(graph, optimized=False) as expected,
+        OrtSession(graph, optimized=False, threads=threads_for(graph)) as expected,
         engine_session(place, wanted, engine, suffix, workdir) as actual,
     ):
         held = engine_limits(graph, expected, wanted, frozen, limits, workdir)

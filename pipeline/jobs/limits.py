@@ -20,7 +20,7 @@ WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or l
 DECIDED = (
     "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
 )
-# Of a graph, below which its rounding is measured in one thread.
+# Of a graph, below which it is run in one thread.
 ONE_THREAD_BYTES = 1 << 20
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
@@ -89,8 +89,7 @@ def _as_written(path: Path) -> "OrtSession":
     """A graph with rounding in it, opened for a few runs.
 
     ONNX Runtime plans which tensors share a buffer in a time that grows with the square of their number (0.7 s for
-    1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same. A second thread that
-    waits between the operators of a small graph costs as much as the first.
+    1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same.
     """
     from builders.onnxruntime import OrtSession
     from builders.onnxruntime.cpu import open_model
@@ -99,8 +98,13 @@ def _as_written(path: Path) -> "OrtSession":
         options.enable_mem_reuse = False
         return open_model(model, options)
 
-    threads = 1 if path.stat().st_size < ONE_THREAD_BYTES else 0
-    return OrtSession(path, optimized=False, threads=threads, opens=opened)
+    return OrtSession(path, optimized=False, threads=threads_for(path), opens=opened)
+
+
+def threads_for(graph: Path) -> int:
+    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
+    between the operators, and costs as much as the first."""
+    return 1 if graph.stat().st_size < ONE_THREAD_BYTES else 0
 
 
 def _noted(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
