@@ -16,7 +16,7 @@ from builders.process import enter_phase
 from builders.types import Backend, BuildRequest, Engine, Session
 from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, proof_of, runnable
 from pipeline.jobs.calls import Calls, tried_calls
-from pipeline.jobs.limits import engine_limits
+from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.records import remember
 from pipeline.registry.store import Store, open_store
@@ -126,7 +126,7 @@ class CheckEngine:
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with (
-            OrtSession(graph, optimized=False) as expected,
+            OrtSession(graph, optimized=False, threads=threads_for(graph)) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
