@@ -144,7 +144,7 @@ RULES: dict[str, Schema] = {
     "podLabels": LABELS,
     "podStartTimeoutSeconds": SECONDS,
     "ports": PORTS,
-    "prefix": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"},
+    "prefix": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$"},
     "priorityClass": OPTIONAL_LABEL_NAME,
     "priorityClassName": OPTIONAL_NAME,
     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},

@@ -174,12 +174,20 @@ def _check_on(name: str | None, executor: str) -> None:
 
 
 def _cron(given: str) -> str:
-    """Five fields, which Prefect's server would refuse much later if they said nothing."""
-    import re
+    """Five fields that Prefect's server takes, which would refuse them much later."""
+    if given == FLEET_CRON:
+        return given
+    from prefect.client.schemas.schedules import CronSchedule
 
     from builders.errors import InputError
 
-    if not re.fullmatch(r"[0-9A-Za-z*/,-]+( [0-9A-Za-z*/,-]+){4}", given):
+    try:
+        CronSchedule(cron=given)
+    except ValueError:
+        given_right = False
+    else:
+        given_right = len(given.split()) == 5
+    if not given_right:
         raise InputError(f"--fleet-schedule {given!r}: give five fields of cron, such as {FLEET_CRON!r}")
     return given
 

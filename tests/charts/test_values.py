@@ -19,6 +19,7 @@ SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
+BIG = {"name": "BIG", "value": "x" * 120_000}
 
 
 def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
@@ -42,6 +43,10 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("imagePullSecrets", "harbor", "want array"),
         ("podSecurity.runAsUser", 0, "minimum"),
         ("registry.bucket", "Upper_Case", "pattern"),
+        ("registry.prefix", "a/../b", "'a/../b' does not match pattern"),
+        ("registry.prefix", "a//b", "pattern"),
+        ("registry.prefix", "a/.hidden", "pattern"),
+        ("serviceAccounts.rayHead", {"create": True}, "create"),
         ("registry.endpoint", "minio:9000", "pattern"),
         ("registry.endpoint", "https://minio?x=1", "pattern"),
         ("registry.sse", "yes", "aws:kms"),
@@ -195,6 +200,26 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ),
         ("prefect.flowRuns", {"memoryRequest": "32Gi"}, "flowRuns.memoryRequest: 32Gi is more than the limit, 16Gi"),
         ("serviceAccounts", {"builds": {"name": "a"}, "rayHead": {"name": "a"}}, 'rayHead: "a" is made for serviceAcc'),
+        (
+            "serviceAccounts.builds.name",
+            "enginery-ray",
+            'rayHead: "enginery-ray" is made for serviceAccounts.builds, too',
+        ),
+        (
+            "gpuGroups.0.nodeSelector",
+            {"nvidia.com/gpu.compute.major": "9"},
+            'gpuGroups.t4.nodeSelector: nvidia.com/gpu.compute.major is "9", and sm_75 is on nodes with "7"',
+        ),
+        (
+            "gpuGroupDefaults",
+            {"nodeSelector": {"nvidia.com/gpu.compute.minor": "0"}},
+            'gpuGroups.t4.nodeSelector: nvidia.com/gpu.compute.minor is "0"',
+        ),
+        (
+            "gpuGroups",
+            [{**L4, "name": f"l4-{count}", "extraEnv": [BIG]} for count in range(9)],
+            r"enginery-ray takes 1\d{6} bytes with 10 groups.*name fewer groups.*extraEnv",
+        ),
         (
             "serviceAccounts.rayApply",
             {"name": "enginery-builds"},

@@ -154,6 +154,16 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- end }}
 {{- end -}}
 
+{{/* The text of a ConfigMap that grows with the groups; more than Kubernetes keeps in one ends the command.
+     Argument: (list $ name text). */}}
+{{- define "enginery.fitting" -}}
+{{- $values := (index . 0).Values -}}
+{{- if gt (len (index . 2)) 1048000 -}}
+{{- fail (printf "\n\nConfigMap %s takes %d bytes with %d groups, and Kubernetes keeps 1048576 in one; name fewer groups (one serves all nodes of a kind: raise its max), shorten what they have of extraEnv and the like, or split the fleet into two releases\n" (index . 1) (len (index . 2)) (add (len $values.gpuGroups) (ternary 1 0 $values.cpuGroup.enabled))) -}}
+{{- end -}}
+{{- index . 2 -}}
+{{- end -}}
+
 {{/* A quantity ('500m', '16Gi', 8) as a number. */}}
 {{- define "enginery.quantity" -}}
 {{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}

@@ -105,7 +105,9 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")[1]
     assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")[1]
     assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")[1]
-    assert "give five fields of cron" in run("--registry", registry, "--fleet-schedule", "hourly")[1]
+    for schedule in ("hourly", "61 * * * *", "* 24 * * *", "*/0 * * * *", "0 0 * * * *", "H * * * *"):
+        said = run("--registry", registry, "--fleet-schedule", schedule)[1]
+        assert f"--fleet-schedule {schedule!r}: give five fields of cron" in said, schedule
     assert "no Prefect server is configured" in run("--registry", registry)[1]
 
 
