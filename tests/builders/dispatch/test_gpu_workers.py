@@ -13,7 +13,7 @@ import pytest
 from builders.digest import canonical_json, digest_of
 from builders.dispatch import RayExecutor
 from builders.errors import StepError
-from builders.jobs import Job, Limits, Needs
+from builders.jobs import Limits, Needs
 from builders.local import LocalExecutor
 from builders.targets import parse_targets
 from pipeline import cli, gpu_workers
@@ -29,6 +29,7 @@ from pipeline.registry.store import Store, open_store
 from pipeline.registry.versions import load
 from pipeline.workshop import Workshop
 from tests.builders.dispatch.test_fleet import raylets
+from tests.calls import call_job
 from tests.pipeline.flows.server import until
 from tests.pipeline.projects import Project, write_project
 from tests.pipeline.registry.registries import approval, report
@@ -161,7 +162,9 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
     assert caught.value.kind == "cancelled"
     assert psutil.wait_procs(both, timeout=20)[1] == []
     needs = Needs({"enginery/sm": "sm_89"}, required=True, gpus=1)
-    assert executor.run(Job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, Limits(60), needs)) == 3
+    assert (
+        executor.run(call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=Limits(60), needs=needs)) == 3
+    )
 
 
 class Failing:
