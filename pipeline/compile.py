@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from pipeline import steps
 from pipeline.outcome import Outcome
 from pipeline.plan import Selection, candidates, plan_builds, unserved
+from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.publication import check_required, publish_version
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
@@ -73,7 +74,8 @@ class Prepared:
 def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
     """The first three steps: export, quantize, plan."""
     for name in unserved(spec, selection):
-        shop.progress.finished(name, f"left out: no backend of the spec ({', '.join(spec.backends)}) builds for it")
+        reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
+        shop.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
     exported = run.call(steps.export, spec, shop)
     ranges = calibrate(spec, exported, shop, run)
     flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
@@ -93,7 +95,7 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) 
 def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish."""
     ready = prepare(spec, selection, shop, run)
-    shop.progress.planned(ready.plan)
+    shop.progress.emit(Planned(ready.plan))
     check_required(ready.plan)
     built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
     judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
@@ -101,7 +103,7 @@ def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Ru
     # One by one: two engines at once would time each other.
     judged = [run.call(steps.measure, item, spec, ready.exported, shop) for item in judged]
     outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
-    shop.progress.concluded(outcome)
+    shop.progress.emit(RunConcluded(outcome))
     return outcome
 
 

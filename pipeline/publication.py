@@ -11,6 +11,7 @@ from pipeline import materials
 from pipeline.causes import remember_builds
 from pipeline.moment import now
 from pipeline.outcome import EngineResult, Outcome
+from pipeline.progress.events import VersionSettled
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
@@ -60,7 +61,7 @@ def publish_version(
     name = f"{spec.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"
-    shop.progress.finished(spec.model if same else name, told)
+    shop.progress.emit(VersionSettled(spec.model if same else name, told))
     return Outcome(
         model=spec.model,
         version=published.version,

@@ -7,6 +7,7 @@ from builders.jobs import Job
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.blobs import fetch
 from pipeline.jobs.rebuild import RebuildEngine
+from pipeline.progress.events import Finished
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
 from pipeline.spec.model import overrides
@@ -35,7 +36,7 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
             job = Job(name, RebuildEngine(request, golden, out), shop.store.uri, limits)
             built.append(Rebuilt(shop.shown(shop.local, name, job), GoldenSet.load(out)))
-            shop.progress.finished(name, built[-1].engine[:12])
+            shop.progress.emit(Finished(name, words=built[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
         report = reproducibility(built, budget)
     return {

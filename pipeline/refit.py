@@ -17,6 +17,7 @@ from builders.refitting import Refitting
 from builders.types import BuildRequest
 from pipeline.causes import explain_change
 from pipeline.jobs.refit import RefitEngine
+from pipeline.progress.events import Finished
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
@@ -81,9 +82,9 @@ def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spe
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return Refit(request, kernels, reason=str(error))
-    shop.progress.finished(name, f"refitted in {record.seconds:.1f} s")
+    shop.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
     return Refit(request, kernels, record.digest)
 
 

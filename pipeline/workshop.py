@@ -21,7 +21,7 @@ from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job, Result
 from pipeline.history import History
 from pipeline.moment import now
-from pipeline.progress.events import Progress, Silent, Told
+from pipeline.progress.events import Finished, JobEvents, Progress, Silent
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
 
@@ -72,17 +72,17 @@ class Workshop:
         if (known := self.recall(kind, key)) is not None:
             with suppress(IntegrityError):  # a record that cannot be read is forgotten
                 found = decode(known, result_type(job.request))
-                self.progress.finished(name, "cached")
+                self.progress.emit(Finished(name, "cached"))
                 return found
         value = (run or self.shown)(self.local, name, job)
         self.remember(kind, key, encode(value), list(blobs(value)))
-        self.progress.finished(name, "done")  # only now: what is said to be done survives a kill
+        self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
         return value
 
     def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
         """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, Told(self.progress, name))
+            return executor.run(job, JobEvents(self.progress, name))
 
 
 def versions(*distributions: str) -> dict[str, str]:

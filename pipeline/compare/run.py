@@ -22,6 +22,7 @@ from pipeline.jobs.latency import RaceEngines
 from pipeline.jobs.shapes import ProbeShapes
 from pipeline.moment import now
 from pipeline.plan import Selection
+from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, engine_limits, model_shapes
@@ -188,7 +189,7 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None
     if found.within is False:
         return "some"
@@ -244,10 +245,10 @@ def _duel(
         if error.kind == "cancelled":
             raise
         # Two runtimes that cannot live in one process: what is left are the times that each had alone.
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
         return Duel(lead.unit, other.unit, "faster" if apart else "no difference shown")
-    shop.progress.finished(name, found["verdict"])
+    shop.progress.emit(Finished(name, words=found["verdict"]))
     middle = next(item for item in found["ratios"] if item["p"] == 0.5)
     parts = {key: middle[key] for key in ("ratio", "low", "high", "detectable")}
     return Duel(lead.unit, other.unit, found["verdict"], **parts, busy=tuple(found["surroundings"]["busy"]))

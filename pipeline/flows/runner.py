@@ -20,6 +20,7 @@ from builders.local import QUEUED
 from builders.visible import visible
 from pipeline.progress import Silent
 from pipeline.progress.clocks import Clocks
+from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.runs.prefect_progress import ProgressArtifact
 from pipeline.runs.state import RunState
 from pipeline.spec.model import ModelSpec
@@ -115,7 +116,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
     def run(unit: Unit, spec: ModelSpec, shop: Workshop) -> Value:
         waits = threading.Timer(
-            _AT_ONCE_S, shop.progress.waiting, (unit.name, f"a slot of {limit} on the Prefect server")
+            _AT_ONCE_S, shop.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
         )
         waits.daemon = True
         waits.start()
@@ -147,16 +148,19 @@ class FlowProgress(Silent):
         """Show it as a progress artifact."""
         self._artifact(run)
 
-    def waiting(self, name: str, why: str) -> None:
-        """Log what it waits for, when that is news and more than its place in the queue: once for all of them."""
-        if why != QUEUED and self._clocks.waiting(name, why, once=True):
-            self._logger.info("%s: waiting: %s", name, visible(why))
-
-    def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - the progress artifact says it
-        """It waits no more."""
-        self._clocks.gone(name)
-
-    def finished(self, name: str, outcome: str) -> None:
-        """Log how it ended."""
-        self._clocks.gone(name)
-        self._logger.info("%s: %s", name, visible(outcome))
+    def emit(self, event: Event) -> None:
+        """Log how a step or unit ended, and what it waits for when that is news and more than its place in the queue:
+        once for all of them."""
+        match event:
+            case Waiting(name, why):
+                if why != QUEUED and self._clocks.waiting(name, why, once=True):
+                    self._logger.info("%s: waiting: %s", name, visible(why))
+            case Started(name):  # the progress artifact says it
+                self._clocks.gone(name)
+            case Finished(name):
+                self._clocks.gone(name)
+                self._logger.info("%s: %s", name, visible(event.outcome))
+            case VerdictReached(name):
+                self._logger.info("verdict on %s: %s", name, visible(event.outcome))
+            case VersionSettled(name, words):
+                self._logger.info("%s: %s", name, words)

@@ -8,6 +8,7 @@ from builders.codec import encode
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Request
 from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
+from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import CHECK_CODE, MEASURING, limits_of, metric_of, step_limits
 from pipeline.values import Attributed, Built
@@ -90,7 +91,7 @@ def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, sh
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(f"attribute {suspect.name}", f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
     return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline)
 

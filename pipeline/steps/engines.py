@@ -12,6 +12,7 @@ from builders.scrub import scrubber
 from builders.types import BuildFailure, BuildRequest, Target
 from pipeline.history import Expectation
 from pipeline.jobs.engines import BuildEngine
+from pipeline.progress.events import Finished, Predicted
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import engine_limits
 from pipeline.values import Built, EngineRecord, Unit
@@ -30,18 +31,18 @@ LEAN_WORKSPACE_MIB = 1024
 def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
     if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
-        shop.progress.finished(unit.name, "cached")
+        shop.progress.emit(Finished(unit.name, "cached"))
         return Built.from_record(unit, known, cached=True)
     expected = shop.history.expected(spec.model, unit.request)
     if expected:
-        shop.progress.expects(unit.name, expected)
+        shop.progress.emit(Predicted(unit.name, expected))
     try:
         record = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
         return Built(unit, failure=_failure(unit, spec, shop, error))
-    shop.progress.finished(unit.name, f"built in {record.seconds:.1f} s")
+    shop.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
     return Built.from_record(unit, record)
 
 
@@ -50,7 +51,7 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     if kind == "cancelled":
         raise error
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
-    shop.progress.finished(unit.name, f"failed: {reason.splitlines()[0]}")
+    shop.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
     return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, shop.store.uri))
 
 

@@ -9,6 +9,7 @@ from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Needs
 from pipeline.jobs.latency import LatencyTerms, MeasureEngine
 from pipeline.moment import now
+from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import MEASURING, engine_limits, model_shapes
@@ -58,5 +59,5 @@ def time_engine(
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None

@@ -7,6 +7,7 @@ from builders.digest import digest_of, digest_of_file
 from builders.errors import InputError, IntegrityError, StepError
 from builders.jobs import Job, Result
 from pipeline.jobs.model import ExportedModel, ExportModel, ExportOutcome, FrozenGolden
+from pipeline.progress.events import Finished
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.golden import settle_golden
@@ -25,7 +26,7 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     model_key = _model_key(spec, reads)
     model = _recall(shop, "export", model_key, ExportedModel)
     if model and (golden := _recall(shop, "golden", _golden_key(spec, reads, model.onnx), FrozenGolden)):
-        shop.progress.finished("export", "cached")
+        shop.progress.emit(Finished("export", "cached"))
         settle_golden(spec, golden.golden, shop)
         return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
     name = "golden set" if model else "export"
@@ -38,7 +39,7 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     if outcome.model:
         shop.remember("export", model_key, encode(model), [model.onnx])
     shop.remember("golden", _golden_key(spec, reads, model.onnx), encode(golden), golden.blobs)
-    shop.progress.finished(name, "done")
+    shop.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, shop)
     return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
 

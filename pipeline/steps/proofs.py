@@ -11,6 +11,7 @@ from builders.jobs import Job
 from builders.types import BuildRequest
 from pipeline.jobs.engines import CheckEngine
 from pipeline.moment import now
+from pipeline.progress.events import VerdictReached
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import CHECK_CODE, MEASURING, calls_of, contract_of, engine_limits, limits_of, metric_of
 from pipeline.values import Built, Exported, Proof
@@ -29,7 +30,7 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     proofs = [exported.proof, built.unit.graph.proof]
     proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
     judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
-    shop.progress.finished(f"verdict on {built.unit.name}", f"{judged.verdict}: {judged.reason}")
+    shop.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
 
 

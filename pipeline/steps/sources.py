@@ -9,6 +9,7 @@ from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.jobs import Job
 from pipeline.jobs.model import ExternalFiles, ReadExternalFiles, external_data
+from pipeline.progress.events import Finished
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import step_limits
@@ -58,5 +59,5 @@ def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> ExternalFile
     name = "read model"
     job = Job(name, ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
     found = shop.shown(shop.local, name, job)
-    shop.progress.finished(name, "done")
+    shop.progress.emit(Finished(name))
     return found

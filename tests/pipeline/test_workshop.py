@@ -8,6 +8,7 @@ import pytest
 from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
+from pipeline.progress.events import Finished, Started
 from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, opened
@@ -78,10 +79,10 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 
     monkeypatch.setattr("pipeline.progress.lines.HEARTBEAT_S", 0.02)
     lines = Lines()
-    lines.started("unit")
+    lines.emit(Started("unit"))
     with lines.watching("unit"):
         time.sleep(0.2)
-    lines.finished("unit", "done")
+    lines.emit(Finished("unit"))
     err = capsys.readouterr().err
     assert "unit ..." in err
     assert "unit: still running" in err
@@ -90,10 +91,10 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 
 def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveTable() as table:
-        table.started("[red]unit[/red]")
+        table.emit(Started("[red]unit[/red]"))
         with table.watching("[red]unit[/red]"):
             pass
-        table.finished("[red]unit[/red]", "failed: [bold]x")
+        table.emit(Finished("[red]unit[/red]", "failed", "[bold]x"))
     assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err
 
 
