@@ -21,6 +21,7 @@ from pipeline.canary.automatic import Wanted
 from pipeline.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.pending import Pending, pending, pending_of
 from pipeline.progress import Silent
+from pipeline.progress.events import Event, Started
 from pipeline.registry import channels
 from pipeline.registry.attestations import judged
 from pipeline.registry.canaries import canaries
@@ -44,8 +45,9 @@ class Places(Silent):
     def __init__(self) -> None:
         self.started_on: list[str] = []
 
-    def started(self, name: str, where: str = "here") -> None:
-        self.started_on.append(f"{name}: {where.partition(' ')[0]}")
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.started_on.append(f"{event.name}: {event.where.partition(' ')[0]}")
 
 
 @pytest.fixture(scope="module")
