@@ -66,7 +66,8 @@ class Wanted:
 class Plan:
     """Everything that `enginery deploy` was asked for.
 
-    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  catalog: place of specs,
+    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: how much
+    of it canaries replay, in seconds; None: all of it, once.  catalog: place of specs,
     or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
     collection deletes.  executor, ray_address: of builds; wait_for_nodes_s: how long one waits for a Ray node to come.
     only: flows; empty for all.  slots: builds at once of each
@@ -81,6 +82,7 @@ class Plan:
     pool: str = POOL
     kind: str = KINDS[0]
     traffic: str | None = None
+    canary_s: float | None = None
     catalog: str = "registered"
     channel: str = "stable"
     delete: bool = False
@@ -98,9 +100,11 @@ class Plan:
 
     def deployments(self) -> tuple[Wanted, ...]:
         """Those that are wanted."""
-        builds = {"registry": self.registry, "executor": self.executor, "gpu_slots": True}
+        builds: dict[str, Any] = {"registry": self.registry, "executor": self.executor, "gpu_slots": True}
         builds |= {"ray_address": self.ray_address} if self.ray_address else {}
         builds |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
+        replays: dict[str, Any] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
+        replays |= {"duration": self.canary_s} if self.canary_s else {}
         found = (
             Wanted(
                 "compile_model",
@@ -124,7 +128,7 @@ class Plan:
             Wanted(
                 "canary",
                 "Sets a published version against what the channel serves, on the hardware of this pool's workers.",
-                {"registry": self.registry, "channel": self.channel, "traffic": self.traffic},
+                replays,
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
             ),
             Wanted(
