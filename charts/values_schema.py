@@ -94,6 +94,7 @@ RULES: dict[str, Schema] = {
     "annotations": ANNOTATIONS,
     "apiServer.cidrs": {**CIDRS, "minItems": 1},
     "bucket": {"type": "string", "pattern": r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"},
+    "canary.duration": {"type": "string", "pattern": "^([1-9][0-9]{0,5}[smhd])?$"},
     "canary.channel": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"},
     "catalog.content": _catalog(),
     "catalog.place": {"type": "string", "pattern": "^(registered|s3://.+|file:///.+)$"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.commands.options import emit_json, executor_options, json_option, registry_option_with, say
+from pipeline.commands.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.commands.tables import echo, print_table
 from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
@@ -55,6 +55,13 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     help="Variable of the pool's job template, e.g. gpu_count=1; repeat it.",
 )
 @click.option("--traffic", help="Folder or s3:// prefix with MODEL.jsonl or MODEL.npz, for canaries.")
+@click.option(
+    "--canary-duration",
+    type=Duration(),
+    metavar="DURATION",
+    show_default="the traffic once",
+    help="How long canaries replay, e.g. 30m; traffic that is shorter is repeated.",
+)
 @click.option(
     "--catalog",
     default="registered",
@@ -109,6 +116,7 @@ def deploy(
     slots: tuple[tuple[str, Any], ...],
     variables: tuple[tuple[str, Any], ...],
     wait_for_nodes: timedelta,
+    canary_duration: timedelta | None,
     gc_delete: bool,
     dry_run: bool,
     print_yaml: bool,
@@ -132,6 +140,7 @@ def deploy(
         variables=dict(variables),
         delete=gc_delete,
         wait_for_nodes_s=wait_for_nodes.total_seconds(),
+        canary_s=_seconds(canary_duration),
         **chosen,
     )
     if print_yaml:
@@ -171,6 +180,14 @@ def _check_on(name: str | None, executor: str) -> None:
     from pipeline.gpu_workers import gpu_named
 
     gpu_named(name)
+
+
+def _seconds(given: timedelta | None) -> float | None:
+    from builders.errors import InputError
+
+    if given is not None and not given:
+        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
+    return None if given is None else given.total_seconds()
 
 
 def _cron(given: str) -> str:

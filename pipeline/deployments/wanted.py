@@ -66,7 +66,8 @@ class Wanted:
 class Plan:
     """Everything that `enginery deploy` was asked for.
 
-    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  catalog: place of specs,
+    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: how much
+    of it canaries replay, in seconds; None: all of it, once.  catalog: place of specs,
     or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
     collection deletes.  executor, ray_address: of builds; wait_for_nodes_s: how long one waits for a Ray node to come.
     on: the GPU of those Ray nodes that prove and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.
@@ -82,6 +83,7 @@ class Plan:
     pool: str = POOL
     kind: str = KINDS[0]
     traffic: str | None = None
+    canary_s: float | None = None
     catalog: str = "registered"
     channel: str = "stable"
     delete: bool = False
@@ -106,6 +108,8 @@ class Plan:
         builds = {"registry": self.registry, **placed, "gpu_slots": True}
         proofs, canaries = ({name: self.on, **placed} if self.on else {} for name in ("on", "target"))
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
+        replays: dict[str, Any] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
+        replays |= {"duration": self.canary_s} if self.canary_s else {}
         found = (
             Wanted(
                 "compile_model",
@@ -129,7 +133,7 @@ class Plan:
             Wanted(
                 "canary",
                 f"Sets a published version against what the channel serves, on {hardware}.",
-                {"registry": self.registry, "channel": self.channel, "traffic": self.traffic, **canaries},
+                {**replays, **canaries},
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
             ),
             Wanted(

@@ -193,6 +193,12 @@ def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() 
     assert not any("--only=canary" in words for words in deploy_commands("onprem"))
 
 
+def test_how_long_canaries_replay_is_the_same_for_all_that_there_are() -> None:
+    first, *groups, _ = deploy_commands("aws")
+    assert all(words[words.index("--canary-duration") + 1] == "30m" for words in [first, *groups])
+    assert not any("--canary-duration" in words for words in deploy_commands("onprem")), "the traffic once"
+
+
 def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:
     words = deploy_commands("onprem")[0]
     slots = [word for flag, word in pairwise(words) if flag == "--slots"]

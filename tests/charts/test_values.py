@@ -78,6 +78,8 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("gpuGroups.0.gpuResource", "amd.com/gpu", "pattern"),
         ("gpuGroups", [{"name": "l4", "generation": "sm_89"}], "max"),
         ("canary.traffic", "/some/where", "pattern"),
+        ("canary.duration", "0m", "pattern"),
+        ("canary.duration", "soon", "pattern"),
         ("metrics.serviceMonitor.interval", "60", "pattern"),
         ("metrics.rules.failedBuildsPerHour", "many", "want integer"),
         ("networkPolicy.registry.ports", [], "minItems"),

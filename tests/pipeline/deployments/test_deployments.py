@@ -25,7 +25,9 @@ from pipeline.deployments.wanted import FLOWS, KINDS, Plan, Wanted
 from pipeline.flows.runner import limit_name
 
 ROOT = Path(__file__).parents[3]
-EVERY = [*Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", fleet="apply").deployments()]
+EVERY = [
+    *Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply").deployments()
+]
 
 
 def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:

@@ -64,6 +64,7 @@
 {{- with $root.Values.canary }}
 {{- $command = concat $command (list "--channel" .channel) -}}
 {{- if .traffic }}{{ $command = concat $command (list "--traffic" .traffic) }}{{ end -}}
+{{- if .duration }}{{ $command = concat $command (list "--canary-duration" .duration) }}{{ end -}}
 {{- end -}}
 {{- $command = concat $command (list "--catalog" $root.Values.catalog.place) -}}
 {{- if $root.Values.garbage.delete }}{{ $command = append $command "--gc-delete" }}{{ end -}}
