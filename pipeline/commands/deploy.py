@@ -97,7 +97,6 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     "fleet_cron",
     default=FLEET_CRON,
     show_default=True,
-    callback=lambda _context, _option, value: _cron(value),
     help="When the fleet is reconciled: a cron expression, in UTC.",
 )
 @click.option("--owner", help="Whose the deployments are: a tag of theirs, such as a cluster's name.")
@@ -128,20 +127,24 @@ def deploy(
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
+    from pipeline.deployments import given
     from pipeline.deployments.prefect_yaml import REGISTRY, text
 
     if chosen["keep"] and not chosen["owner"]:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
-    _check_on(chosen["on"], chosen["executor"])
+    if chosen["on"] is not None and chosen["executor"] != "ray":
+        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+    if chosen["on"] is not None:
+        given.check_on(chosen["on"], only, canary_duration)
     plan = Plan(
-        registry=_registry(registry, REGISTRY if print_yaml else None),
+        registry=given.registry_uri(registry, REGISTRY if print_yaml else None),
         only=tuple(name.replace("-", "_") for name in only),
-        slots=_counts(dict(slots)),
+        slots=given.slot_counts(dict(slots)),
         variables=dict(variables),
         delete=gc_delete,
         wait_for_nodes_s=wait_for_nodes.total_seconds(),
-        canary_s=_seconds(canary_duration),
-        **chosen,
+        canary_s=given.replay_s(canary_duration),
+        **_checked(chosen),
     )
     if print_yaml:
         echo(text(plan), nl=False)
@@ -160,63 +163,22 @@ def deploy(
             say(f"start a worker with: prefect worker start --pool {plan.pool}")
 
 
-def _registry(given: str | None, otherwise: str | None) -> str:
-    """The registry's URI, the same from whatever folder a worker runs in."""
-    from builders.errors import InputError
-    from pipeline.registry.store import absolute_uri
+def _checked(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Names that Prefect and the registry take, and places that are the same from a worker's folder."""
+    from pipeline.deployments import given
+    from pipeline.registry.names import check_channel
 
-    if given is None and otherwise is not None:
-        return otherwise
-    if given is None:
-        raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
-    return absolute_uri(given)
-
-
-def _check_on(name: str | None, executor: str) -> None:
-    if name is None:
-        return
-    if executor != "ray":
-        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
-    from pipeline.gpu_workers import gpu_named
-
-    gpu_named(name)
-
-
-def _seconds(given: timedelta | None) -> float | None:
-    from builders.errors import InputError
-
-    if given is not None and not given:
-        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
-    return None if given is None else given.total_seconds()
-
-
-def _cron(given: str) -> str:
-    """Five fields that Prefect's server takes, which would refuse them much later."""
-    if given == FLEET_CRON:
-        return given
-    from prefect.client.schemas.schedules import CronSchedule
-
-    from builders.errors import InputError
-
-    try:
-        CronSchedule(cron=given)
-    except ValueError:
-        given_right = False
-    else:
-        given_right = len(given.split()) == 5
-    if not given_right:
-        raise InputError(f"--fleet-schedule {given!r}: give five fields of cron, such as {FLEET_CRON!r}")
-    return given
-
-
-def _counts(given: dict[str, Any]) -> dict[str, int]:
-    from builders.errors import InputError, UnknownNameError
-    from builders.targets import GENERATIONS
-
-    known = [generation.sm for generation in GENERATIONS]
-    for name, count in given.items():
-        if name not in known:
-            raise UnknownNameError(f"--slots {name}: no GPU generation has that name; there are {', '.join(known)}")
-        if type(count) is not int or not 1 <= count <= 10_000:
-            raise InputError(f"--slots {name}={count}: give a whole number from 1 to 10000")
-    return given
+    names = {name: given.checked_name(f"--{name}", chosen[name]) for name in ("name", "pool")}
+    places = {
+        name: given.absolute_place(f"--{name}", chosen[name])
+        for name in ("traffic", "catalog")
+        if chosen[name] not in (None, "registered")
+    }
+    return {
+        **chosen,
+        **names,
+        **places,
+        "channel": check_channel(chosen["channel"]),
+        "fleet_catalog": given.absolute_file(chosen["fleet_catalog"]),
+        "fleet_cron": given.cron(chosen["fleet_cron"]),
+    }

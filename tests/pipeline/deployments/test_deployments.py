@@ -110,7 +110,38 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     for schedule in ("hourly", "61 * * * *", "* 24 * * *", "*/0 * * * *", "0 0 * * * *", "H * * * *"):
         said = run("--registry", registry, "--fleet-schedule", schedule)[1]
         assert f"--fleet-schedule {schedule!r}: give five fields of cron" in said, schedule
+    for words, said in (
+        (("--name", "a/b"), "--name 'a/b': give a name without any of"),
+        (("--pool", "a%b"), "--pool 'a%b': give a name without any of"),
+        (("--channel", "X Y"), "channel name 'X Y'"),
+        (("--traffic", ""), "--traffic is empty"),
+        (("--traffic", "http://host/t"), "is not a place"),
+        (("--traffic", "s3://b/t"), "'b' is not the name of a bucket"),
+        (("--executor", "ray", "--on", "l4", "--only", "compile-model"), "--on is about validate-pending and canary"),
+        (("--executor", "ray", "--on", "l4", "--canary-duration", "9h"), "give 8h or less"),
+    ):
+        code, told = run("--registry", registry, "--print-yaml", *words)
+        assert code and said in told and "deployments:" not in told
     assert "no Prefect server is configured" in run("--registry", registry)[1]
+
+
+def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--print-yaml",
+        "--traffic",
+        "recorded",
+        "--catalog",
+        "specs",
+        "--fleet",
+        "say",
+        "--fleet-catalog",
+        "f.yaml",
+    )
+    found = {item["entrypoint"]: item["parameters"] for item in yaml.safe_load(run(*words)[1])["deployments"]}
+    given = {name: value for parameters in found.values() for name, value in parameters.items()}
+    assert given["traffic"] == str(tmp_path / "recorded") and given["specs"] == str(tmp_path / "specs")
+    assert str(tmp_path / "f.yaml") in given.values()
 
 
 def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path) -> None:
@@ -125,7 +156,8 @@ def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path
 
 
 def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
-    words = ["--print-yaml", "--name", "l4", "--only", "validate-pending", "--only", "canary", "--traffic", "s3://b/t"]
+    words = ["--print-yaml", "--name", "l4", "--only", "validate-pending", "--only", "canary"]
+    words += ["--traffic", "s3://bucket/t"]
     ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
     placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
     for given, named in (([*ray, "--on", "l4"], True), (ray, False)):
