@@ -24,9 +24,13 @@ from charts.kubernetes_names import (
 )
 from charts.kubernetes_schema import DEFINITIONS, EGRESS
 
-# A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant.
-CPU = {"type": ["string", "integer"], "minimum": 1, "pattern": r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$"}
-BYTES = {"type": "string", "pattern": r"^([0-9]{7,}|[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti))$"}
+# A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.
+_MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"
+CPU = {"type": ["string", "integer"], "minimum": 1, "pattern": rf"^{_MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$"}
+BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{_MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti))$"}
+# Host and port, then words in lower case; a tag is the templates' to refuse, who name the remedy.
+_WORD = "[a-z0-9]+([._-]+[a-z0-9]+)*"
+IMAGE = rf"^(([A-Za-z0-9.-]+(:[0-9]+)?/)?{_WORD}(/{_WORD})*(:[^/@\s]*)?)?$"
 QUANTITY = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 OPEN = {"type": "object"}
 PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
@@ -138,6 +142,7 @@ RULES: dict[str, Schema] = {
     "min": COUNT,
     "name": OPTIONAL_NAME,
     "namespaceSelector": SELECTOR,
+    "nameOverride": {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
     "nodeSelector": LABELS,
     "parentRefs": {"type": "array", "items": PARENT},
     "pathStyle": {"type": ["boolean", "null"]},
@@ -154,7 +159,9 @@ RULES: dict[str, Schema] = {
     "replicas": {"type": "integer", "minimum": 1},
     "redisAddress": {"type": "string", "pattern": r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]+)?$"},
     "registryErrors": COUNT,
-    "repository": {"type": "string", "pattern": r"^[^@\s]*$"},
+    "registry.kmsKey": {"type": "string", "pattern": r"^[A-Za-z0-9:/_.-]*$"},
+    "registry.region": {"type": "string", "pattern": "^[a-z0-9-]{0,64}$"},
+    "repository": {"type": "string", "pattern": IMAGE},
     "resourceClaimTemplate": OPTIONAL_NAME,
     "resources": ref("resources"),
     "runAsGroup": {"type": ["integer", "null"], "minimum": 1},

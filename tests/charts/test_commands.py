@@ -1,5 +1,6 @@
 """Every command that the chart, the manifests and their documentation run is one of Enginery's, option by option."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -197,6 +198,19 @@ def test_how_long_canaries_replay_is_the_same_for_all_that_there_are() -> None:
     first, *groups, _ = deploy_commands("aws")
     assert all(words[words.index("--canary-duration") + 1] == "30m" for words in [first, *groups])
     assert not any("--canary-duration" in words for words in deploy_commands("onprem")), "the traffic once"
+
+
+def test_groups_with_one_gpu_share_its_flows() -> None:
+    """On demand and spot: each would run the same canary, and a FAIL of either stands."""
+    values = renders.sample("aws")
+    l4 = next(group for group in values["gpuGroups"] if group["name"] == "l4")
+    values["gpuGroups"] = [{**l4, "canary": False}, {**l4, "name": "spot"}, {**l4, "name": "more"}]
+    texts = renders.objects(renders.rendered(values))
+    found = json.loads(next(item["data"]["commands.json"] for item in texts if "commands.json" in item.get("data", {})))
+    flows = {
+        option(words, "--name"): [w for w in words if w.startswith("--only")] for words in found if "--on" in words
+    }
+    assert flows == {"l4": ["--only=validate-pending"], "spot": ["--only=canary"]}
 
 
 def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:

@@ -39,7 +39,15 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("images.control.digset", "sha256:0", "digset"),
         ("images.control.digest", "sha256:abc", "pattern"),
         ("images.control.repository", "registry.example/x@sha256:1", "pattern"),
+        ("images.control.repository", "https://registry.example/x", "pattern"),
+        ("images.control.repository", "registry.example/Control", "pattern"),
         ("images.control.pullPolicy", "Sometimes", "IfNotPresent"),
+        ("nameOverride", "A", "pattern"),
+        ("gpuGroups.0.cpu", "0", "pattern"),
+        ("cpuGroup.cpu", "0.0", "pattern"),
+        ("cpuGroup.cpu", "0m", "pattern"),
+        ("gpuGroups.0.memory", "0Gi", "pattern"),
+        ("registry.region", "eu central", "pattern"),
         ("imagePullSecrets", "harbor", "want array"),
         ("podSecurity.runAsUser", 0, "minimum"),
         ("registry.bucket", "Upper_Case", "pattern"),
@@ -170,6 +178,9 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("cpuGroup", {"min": 5}, "cpuGroup: min 5 is more than max 4"),
         ("canary.traffic", "", "canary.traffic is empty"),
         ("metrics.enabled", False, "there is nothing to scrape"),
+        ("canary.duration", "9h", "canary.duration: a canary on a GPU group takes up to three times 9h"),
+        ("canary.duration", "1d", "give 8h or less"),
+        ("registry", {"kmsKey": "k", "bucket": "one"}, "registry.kmsKey is given and registry.sse does not ask for it"),
         ("serviceAccounts.builds", {"create": False}, "serviceAccounts.builds: create is false and name is empty"),
         (
             "fleet.catalog",
@@ -379,6 +390,24 @@ def test_a_release_named_by_a_number_has_labels_of_text_and_is_told_that_service
         assert all(type(value) is str for value in item["metadata"]["labels"].values()), label(item)
     with pytest.raises(helm.HelmError, match="does not begin with a letter"):
         renders.rendered(renders.sample("aws"), name="2024")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("images.control.repository", "registry.example:5000/team_a/enginery.control--x"),
+        ("images.control.repository", "control"),
+        ("cpuGroup.cpu", "0.5"),
+        ("cpuGroup.cpu", "10"),
+        ("cpuGroup.cpu", "500m"),
+        ("cpuGroup.memory", "0.5Gi"),
+        ("cpuGroup.memory", "10Gi"),
+        ("canary.duration", "8h"),
+        ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
+    ],
+)
+def test_what_is_right_is_taken(path: str, value: Any) -> None:
+    assert renders.rendered(with_value(path, value))
 
 
 def test_a_tag_is_taken_only_when_allowed() -> None:

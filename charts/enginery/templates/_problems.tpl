@@ -196,6 +196,12 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- mul (trimSuffix $unit . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
 {{- end -}}
 
+{{/* A duration of the command line ('30m') in seconds; 0 for none. */}}
+{{- define "enginery.seconds" -}}
+{{- $unit := regexFind "[a-z]$" . -}}
+{{- mul (trimSuffix $unit . | default "0" | int64) (get (dict "" 0 "s" 1 "m" 60 "h" 3600 "d" 86400) $unit) -}}
+{{- end -}}
+
 {{/* Of the metrics. */}}
 {{- define "enginery.problems.metrics" -}}
 {{- $monitor := .Values.metrics.serviceMonitor -}}

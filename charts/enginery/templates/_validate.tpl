@@ -38,6 +38,10 @@
 {{- $problems = append $problems "registry: neither bucket nor existingClaim is given; name the bucket, or a ReadWriteMany claim" -}}
 {{- end -}}
 
+{{- if and .Values.registry.kmsKey (not (hasPrefix "aws:kms" .Values.registry.sse)) -}}
+{{- $problems = append $problems "registry.kmsKey is given and registry.sse does not ask for it; set registry.sse=aws:kms, or remove the key" -}}
+{{- end -}}
+
 {{- $accounts := dict -}}
 {{- range $which, $account := .Values.serviceAccounts -}}
 {{- $name := include "enginery.serviceAccount" (list $ $which) -}}
@@ -132,6 +136,9 @@
 
 {{- if and .Values.canary.enabled (not .Values.canary.traffic) -}}
 {{- $problems = append $problems "canary.enabled is true and canary.traffic is empty: every canary would end with nothing to replay; name the place of recorded requests, or set canary.enabled=false" -}}
+{{- end -}}
+{{- if and .Values.canary.enabled .Values.gpuGroups (gt (include "enginery.seconds" .Values.canary.duration | int64) 28800) -}}
+{{- $problems = append $problems (printf "canary.duration: a canary on a GPU group takes up to three times %s, and ends after a day; give 8h or less" .Values.canary.duration) -}}
 {{- end -}}
 
 {{- if $problems -}}

@@ -112,12 +112,20 @@
 {{- if .Values.catalog.enabled }}{{ $flows = append $flows "compile-catalog" }}{{ end -}}
 {{- if .Values.canary.enabled }}{{ $flows = concat $flows (list "canary" "settle-canary") }}{{ end -}}
 {{- $commands := list (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" $flows "variables" $variables) | fromJsonArray) -}}
+{{- /* Groups of one GPU (on demand and spot) share one flow: each would run the same canary, and prove the same engines. */ -}}
+{{- $asked := list -}}
 {{- range .Values.gpuGroups -}}
 {{- $group := include "enginery.ray.gpuGroup" (list $root .) | fromJson -}}
 {{- $flows := list -}}
-{{- if $group.prove }}{{ $flows = append $flows "validate-pending" }}{{ end -}}
-{{- if and $root.Values.canary.enabled $group.canary }}{{ $flows = append $flows "canary" }}{{ end -}}
-{{- if and $flows (eq $group.gpuResource "nvidia.com/gpu") -}}
+{{- $wanted := dict "validate-pending" $group.prove "canary" (and $root.Values.canary.enabled $group.canary) -}}
+{{- range $flow := list "validate-pending" "canary" -}}
+{{- $what := printf "%s/%s" $flow ($group.product | default $group.generation) -}}
+{{- if and (get $wanted $flow) (eq $group.gpuResource "nvidia.com/gpu") (not (has $what $asked)) -}}
+{{- $flows = append $flows $flow -}}
+{{- $asked = append $asked $what -}}
+{{- end -}}
+{{- end -}}
+{{- if $flows -}}
 {{- $here := include "enginery.lightVariables" (dict "root" $root "variables" $variables "resources" $root.Values.prefect.gpuRuns.resources) | fromJson -}}
 {{- $more := list "--on" ($group.product | default $group.generation) -}}
 {{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" $flows "variables" $here "more" $more) | fromJsonArray) -}}
