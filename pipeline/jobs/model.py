@@ -10,8 +10,6 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Json
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from pipeline.export import ExportRequest
     from validation.samples import Samples
 
@@ -33,7 +31,6 @@ def export_model(
     """
     from builders.onnxruntime import OrtSession
     from pipeline.export import ExportRequest, export
-    from pipeline.sources.onnx_model import load_onnx
     from validation.golden import GoldenSet
     from validation.overlap import golden_digests
 
@@ -49,7 +46,7 @@ def export_model(
     groups = (case.inputs for case in frozen.of_kind("golden"))
     inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
     return {
-        "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
+        "model": None if onnx else model_value(place, exported.onnx),
         "golden": {"golden": place.put_file(exported.golden), "inputs": inputs, "notes": list(exported.notes), **proof},
     }
 
@@ -77,10 +74,12 @@ def _golden(data: str, wanted: "ExportRequest", labels: str | None) -> "Samples"
         raise
 
 
-def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
+def model_value(place: Store, path: Path) -> Json:
+    """Put an exported model into the store: its digests, and what the steps after it ask of it."""
     from pipeline.quantization.schemes.qdq import carries_qdq
-    from pipeline.sources.onnx_model import specs_of
+    from pipeline.sources.onnx_model import load_onnx, specs_of
 
+    model = load_onnx(path, path.parent)
     inputs, outputs = specs_of(model)
     stored = place.seal_file(path)
     return {
