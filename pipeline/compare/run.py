@@ -14,6 +14,7 @@ from builders.errors import EngineryError, InputError, StepError, UnavailableErr
 from builders.jobs import Job, Needs
 from builders.types import BuildRequest, Precision, Target
 from pipeline import steps
+from pipeline.closure.code import backend_root
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest, ranked_alike
 from pipeline.compare.recommend import recommend
 from pipeline.compile import Prepared, Runner, prepare
@@ -21,11 +22,11 @@ from pipeline.moment import now
 from pipeline.plan import Selection
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
-from pipeline.steps.latency import LATENCY_CODE, arguments_of, time_engine
+from pipeline.steps.keys import PROBE_SHAPES, code_key, engine_limits, shapes_of
+from pipeline.steps.latency import arguments_of, time_engine
 from pipeline.values import Exported, Json, Unit
 from pipeline.verdict import Judged
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.latency.machine import machine
 
 # Decibels: beyond what a float32 tells apart, an output is a copy.
@@ -176,11 +177,11 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
         return None
     arguments = arguments_of(item.built, spec, exported.golden)
     name = f"shapes {item.built.unit.name}"
-    key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*LATENCY_CODE, "pipeline.jobs.shapes")}
+    key = {**arguments, **code_key(PROBE_SHAPES, backend_root(item.built.unit.request.backend))}
 
     def job() -> Job:
         limits = engine_limits(spec, "latency")
-        return Job(name, "pipeline.jobs.shapes:probe_shapes", {"store": shop.store.uri, **arguments}, limits)
+        return Job(name, PROBE_SHAPES, {"store": shop.store.uri, **arguments}, limits)
 
     try:
         found = shop.once("shapes", name, key, job, lambda _: [])

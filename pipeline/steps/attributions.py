@@ -6,14 +6,14 @@ from typing import Literal
 
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job
+from pipeline.closure.code import backend_root
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, metric_of, step_limits
+from pipeline.steps.keys import ATTRIBUTE_ENGINE, ATTRIBUTE_GRAPH, code_key, metric_of, step_limits
 from pipeline.values import Attributed, Built, Json
 from pipeline.verdict import Judged
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.report import OVERLAP, Check
 
-ATTRIBUTION_CODE = (*CHECK_CODE, "pipeline.jobs.attribution")
 # Engines whose file can be taken apart.
 TAPPABLE = ("onnxruntime",)
 
@@ -102,13 +102,14 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
         "metric": metric_of(spec),
         **(_of_graph(built, reference) if suspect.joint == "quantization" else _of_engine(suspect)),
     }
-    key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*ATTRIBUTION_CODE)}
-    function = "attribute_graph" if suspect.joint == "quantization" else "attribute_engine"
+    function = ATTRIBUTE_GRAPH if suspect.joint == "quantization" else ATTRIBUTE_ENGINE
+    opened = [backend_root(built.unit.request.backend)] if suspect.joint == "engine" else []
+    key = {**arguments, **code_key(function, *opened)}
     name = f"attribute {suspect.name}"
 
     def job() -> Job:
         given = {"store": shop.store.uri, **arguments}
-        return Job(name, f"pipeline.jobs.attribution:{function}", given, step_limits(spec, "attribution"))
+        return Job(name, function, given, step_limits(spec, "attribution"))
 
     return shop.once("attribute", name, key, job, lambda value: [value["attribution"]])
 

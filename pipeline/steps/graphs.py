@@ -7,9 +7,9 @@ from builders.errors import DataError, InputError
 from builders.jobs import Job
 from builders.types import CALIBRATED, tensor_from_json
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, metric_of, step_limits
+from pipeline.steps.keys import CHECK_GRAPH, QUANTIZE, code_key, metric_of, step_limits
 from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe, Searched
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 
 def quantize(
@@ -57,15 +57,14 @@ def write(
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "overrides": [item.model_dump() for item in spec.quantization.overrides],
         "choice": choices.get(flavour.searched) if flavour.searched else None,
-        "versions": versions(*MEASURING),
-        "code": code_of(*QUANTIZATION_CODE),
+        **code_key(QUANTIZE),
     }
 
     def job() -> Job:
         arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides", "choice")}
         arguments["observations"] = ranges and ranges["observations"]
         limits = step_limits(spec, "quantization")
-        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, limits)
+        return Job("quantize", QUANTIZE, {"store": shop.store.uri, **arguments}, limits)
 
     value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
     inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
@@ -93,13 +92,12 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Json
         "precision": precision,
         "limits": dict(overrides(spec, precision, "quantization")),
         "metric": metric_of(spec),
-        "versions": versions(*MEASURING),
-        "code": code_of(*CHECK_CODE),
+        **code_key(CHECK_GRAPH),
     }
 
     def job() -> Job:
         arguments = {name: value for name, value in key.items() if name not in ("versions", "code")}
         limits = step_limits(spec, "proof")
-        return Job("check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, limits)
+        return Job("check graph", CHECK_GRAPH, {"store": shop.store.uri, **arguments}, limits)
 
     return Proof.from_json(shop.once("check-graph", f"check {graph.flavour.name}", key, job, lambda _: []))

@@ -1,34 +1,52 @@
-"""What the steps have in common: their limits, the code and the libraries that do the work, the shapes of a spec."""
+"""What the steps have in common: the functions of their workers, their limits, the shapes of a spec."""
 
 import os
 from dataclasses import asdict
 from typing import Literal
 
 from builders.jobs import Limits
+from pipeline.closure.code import find_code
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
+from pipeline.workshop import versions
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
-# The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
-EXPORT_CODE = ("pipeline.jobs.blobs", "pipeline.jobs.model", "pipeline.export", "pipeline.sources")
-QUANTIZATION_CODE = (
-    "pipeline.jobs.blobs",
-    "pipeline.jobs.ranges",
-    "pipeline.jobs.graphs",
-    "pipeline.quantization",
-    "pipeline.sources",
-    "validation.latency.macs",
-)
-CHECK_CODE = (
-    "builders",
-    "validation",
-    *("pipeline.jobs.engines", "pipeline.jobs.calls", "pipeline.jobs.limits"),
-    *QUANTIZATION_CODE,
-)
-OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
-# What rewrites graphs, emulates their arithmetic and measures them.
-MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
+# The functions that workers run. A step's key holds a digest of all the code that its function can reach
+# (`closure.code.digest_code`): the step runs again when that changes. An engine does not, and its key leaves it out.
+EXPORT = "pipeline.jobs.model:export_model"
+OBSERVE = "pipeline.jobs.ranges:observe_part"
+OBSERVE_THERE = "pipeline.jobs.ranges:observe_part_there"
+MERGE = "pipeline.jobs.ranges:merge_parts"
+CHOOSE = "pipeline.jobs.ranges:choose"
+QUANTIZE = "pipeline.jobs.graphs:quantize"
+CHECK_GRAPH = "pipeline.jobs.graphs:check_graph"
+CHECK_ENGINE = "pipeline.jobs.engines:check_engine"
+ATTRIBUTE_GRAPH = "pipeline.jobs.attribution:attribute_graph"
+ATTRIBUTE_ENGINE = "pipeline.jobs.attribution:attribute_engine"
+MEASURE_LATENCY = "pipeline.jobs.latency:measure_engine"
+PROBE_SHAPES = "pipeline.jobs.shapes:probe_shapes"
+# What makes the first of the two records of `EXPORT`: another golden set needs no new export.
+WRITE_MODEL = ("pipeline.export:write_model", "pipeline.jobs.model:model_value")
+# Packages that no code of ours imports: PyTorch's exporter is written in it.
+_BEHIND = {"torch": ("onnxscript",)}
+_DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
+
+
+def code_key(*roots: str) -> Json:
+    """What a step's key holds of code: a digest of what its worker's function can reach, and the versions of the
+    packages that this imports.
+
+    roots: the function, and what it finds by name at run time (`closure.code.backend_root`).
+    """
+    found = find_code(*roots)
+    return {"versions": package_versions(*found.packages), "code": found.digest}
+
+
+def package_versions(*packages: str) -> dict[str, str]:
+    """Installed versions by distribution, of packages as `import` names them, and of what stands behind those."""
+    behind = [name for package in packages for name in _BEHIND.get(package, ())]
+    return versions(*(_DISTRIBUTIONS.get(name, name) for name in (*packages, *behind)))
 
 
 def step_limits(

@@ -6,16 +6,15 @@ from builders import backends
 from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Needs
+from pipeline.closure.code import backend_root
 from pipeline.moment import now
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
+from pipeline.steps.keys import MEASURE_LATENCY, code_key, engine_limits, shapes_of
 from pipeline.values import Built, Exported, Json
 from pipeline.verdict import Judged
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.latency.machine import machine
-
-LATENCY_CODE = ("builders", "validation.latency", "pipeline.jobs.latency")
 
 
 def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
@@ -43,15 +42,14 @@ def time_engine(
     key = {
         **arguments,
         "machine": machine(),
-        "versions": versions(*MEASURING),
-        "code": code_of(*LATENCY_CODE),
+        **code_key(MEASURE_LATENCY, backend_root(built.unit.request.backend)),
         **({"at": now()} if afresh else {}),
     }
 
     def job() -> Job:
         limits = engine_limits(spec, "latency")
         given = {"store": shop.store.uri, **arguments}
-        return Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
+        return Job(name, MEASURE_LATENCY, given, limits, Needs(alone=True))
 
     try:
         return str(shop.once("latency", name, key, job, lambda value: [value["latency"]])["latency"])

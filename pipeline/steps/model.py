@@ -5,10 +5,10 @@ from builders.errors import InputError
 from builders.jobs import Job
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.steps.golden import settle_golden
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, metric_of, shapes_of, step_limits
+from pipeline.steps.keys import EXPORT, WRITE_MODEL, code_key, metric_of, shapes_of, step_limits
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 
 def export(spec: ModelSpec, shop: Workshop) -> Exported:
@@ -79,8 +79,7 @@ def _model_key(spec: ModelSpec, reads: Json) -> Json:
     return {
         "source": reads["source"],
         "shapes": shapes_of(spec),
-        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
-        "code": code_of(*EXPORT_CODE),
+        **code_key(*WRITE_MODEL),
     }
 
 
@@ -92,8 +91,7 @@ def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
         "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
         "shapes": shapes_of(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
-        "versions": versions("torch", "onnxruntime", "numpy"),
-        "code": code_of(*EXPORT_CODE, *CHECK_CODE),
+        **code_key(EXPORT),
     }
 
 
@@ -108,7 +106,7 @@ def _export_job(spec: ModelSpec, shop: Workshop, known: Json | None) -> Job:
         "metric": metric_of(spec),
         "limits": dict(overrides(spec, "fp32", "export")),
     }
-    return Job("export", "pipeline.jobs.model:export_model", arguments, step_limits(spec, "export"))
+    return Job("export", EXPORT, arguments, step_limits(spec, "export"))
 
 
 def _export_request(spec: ModelSpec) -> Json:

@@ -6,12 +6,13 @@ from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job
 from builders.types import BuildRequest
+from pipeline.closure.code import backend_root
 from pipeline.moment import now
 from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, calls_of, contract_of, engine_limits, metric_of
+from pipeline.steps.keys import CHECK_ENGINE, calls_of, code_key, contract_of, engine_limits, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 
 def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
@@ -69,15 +70,14 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         **arguments,
         "request": request.key,
         "machine": _machine(request),
-        "versions": versions(*MEASURING),
-        "code": code_of(*CHECK_CODE),
+        **code_key(CHECK_ENGINE, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
     }
 
     def job() -> Job:
         limits = engine_limits(spec, "proof")
         known = {"store": shop.store.uri, "request": request.to_json(), "suffix": built.suffix}
-        return Job(f"prove {built.unit.name}", "pipeline.jobs.engines:check_engine", {**known, **arguments}, limits)
+        return Job(f"prove {built.unit.name}", CHECK_ENGINE, {**known, **arguments}, limits)
 
     return Proof.from_json(shop.once("check-engine", f"prove {built.unit.name}", key, job, lambda _: []))
 

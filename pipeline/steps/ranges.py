@@ -6,13 +6,14 @@ from dataclasses import replace
 from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import DataError
 from builders.jobs import Executor, Job, Needs
+from pipeline.closure.code import backend_root
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
-from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, shapes_of, step_limits
+from pipeline.steps.keys import CHOOSE, MERGE, OBSERVE, OBSERVE_THERE, code_key, shapes_of, step_limits
 from pipeline.steps.race import engine_to_race
 from pipeline.values import Exported, Flavour, Json, Searched
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 Part = tuple[int, int]
 
@@ -39,14 +40,13 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
         "data": _samples(spec),
         "part": list(part),
         "shapes": shapes_of(spec),
-        "versions": versions(*MEASURING),
-        "code": code_of(*OBSERVATION_CODE),
+        **code_key(OBSERVE, OBSERVE_THERE),
     }
 
     def job() -> Job:
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments = {"store": shop.store.uri, "onnx": key["onnx"], "part": key["part"], "samples": samples}
-        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, step_limits(spec, "calibration"))
+        return Job("calibrate", OBSERVE, arguments, step_limits(spec, "calibration"))
 
     def spread(local: Executor, name: str, job: Job) -> Json:
         value: Json | None = None
@@ -62,7 +62,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
 
 def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
     """What the job gives on a node of the cluster; None where the samples, or what they need, are not to be had."""
-    there = replace(job, function="pipeline.jobs.ranges:observe_part_there", needs=Needs(memory_mib=USUAL_MEMORY_MIB))
+    there = replace(job, function=OBSERVE_THERE, needs=Needs(memory_mib=USUAL_MEMORY_MIB))
     try:
         value: Json | None = shop.shown(shop.executor, name, there)
         return value
@@ -73,11 +73,11 @@ def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
 def merge(parts: Sequence[Json], spec: ModelSpec, shop: Workshop) -> Json:
     """The observations of all parts as one, which is what a single pass would have seen."""
     blobs = {"parts": [part["observations"] for part in parts], "inputs": [part["inputs"] for part in parts]}
-    key = {**blobs, "code": code_of(*QUANTIZATION_CODE, "validation.overlap")}
+    key = {**blobs, **code_key(MERGE)}
 
     def job() -> Job:
         arguments = {"store": shop.store.uri, **blobs}
-        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, step_limits(spec, "calibration"))
+        return Job("merge", MERGE, arguments, step_limits(spec, "calibration"))
 
     return shop.once("merge", "merge calibration", key, job, _blobs)
 
@@ -93,6 +93,8 @@ def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | N
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
     if ranges is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
+    race = engine_to_race(kind, spec, exported)
+    raced = [backend_root(race["request"]["backend"])] if race and "request" in race else []
     key: Json = {
         "onnx": exported.model.digest,
         **kind._asdict(),
@@ -101,10 +103,9 @@ def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | N
         "answer": _answer(spec, exported),
         "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
         "search": wanted.model_dump(include={"smoothing", "floor", "overrides"}, mode="json"),
-        "race": engine_to_race(kind, spec, exported),
+        "race": race,
         "shapes": shapes_of(spec),
-        "versions": versions(*MEASURING),
-        "code": code_of(*OBSERVATION_CODE),
+        **code_key(CHOOSE, *raced),
     }
 
     def job() -> Job:
@@ -112,7 +113,7 @@ def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | N
         arguments = {name: key[name] for name in names}
         samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
         arguments |= {"store": shop.store.uri, "observations": ranges["observations"], "samples": samples}
-        return Job("choose", "pipeline.jobs.ranges:choose", arguments, step_limits(spec, "quantization"))
+        return Job("choose", CHOOSE, arguments, step_limits(spec, "quantization"))
 
     blobs = ("model", "ranges", "choice", "smoothed")
     return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v[b] for b in blobs])
