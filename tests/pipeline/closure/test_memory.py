@@ -1,11 +1,13 @@
 """What functions can reach is kept in the local cache, and counts only while the source is what it was."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pipeline.closure import memory
+from pipeline.closure import code, memory
+from pipeline.closure.code import find_code
 from pipeline.closure.memory import remember_reach
 from pipeline.closure.sources import Sources
 
@@ -89,3 +91,14 @@ def test_a_cache_that_cannot_be_written_or_is_off_costs_time_alone(
     first = ask()
     monkeypatch.setenv("ENGINERY_CACHE_BYTES", "0")
     assert ask().digest == first.digest and len(computed) == 2
+
+
+def test_threads_that_ask_at_once_wait_for_one(
+    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads in `ast.parse` at once make CPython 3.11 fail."""
+    monkeypatch.setenv("ENGINERY_CACHE_BYTES", "0")
+    code._find.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: find_code(*ROOTS), range(32)))
+    assert len({closure.digest for closure in found}) == 1 and computed == [ROOTS]

@@ -4,7 +4,6 @@ The source of every module of Enginery is changed, in memory: `Sources` is given
 """
 
 import ast
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -64,15 +63,9 @@ def reached(step: str) -> dict[str, frozenset[str]]:
 @cache
 def modules() -> list[str]:
     """Every module of Enginery, whether or not a step reaches it."""
-    found = list(PACKAGES)
-    for package in PACKAGES:
-        (place,) = __import__(package).__path__
-        found += [item.name for item in pkgutil.walk_packages([place], f"{package}.", onerror=lambda _: None)]
-        found += [  # what walk_packages cannot import
-            ".".join(file.relative_to(Path(place).parent).with_suffix("").parts).removesuffix(".__init__")
-            for file in Path(place).rglob("*.py")
-        ]
-    return sorted(set(found))
+    root = Path(keys.__file__).parents[2]
+    files = (file.relative_to(root) for package in PACKAGES for file in (root / package).rglob("*.py"))
+    return sorted(".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files)
 
 
 @cache
@@ -216,16 +209,15 @@ DYNAMIC = {
 def test_code_that_is_found_at_run_time_is_known() -> None:
     names = {"import_module", "__import__", "entry_points", "globals", "eval", "exec", "spec_from_file_location"}
     found = set()
-    for step in STEPS:
-        for module, definitions in reached(step).items():
-            source = INSTALLED.read(module)
-            assert source is not None
-            for node in ast.parse(source.data).body:
-                name = getattr(node, "name", "")
-                uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-                uses |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"eval"}
-                if name in definitions and uses & names:
-                    found.add((module, name))
+    for module in {module for step in STEPS for module in reached(step)}:
+        source = INSTALLED.read(module)
+        assert source is not None
+        for node in ast.parse(source.data).body:
+            uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            uses |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"eval"}
+            name = getattr(node, "name", "")
+            if uses & names and any(name in reached(step).get(module, ()) for step in STEPS):
+                found.add((module, name))
     assert found == DYNAMIC.keys()
 
 
