@@ -13,7 +13,7 @@ from pipeline.workshop import versions
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
 # The functions that workers run. A step's key holds a digest of all the code that its function can reach
-# (`closure.code.digest_code`): the step runs again when that changes. An engine does not, and its key leaves it out.
+# (`code_key`): the step runs again when that changes. An engine does not, and its key leaves it out.
 EXPORT = "pipeline.jobs.model:export_model"
 OBSERVE = "pipeline.jobs.ranges:observe_part"
 OBSERVE_THERE = "pipeline.jobs.ranges:observe_part_there"
