@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from builders.jobs import Limits
-from pipeline.closure.code import find_code
+from pipeline.closure.code import Root, find_code
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
 from pipeline.workshop import versions
@@ -33,7 +33,7 @@ _BEHIND = {"torch": ("onnxscript",)}
 _DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
 
 
-def code_key(*roots: str) -> Json:
+def code_key(*roots: Root) -> Json:
     """What a step's key holds of code: a digest of what its worker's function can reach, and the versions of the
     packages that this imports.
 
