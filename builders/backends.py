@@ -35,14 +35,19 @@ def names() -> list[str]:
 
 def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EngineryError for a broken one."""
+    where = entry_point(name)
+    try:
+        return typing.cast("type[Backend]", _entries()[name].load())
+    except (ImportError, AttributeError) as error:
+        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+
+
+def entry_point(name: str) -> str:
+    """Where the backend class of that name is: 'package.module:Class'. Raises UnknownNameError."""
     entries = _entries()
     if name not in entries:
         raise UnknownNameError(_llm_stack(name) or f"backend {name!r} is not known; {_nearest(name, entries)}")
-    try:
-        return typing.cast("type[Backend]", entries[name].load())
-    except (ImportError, AttributeError) as error:
-        where = entries[name].value
-        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+    return entries[name].value
 
 
 @cache
