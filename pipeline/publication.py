@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
-from builders.types import BuildRequest
 from pipeline import materials
 from pipeline.causes import remember_builds
 from pipeline.moment import now
@@ -204,7 +203,8 @@ def resolved_spec(spec: ModelSpec) -> Json:
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
-def _request_fields(request: BuildRequest) -> Json:
+def _unit_fields(unit: Unit) -> Json:
+    request = unit.request
     return {
         "target": request.target.name,
         "precision": request.precision,
@@ -213,7 +213,7 @@ def _request_fields(request: BuildRequest) -> Json:
         "product": request.target.product,
         "build_key": request.key,
         "graph": request.model,
-        "scales": request.scales,
+        "scales": unit.graph.scales,
         "options": dict(request.options),
         "toolchain": dict(request.toolchain),
         "inputs": request.inputs,
@@ -223,12 +223,12 @@ def _request_fields(request: BuildRequest) -> Json:
 
 
 def _refused_entry(unit: Unit) -> EngineEntry:
-    return EngineEntry(**_request_fields(unit.request), status="refused", reason=unit.reason)
+    return EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason)
 
 
 def _failed_entry(item: Judged) -> EngineEntry:
     return EngineEntry(
-        **_request_fields(item.built.unit.request),
+        **_unit_fields(item.built.unit),
         status="failed",
         reason=item.reason,
         checks=_counts(item),
@@ -240,7 +240,7 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
-        **_request_fields(built.unit.request),
+        **_unit_fields(built.unit),
         status="proven" if item.verdict == "proven" else "unproven",
         reason=item.reason,
         digest=built.digest,

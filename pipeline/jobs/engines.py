@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from builders import backends, fitting
 from builders.errors import EngineryError, InputError
 from builders.process import enter_phase
-from builders.types import Backend, BuildRequest, Session
+from builders.types import BuildRequest, Session
 from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
 from pipeline.jobs.calls import tried_calls
 from pipeline.jobs.limits import engine_limits
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | None = None) -> Json:
     """Compile one engine and upload it: digests, size, suffix, notes, seconds, and the digests of what the build left
-    beside it. Puts itself on record by build key.
+    beside it, and the request that was built. Puts itself on record by the key of that request.
 
-    workspace_mib: instead of the request's, for a build whose first try ran out of memory; a note says so.
+    workspace_mib: instead of the request's, in MiB, for a build whose first try ran out of memory. What is built is
+    then another request, and it is put on record that it stands for the one asked for.
     """
     from builders.digest import digest_of
     from pipeline.registry.records import remember
 
     place = open_store(store)
-    wanted = BuildRequest.from_json(request)
+    asked = BuildRequest.from_json(request)
+    wanted = asked if workspace_mib is None else asked.with_option("workspace_mib", workspace_mib)
     backend = backends.configure(wanted.backend, dict(wanted.options))
     backends.check_toolchain(backend, wanted)
     enter_phase("fetching")
@@ -45,7 +47,7 @@ def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | 
     enter_phase("compiling")
     begun = time.monotonic()
     try:
-        engine = _with_workspace(backend, workspace_mib).build(wanted, model, workdir)
+        engine = backend.build(wanted, model, workdir)
     except EngineryError:
         timing.keep()  # what was measured until then makes the next try shorter
         raise
@@ -59,27 +61,22 @@ def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | 
         "blake3": stored.blake3,
         "size_bytes": engine.size_bytes,
         "suffix": engine.suffix,
-        "notes": [*engine.notes, *timing.notes, *_lean_notes(wanted, workspace_mib)],
+        "notes": [*engine.notes, *timing.notes, *_reduced_notes(asked, wanted)],
         "seconds": seconds,
         "extras": extras,
-        "request": request,
+        "request": wanted.to_json(),
     }
     remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"], *extras.values()])
+    if wanted != asked:
+        remember(place, "reduced-workspace", digest_of({"build": asked.key}), {"request": wanted.to_json()})
     return value
 
 
-def _with_workspace(backend: Backend, workspace_mib: int | None) -> Backend:
-    if workspace_mib is None:
-        return backend
-    changed: Any = replace(cast("Any", backend), workspace_mib=workspace_mib)
-    return cast("Backend", changed)
-
-
-def _lean_notes(request: BuildRequest, workspace_mib: int | None) -> list[str]:
-    if workspace_mib is None:
+def _reduced_notes(asked: BuildRequest, built: BuildRequest) -> list[str]:
+    if built == asked:
         return []
-    wanted = dict(request.options)["workspace_mib"]
-    return [f"built with workspace_mib {workspace_mib} instead of {wanted}: a first build had run out of memory"]
+    before, now = (dict(request.options)["workspace_mib"] for request in (asked, built))
+    return [f"built with workspace_mib {now} instead of {before}: a first build had run out of memory"]
 
 
 def check_engine(

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from dataclasses import replace
 
 from builders import backends
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
@@ -39,7 +40,7 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     except EngineryError as error:
         return Built(unit, failure=_failure(unit, spec, shop, error))
     shop.progress.finished(unit.name, f"built in {value['seconds']:.1f} s")
-    return Built(unit, **_engine_fields(value))
+    return Built(replace(unit, request=BuildRequest.from_json(value["request"])), **_engine_fields(value))
 
 
 def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
@@ -55,7 +56,9 @@ def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectatio
     limits = engine_limits(spec, "build")
     arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
     needed = needs(unit.request, memory_request(spec, expected))
-    return Job(unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, leaner(unit.request))
+    return Job(
+        unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, reduce_workspace(unit.request)
+    )
 
 
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
@@ -88,13 +91,19 @@ def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
     return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
 
 
-def leaner(request: BuildRequest) -> Json:
-    """What a second build is given when the first ran out of memory: half the compiler's scratch memory, if it has a
-    limit on that. It makes a different engine perhaps, which its notes then say; its build key stays."""
+def reduce_workspace(request: BuildRequest) -> Json:
+    """Arguments of a second build when the first ran out of memory: half the compiler's scratch memory in MiB, where it
+    has an option for that. It is another request, with a build key of its own (`recall_reduced`)."""
     workspace = dict(request.options).get("workspace_mib")
     if workspace is None:
         return {}
     return {"workspace_mib": max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB}
+
+
+def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:
+    """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
+    value = shop.recall("reduced-workspace", {"build": request.key})
+    return None if value is None else BuildRequest.from_json(value["request"])
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
