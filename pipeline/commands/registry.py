@@ -243,8 +243,8 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     digest = manifest.sources.get(source)
     if digest is None:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no {source}: it was published before there were any; a version "
-            "that is built with other content has one"
+            f"{manifest.model}@{manifest.version} has no {source}: it was not published by `enginery build`, "
+            "which writes one"
         )
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 

@@ -48,10 +48,8 @@ class Move:
     canary: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored. Without canaries it is what the first release wrote."""
-        found = asdict(self)
-        canary = found.pop("canary")
-        return found | ({"canary": list(canary)} if canary else {})
+        """As it is stored."""
+        return {**asdict(self), "canary": list(self.canary)}
 
 
 @dataclass(frozen=True)
@@ -288,5 +286,5 @@ def _move(value: Any, path: str) -> Move:
         why=parsing.field(data, "why", parsing.text, path),
         proven_only=parsing.field(data, "proven_only", parsing.truth, path),
         action="rollback" if action == "rollback" else "promote",
-        canary=parsing.field({"canary": [], **data}, "canary", parsing.many(parsing.digest), path),
+        canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
     )

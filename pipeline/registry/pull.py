@@ -151,7 +151,7 @@ def bring(store: Store, located: Located, resolution: Resolution, dest: Path, wa
     stem = _stem(located, engine)
     path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
     digest = str(engine.digest)
-    expected = seal(digest, located.manifest.blake3(digest))
+    expected = seal(digest, located.manifest.blake3.get(digest))
     way = way or Way.usual(store)
     weights = _bring_weights(store, located.manifest, engine, dest, way)
     origin = way.deliver(store, expected, engine.size_bytes or 0, path)
@@ -167,7 +167,7 @@ def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: 
     if name is None:
         return None
     graph = str(engine.graph)
-    way.deliver(store, seal(graph, manifest.blake3(graph)), store.size(graph), dest / name)
+    way.deliver(store, seal(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
     return dest / name
 
 

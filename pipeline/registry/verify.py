@@ -153,7 +153,7 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     found.manifests.append(manifest)
     for digest, what in manifest.blobs().items():
         found.needed.setdefault(digest, []).append(f"{reference} {what}")
-        if claimed := manifest.blake3(digest):
+        if claimed := manifest.blake3.get(digest):
             found.blake3.setdefault(digest, {})[reference] = claimed
     try:
         list(attestations(found.store, manifest))

@@ -118,7 +118,7 @@ def _engine_fields(value: Json) -> Json:
     return {
         **fields,
         "notes": tuple(value["notes"]),
-        "blake3": value.get("blake3"),
+        "blake3": value["blake3"],
         "extras": extras,
         "refitted_from": value.get("refitted_from"),
     }

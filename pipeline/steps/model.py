@@ -62,7 +62,7 @@ def _exported(model: Json, golden: Json, *read: Json) -> Exported:
         golden["golden"],
         Proof.from_json(golden),
         tuple(golden["notes"]),
-        model.get("blake3"),
+        model["blake3"],
         golden["inputs"],
         digest_of(read),
     )
