@@ -221,14 +221,6 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A unit that will not be built, and why. An answer, not an error, unless the spec requires the unit."""
-
-    unit: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class BuildFailure:
     """A unit whose build did not end in an engine.
 

@@ -14,7 +14,6 @@ from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 
 Joint = Literal["export", "quantization", "engine", "task"]
-JOINTS: tuple[Joint, ...] = ("export", "quantization", "engine", "task")
 
 
 # A margin of two in amplitude above honest rounding; four for the greatest error,

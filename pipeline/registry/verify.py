@@ -26,7 +26,6 @@ from pipeline.registry.store import Store
 from pipeline.registry.trust.requirement import misplaced
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
-REMARKS = ("unchecked", "orphaned", "unreferenced", "forgotten", "stray")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ how many (`"kind": "enginery-end", "requests": 10000`). Whatever else a line hol
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -193,8 +191,3 @@ def _name(record: Record) -> Name | None:
     if name is None or type(name) is int or (isinstance(name, str) and 0 < len(name) <= 200):
         return name
     raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-
-
-def identity_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of an identity among others, as texts."""
-    return {name: str(values[name]) for name in IDENTITY if values.get(name) is not None}

@@ -35,10 +35,10 @@ def seconds_of(run: Callable[[], Any], device: str, runs: int) -> list[float]:
     return [begun.elapsed_time(ended) / 1e3 for begun, ended in pairs]
 
 
-def runs_for(run: Callable[[], Any], device: str, seconds: float, least: int = 10, most: int = 2000) -> int:
-    """How many calls take about so many seconds."""
+def runs_for(run: Callable[[], Any], device: str, seconds: float, least: int) -> int:
+    """How many calls take about so many seconds, from `least` to 2000."""
     each = min(seconds_of(run, device, 3))
-    return max(least, min(most, int(seconds / max(each, 1e-9))))
+    return max(least, min(2000, int(seconds / max(each, 1e-9))))
 
 
 def _timed(run: Callable[[], Any]) -> float:

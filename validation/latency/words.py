@@ -199,10 +199,10 @@ def traffic_text(moved: Json) -> str:
     return f"{start} it moves {bytes_text(moved['fused_bytes'])} ({share_text(abs(moved['saved']))} {end})"
 
 
-def node_rows(anatomy: Json, most: int = SHOWN_NODES) -> list[dict[str, str]]:
+def node_rows(anatomy: Json) -> list[dict[str, str]]:
     """The slowest nodes: rows of NODE_COLUMNS; nothing where the runtime shows none."""
     profile = anatomy["profile"]
-    return [] if profile is None else [_node_row(node, profile["kernels_s"]) for node in profile["nodes"][:most]]
+    return [] if profile is None else [_node_row(node, profile["kernels_s"]) for node in profile["nodes"][:SHOWN_NODES]]
 
 
 def _node_row(node: Json, whole: float) -> dict[str, str]:

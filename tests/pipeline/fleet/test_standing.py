@@ -10,7 +10,6 @@ from pipeline.fleet import standing
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
 from pipeline.fleet.groups import Group, Hardware
 from pipeline.fleet.inventory import fleet_of_nodes
-from pipeline.fleet.prediction import nothing_known
 from pipeline.fleet.reconcile import Sources, reconcile
 from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import Judgement, Standing, standings
@@ -22,7 +21,7 @@ from pipeline.registry.resolve import PORTABLE
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.versions import load
 from tests.pipeline.fleet import nodes
-from tests.pipeline.fleet.fleets import built, published, with_key, without_engine
+from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
 from tests.pipeline.registry.registries import overwrite
 
 

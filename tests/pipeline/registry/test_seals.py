@@ -19,11 +19,11 @@ from pipeline.registry.manifest import Manifest
 from pipeline.registry.mirror import mirror
 from pipeline.registry.names import Reference, parse_reference
 from pipeline.registry.publish import publish
-from pipeline.registry.pull import Pulled, pull
+from pipeline.registry.pull import Pulled
 from pipeline.registry.seals import Seal
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.verify import verify
-from tests.pipeline.registry.registries import approval, draft, engine, flip, names_in, on_each_store, overwrite
+from tests.pipeline.registry.registries import approval, draft, engine, flip, names_in, on_each_store, overwrite, pull
 
 HONEST, EVIL = b"honest engine", b"evil.. engine"
 NAME, OTHER = digest_of_bytes(HONEST), blake3(EVIL).hexdigest()
