@@ -1,7 +1,7 @@
 """Small pieces of what people read: the nearest known word, the first of a list, a size in bytes."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Share of a word that must be alike (difflib's ratio), below its default of 0.6: names of models and nodes are long.
 _ALIKE = 0.5
@@ -14,3 +14,9 @@ def suggest(word: str, known: Iterable[str], otherwise: str | None = None) -> st
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {', '.join(names) or 'none'}" if otherwise is None else otherwise
+
+
+def join_first(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """'a, b and 3 more': the first `most` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
+    shown, rest = separator.join(items[:most]), len(items) - most
+    return f"{shown}{separator.rstrip(', ')} and {rest} more" if rest > 0 else shown

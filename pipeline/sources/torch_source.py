@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builders.errors import ModelError
+from builders.text import join_first
 from builders.types import Dim, Tensors, TensorSpec
 from pipeline.sources.entry_point import call_entry_point, place, reason
 from pipeline.sources.finite import check_finite
@@ -138,10 +139,8 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
         ) from error
     mistakes = list(_mismatches(module.state_dict(keep_vars=True), given))
     if mistakes:
-        more = f"; and {len(mistakes) - 5} more" if len(mistakes) > 5 else ""
-        raise ModelError(
-            f"{path} does not fit the module: {'; '.join(mistakes[:5])}{more}; save the weights of this model"
-        )
+        listed = join_first(mistakes, 5, "; ")
+        raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")
     module.load_state_dict(given, strict=False)
 
 

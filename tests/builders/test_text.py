@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders.text import suggest
+from builders.text import join_first, suggest
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,9 @@ from builders.text import suggest
 )
 def test_the_nearest_word_or_all_that_are_known(word, known, otherwise, said):
     assert suggest(word, known, otherwise) == said
+
+
+def test_the_first_of_a_list_and_how_many_are_left():
+    assert join_first([], 2) == "" and join_first(["a", "b"], 2) == "a, b"
+    assert join_first(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert join_first(["a", "b", "c", "d"], 2, "; ") == "a; b; and 2 more"
