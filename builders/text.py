@@ -20,3 +20,11 @@ def join_first(items: Sequence[str], most: int = 3, separator: str = ", ") -> st
     """'a, b and 3 more': the first `most` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
     shown, rest = separator.join(items[:most]), len(items) - most
     return f"{shown}{separator.rstrip(', ')} and {rest} more" if rest > 0 else shown
+
+
+def format_bytes(size: float | None) -> str:
+    """'512 B', '2.0 KiB', '5.3 MiB', '40.0 GiB': a size in bytes, in powers of 1024; '' for None."""
+    if size is None:
+        return ""
+    power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
+    return f"{size / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{size:.0f} B"

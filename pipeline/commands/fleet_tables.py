@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from builders.plural import pluralize
-from builders.text import join_first
+from builders.text import format_bytes, join_first
 from pipeline.commands.tables import echo, print_table
 from pipeline.fleet.standing import STATES, Standing
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pipeline.fleet.plan import Plan
     from pipeline.fleet.reconcile import Reconciled
     from pipeline.fleet.work import Work
-
-_GIB = 1 << 30
 
 
 def print_reconciled(found: "Reconciled") -> None:
@@ -75,7 +73,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
             str(group.gpus),
             group.machine.driver or "",
             group.machine.cuda or "",
-            "" if group.machine.memory_bytes is None else f"{group.machine.memory_bytes / _GIB:.0f} GiB",
+            format_bytes(group.machine.memory_bytes),
             group.hardware.label,
             ", ".join(group.remarks),
         ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from builders.plural import pluralize
+from builders.text import format_bytes
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -285,8 +286,8 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
             "version, models/NAME/versions/VERSION, and run `enginery gc`"
         )
     verdict = "sound" if result.sound else "DAMAGED"
-    mib = result.size_bytes / (1 << 20)
-    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {mib:.1f} MiB read")
+    read = format_bytes(result.size_bytes)
+    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 
 
 def _print_channel(channel: Any, as_json: bool) -> None:

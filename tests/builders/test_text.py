@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders.text import join_first, suggest
+from builders.text import format_bytes, join_first, suggest
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,17 @@ def test_the_first_of_a_list_and_how_many_are_left():
     assert join_first([], 2) == "" and join_first(["a", "b"], 2) == "a, b"
     assert join_first(["a", "b", "c"], 2) == "a, b and 1 more"
     assert join_first(["a", "b", "c", "d"], 2, "; ") == "a; b; and 2 more"
+
+
+def test_bytes_in_powers_of_1024():
+    sizes = (None, 0, 512, 1023, 2048, 5 << 20, 40 << 30, 2 << 40)
+    assert [format_bytes(size) for size in sizes] == [
+        "",
+        "0 B",
+        "512 B",
+        "1023 B",
+        "2.0 KiB",
+        "5.0 MiB",
+        "40.0 GiB",
+        "2048.0 GiB",
+    ]
