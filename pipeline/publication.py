@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
+from builders.host import describe_host
 from pipeline import materials
 from pipeline.causes import remember_builds
 from pipeline.moment import now
@@ -18,7 +19,7 @@ from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
-from pipeline.verdict import Judged, host
+from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
 
@@ -186,7 +187,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
         sources=sources | beside | materials.layers(judged),
         provenance=provenance | materials.refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
-        host=host(),
+        host=describe_host(),
         metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
     )
 
