@@ -1,17 +1,22 @@
 """Plans: profiles from buckets, and the reason why an engine has to be built."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders.local import LocalExecutor
 from builders.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
-from pipeline.causes import explain_change
+from pipeline.causes import causes_of, explain_change
 from pipeline.plan import Selection, candidates, profiles
+from pipeline.registry.store import open_store
+from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
+from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
 
 REQUEST = BuildRequest(
@@ -92,6 +97,15 @@ def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() 
 def test_the_reason_is_the_cause_where_that_is_known() -> None:
     now = replace(REQUEST, **CHANGES["model"])
     assert explain_change(REQUEST, now, ["weights w changed"]) == "weights w changed"
+
+
+def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
+    spec = load_spec(project.spec)
+    shop = Workshop(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
+    request = {**REQUEST.to_json(), "field of another release": 1}
+    value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
+    shop.remember("latest-builds", {"model": spec.model}, value, [])
+    assert causes_of(spec, shop).before == {}
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:
