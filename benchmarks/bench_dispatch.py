@@ -27,9 +27,10 @@ import psutil
 
 from benchmarks import noop
 from builders.dispatch import RayExecutor
-from builders.jobs import UNWATCHED, Job, Watch
-from builders.types import TensorSpec
+from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.types import BuildRequest, TensorSpec
 from pipeline.compile import InProcess
+from pipeline.jobs.engines import BuildEngine
 from pipeline.plan import Selection, plan_builds
 from pipeline.registry.store import Store, open_store
 from pipeline.spec.model import ModelSpec
@@ -61,8 +62,8 @@ class Rerouted:
     def __init__(self, inner: RayExecutor) -> None:
         self._inner = inner
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
-        return self._inner.run(replace(job, function="benchmarks.noop:build"), watch)
+    def run(self, job: Job[Any], watch: Watch = UNWATCHED) -> Any:
+        return self._inner.run(replace(job, request=noop.BuildNothing(job.request)), watch)
 
     def cancel(self) -> None:
         self._inner.cancel()
@@ -95,7 +96,7 @@ def ours(count: int, isolated: bool, folder: Path) -> float:
 
 def dispatch(count: int, isolated: bool, _folder: Path) -> float:
     """Seconds of jobs that do nothing."""
-    job = Job("nothing", "builders.oom:oom_kills", {})
+    job = Job("nothing", noop.Nothing())
     with RayExecutor(isolated=isolated) as executor:
         begun = time.perf_counter()
         InProcess().map(lambda _: executor.run(job), range(count))
@@ -107,11 +108,11 @@ def bare_build(count: int, isolated: bool, folder: Path) -> float:
     import ray
 
     store = open_store(str(folder / "registry"), create=True)
-    requests = [unit.request.to_json() for unit in planned(count, store, Workshop(store, None, None))]
+    requests = [unit.request for unit in planned(count, store, Workshop(store, None, None))]
 
-    def one(request: dict[str, Any]) -> Any:
+    def one(request: BuildRequest) -> Any:
         with tempfile.TemporaryDirectory() as workdir:
-            return noop.build(store.uri, request, Path(workdir))
+            return noop.BuildNothing(BuildEngine(request)).run(WorkerContext(Path(workdir), store.uri))
 
     return _timed(ray.remote(num_cpus=1, max_retries=0, max_calls=1 if isolated else 0)(one), requests)
 

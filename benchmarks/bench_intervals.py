@@ -9,7 +9,6 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from onnx import ModelProto
 from builders.jobs import Job
 from builders.process import run_job
 from builders.types import Dim, TensorSpec
-from tests.faults.bench import Bench
+from pipeline.jobs.latency import LatencyTerms, MeasureEngine
+from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build
 
@@ -56,8 +56,9 @@ def main() -> None:
         benches = {name: _bench(Path(folder) / name, family) for name, family in NETS.items()}
         found: dict[str, list[Any]] = {name: [] for name in NETS}
         for _ in range(chosen.times):
-            for name, (bench, arguments) in benches.items():
-                found[name].append(_report(bench, {**arguments, "asked": _asked(chosen.seconds)}))
+            for name, (bench, engine) in benches.items():
+                terms = LatencyTerms(chosen.seconds, "few")
+                found[name].append(_report(bench, MeasureEngine(engine.blob, bench.golden, engine.shapes, terms)))
             time.sleep(PAUSE_S)
     print("| net | of | median, µs | intervals that hold it | width | busy | job, s |\n|---|---|---|---|---|---|---|")
     for name, reports in found.items():
@@ -65,22 +66,15 @@ def main() -> None:
             print(_row(name, what, reports))
 
 
-def _bench(folder: Path, family: Family) -> tuple[Bench, dict[str, Any]]:
+def _bench(folder: Path, family: Family) -> tuple[Bench, BuiltEngine]:
     bench = Bench(folder, family.model(0), family.samples(0, 24), family.inputs, (BATCH,))
-    engine = bench.engine()
-    model = {"inputs": [asdict(item) for item in bench.inputs], "dims": [asdict(dim) for dim in bench.dims]}
-    made = {"request": engine.request, "suffix": engine.suffix, "engine": engine.digest}
-    return bench, {"store": bench.store.uri, **made, "golden": bench.golden, "model": model}
+    return bench, bench.engine()
 
 
-def _asked(seconds: float) -> dict[str, Any]:
-    return {"seconds": seconds, "buckets": "few", "streams": 1}
-
-
-def _report(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
+def _report(bench: Bench, measure: MeasureEngine) -> dict[str, Any]:
     begun = time.perf_counter()
-    told = run_job(Job("latency", "pipeline.jobs.latency:measure_engine", arguments), bench.room())
-    bucket = json.loads(bench.store.read_blob(told["latency"]))["buckets"][1]
+    told = run_job(Job("latency", measure, bench.store.uri), bench.room())
+    bucket = json.loads(bench.store.read_blob(told.latency))["buckets"][1]
     return {
         "took": time.perf_counter() - begun,
         "busy": bool(bucket["surroundings"]["busy"]),

@@ -25,7 +25,7 @@ import onnx
 
 from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.types import BuildRequest, QuantizationScheme, Target
-from pipeline.export import ExportRequest, export
+from pipeline.export import export
 from pipeline.quantization.calibration.methods import MinMax
 from pipeline.quantization.calibration.methods import ranges as chosen_ranges
 from pipeline.quantization.calibration.observations import Observations
@@ -35,6 +35,7 @@ from pipeline.quantization.choice.runs import grouped
 from pipeline.quantization.choice.search import choose
 from pipeline.quantization.graphs.sites import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from validation.drift import measure
 from validation.samples import Samples

@@ -21,12 +21,14 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
+from builders.codec import decode, encode, result_type
 from builders.jobs import UNWATCHED, Job, Watch
 from builders.local import LocalExecutor
 from pipeline.compile import InProcess, prepare
 from pipeline.plan import Selection
 from pipeline.registry.store import Store, open_store
 from pipeline.spec.file import load_spec
+from pipeline.values import EngineRecord
 from pipeline.workshop import Workshop
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
@@ -40,12 +42,14 @@ class Canned:
         self.store, self._real, self._known = store, LocalExecutor(), dict[str, str]()
         self.model = 0
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
-        what = f"{job.name} {job.arguments.get('flavour') or job.arguments.get('precision')}"
+    def run(self, job: Job[Any], watch: Watch = UNWATCHED) -> Any:
+        fields = encode(job.request)
+        what = f"{job.name} {fields.get('flavour') or fields.get('precision')}"
         if what not in self._known:
-            self._known[what] = json.dumps(self._real.run(job, watch))
+            self._known[what] = json.dumps(encode(self._real.run(job, watch)))
         known = self._known[what]
-        return json.loads(self._with_own_blobs(known) if self.model else known)  # the first model's are real
+        told = json.loads(self._with_own_blobs(known) if self.model else known)  # the first model's are real
+        return decode(told, result_type(job.request))
 
     def cancel(self) -> None: ...
 
@@ -95,8 +99,8 @@ def fill(folder: Path, models: int) -> None:
         spec = load_spec(write_model(folder / f"model-{index}", index))
         for unit in prepare(spec, Selection(), shop, InProcess()).plan.units:
             engine = store.put_bytes(unit.request.key.encode())
-            value = {"digest": engine, "size_bytes": 64, "suffix": ".noop", "notes": [], "seconds": 1.0}
-            shop.remember("build", {"build": unit.request.key}, value, [engine])
+            record = EngineRecord(unit.request, engine, 64, ".noop", 1.0)
+            shop.remember("build", {"build": unit.request.key}, encode(record), [engine])
 
 
 def plan_all(folder: Path) -> dict[str, Any]:

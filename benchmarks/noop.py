@@ -1,16 +1,18 @@
 """A compiler that compiles nothing: its engines are so many MiB of nothing. For benchmarks of what is around it."""
 
 # ruff: noqa: ARG002 - the protocol asks for these arguments
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from builders import backends
 from builders.digest import digest_of_file
+from builders.jobs import WorkerContext
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from pipeline.jobs.engines import BuildEngine
+from pipeline.values import EngineRecord
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,21 @@ def install() -> None:
     known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", backends.GROUP)
 
 
-def build(store: str, request: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
-    """`build_engine`, with that compiler known."""
-    from pipeline.jobs.engines import build_engine
+@dataclass(frozen=True)
+class BuildNothing:
+    """`BuildEngine`, with that compiler known."""
 
-    install()
-    return build_engine(store, dict(request), workdir)
+    build: BuildEngine
+
+    def run(self, context: WorkerContext) -> EngineRecord:
+        """The record of the engine."""
+        install()
+        return self.build.run(context)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Do nothing."""
+
+    def run(self, context: WorkerContext) -> None:
+        """Return at once."""

@@ -14,7 +14,7 @@ from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
 from builders.types import BuildRequest, Engine
-from pipeline.export import ExportRequest, export
+from pipeline.export import export
 from pipeline.plan import Candidate, Selection, candidates, profiles
 from pipeline.quantization.calibration.methods import MinMax, ranges
 from pipeline.quantization.calibration.observations import Observations
@@ -24,6 +24,7 @@ from pipeline.quantization.graphs.sites import activations, prepared
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
 from pipeline.sources.onnx_model import save_onnx, specs_of
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Flavour
@@ -31,6 +32,7 @@ from validation.budget import default_budget
 from validation.compare import drift_checks, task_check
 from validation.golden import GoldenSet
 from validation.samples import Samples
+from validation.task import TaskMetric
 
 
 def main(spec_path: Path, folder: Path) -> None:
@@ -102,7 +104,7 @@ def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: P
     with OrtSession(expected, optimized=False) as left, OrtSession(actual, optimized=False) as right:
         drift_checks(joint, left, right, golden, default_budget(joint, precision))
         if spec.golden and spec.golden.metric:
-            task_check(right, golden, spec.golden.metric.model_dump())
+            task_check(right, golden, TaskMetric(**spec.golden.metric.model_dump()))
 
 
 def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
@@ -127,7 +129,7 @@ def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: Golde
         with item.backend.open(engine) as actual, OrtSession(shown(graph, item.precision), optimized=False) as expected:
             drift_checks("engine", expected, actual, golden, default_budget("engine", item.precision))
             if spec.golden and spec.golden.metric:
-                task_check(actual, golden, spec.golden.metric.model_dump())
+                task_check(actual, golden, TaskMetric(**spec.golden.metric.model_dump()))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """The child's side of `builders.process`: `python -m builders.child WORKDIR` runs WORKDIR/job.json."""
 
 import ctypes
-import importlib
-import inspect
 import json
 import os
 import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from builders.codec import decode_request, encode
 from builders.errors import EngineryError, error_to_json
+from builders.jobs import WorkerContext
 
 _PR_SET_PDEATHSIG = 1
 # Reads from the parent, which never writes: it goes on when the parent is gone, and kills its process group.
@@ -73,19 +72,11 @@ def _dismiss(guard: int | None) -> None:
             os.waitpid(guard, 0)
 
 
-def call(function: str, arguments: dict[str, Any], workdir: Callable[[], Path]) -> Any:
-    """Call 'package.module:function'; `workdir` is asked for a folder if it takes one."""
-    module, _, name = function.partition(":")
-    target = getattr(importlib.import_module(module), name)
-    if "workdir" in inspect.signature(target).parameters:
-        arguments = {**arguments, "workdir": workdir()}
-    return target(**arguments)
-
-
 def _outcome(task: dict[str, Any], workdir: Path) -> str:
-    """Call the function; its value or its exception, as JSON."""
+    """Run the request; its result or its exception, as JSON."""
     try:
-        return json.dumps({"value": call(task["function"], task["arguments"], lambda: workdir)})
+        request = decode_request(task["request"])
+        return json.dumps({"value": encode(request.run(WorkerContext(workdir, task["store"])))})
     except EngineryError as error:
         traceback.print_exc()
         return json.dumps(error_to_json(error))

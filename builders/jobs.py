@@ -1,8 +1,12 @@
-"""A job: a function run in a process of its own; what it may use and needs, who watches it, who runs it."""
+"""A job: a request that is run in a process of its own; what it may use and needs, who watches it, who runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,49 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A function to be run in a process of its own: 'package.module:function' with JSON arguments.
+class WorkerContext:
+    """Where a request is run. workdir: an empty folder of its own, which is removed afterwards.
 
-    leaner: arguments for a second try when memory ran out, on top of the others; empty when nothing can be saved.
+    store: URI of the artifact store that digests name blobs of; '' for requests that read none.
+    """
+
+    workdir: Path
+    store: str = ""
+
+
+class Request(Protocol[Result_co]):
+    """What is to be done, as a value: a frozen dataclass that `builders.codec` can write, with a way to do it.
+
+    Its class and its result are found by import, in the worker as in the driver.
+    """
+
+    def run(self, context: WorkerContext) -> Result_co:
+        """Do it, in whatever process this is called in. Raises EngineryError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reduced(Generic[Result]):
+    """A request that needs less memory than another and has the same kind of result. change: how it differs, as in
+    'with workspace_mib 512'."""
+
+    request: Request[Result]
+    change: str
+
+
+@dataclass(frozen=True)
+class Job(Generic[Result]):
+    """A request to be run in a process of its own. store: as in `WorkerContext`.
+
+    reduced: what is run instead at a second try, when memory ran out; None when nothing can be saved.
     """
 
     name: str
-    function: str
-    arguments: Mapping[str, Any]
+    request: Request[Result]
+    store: str = ""
     limits: Limits = field(default_factory=Limits)
     needs: Needs = field(default_factory=Needs)
-    leaner: Mapping[str, Any] = field(default_factory=dict)
+    reduced: Reduced[Result] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,10 +151,10 @@ UNWATCHED = Unwatched()
 class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
-        """Return the function's JSON result.
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+        """Return the result of the job's request.
 
-        Raises StepError (`errors.StepError` lists its kinds), or what the function raised of EngineryError. What can
+        Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
         get better by itself was tried again (`builders.retries`).
         """
         ...

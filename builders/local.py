@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 from builders.errors import StepError
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.jobs import UNWATCHED, Job, Result, Watch
 from builders.process import run_job
 from builders.retries import run_with_retries
 from builders.workdir import workdir
@@ -31,11 +31,11 @@ class LocalExecutor:
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
         self._cancelled = False
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
         """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
         and UnavailableError when there is no room for the folder."""
 
-        def attempt(job: Job, _elsewhere: bool) -> Any:
+        def attempt(job: Job[Result], _elsewhere: bool) -> Result:
             gpu = self._held(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
             with gpu, self._place(job, watch):
                 watch.started("here")
@@ -48,11 +48,11 @@ class LocalExecutor:
         """Kill what runs, within `process.TICK_S` (`GRACE_S` what heeds it), and refuse what comes."""
         self._cancelled = True
 
-    def _place(self, job: Job, watch: Watch) -> AbstractContextManager[None]:
+    def _place(self, job: Job[Any], watch: Watch) -> AbstractContextManager[None]:
         return self._all_slots(job, watch) if job.needs.alone else self._held(self._slots, job, watch, QUEUED)
 
     @contextmanager
-    def _all_slots(self, job: Job, watch: Watch) -> Iterator[None]:
+    def _all_slots(self, job: Job[Any], watch: Watch) -> Iterator[None]:
         """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. Two at once would each
         hold what the other needs, and take turns."""
         with self._held(self._alone, job, watch, ALONE), ExitStack() as slots:
@@ -61,7 +61,7 @@ class LocalExecutor:
             yield
 
     @contextmanager
-    def _held(self, slots: threading.Semaphore, job: Job, watch: Watch, what: str) -> Iterator[None]:
+    def _held(self, slots: threading.Semaphore, job: Job[Any], watch: Watch, what: str) -> Iterator[None]:
         """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
         if not slots.acquire(blocking=False):
             watch.waiting(what)

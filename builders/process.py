@@ -1,6 +1,6 @@
-"""Runs one function in a process of its own, within limits, so that it can crash, hang or eat memory alone.
+"""Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `python -m builders.child WORKDIR`; the child calls the function and
+The caller writes WORKDIR/job.json and starts `python -m builders.child WORKDIR`; the child runs the request and
 leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
 process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
 killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
@@ -24,8 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from builders.codec import decode, encode_request, result_type
 from builders.errors import StepError, error_from_json
-from builders.jobs import UNWATCHED, Job, Usage, Watch
+from builders.jobs import UNWATCHED, Job, Result, Usage, Watch
 from builders.oom import oom_kills
 from builders.resident import resident_mib
 
@@ -39,11 +40,13 @@ _HEEDS, _STOP = "job.heeds", "job.stop"
 _NOTABLE_MIB = 16.0
 
 
-def run_job(job: Job, workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = UNWATCHED) -> Any:
-    """Run `job` in a fresh process under `workdir` (which must exist) and return the function's JSON result.
+def run_job(
+    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = UNWATCHED
+) -> Result:
+    """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
     `cancelled` is asked every `TICK_S`. `watch` is told of phases, output and usage; the executor tells it the rest.
-    Raises the EngineryError that the function raised (class and message), or StepError: kind 'error' (any other
+    Raises the EngineryError that the request raised (class and message), or StepError: kind 'error' (any other
     exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
     it for that) or 'cancelled', with the end of the log.
     """
@@ -101,10 +104,11 @@ def log_tail(workdir: Path) -> str:
         return stream.read().decode(errors="replace")
 
 
-def _start(job: Job, workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start(job: Job[Any], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The child, and the end of a pipe that nobody else holds: when it closes, the child's group dies."""
     theirs, ours = os.pipe()
-    task = {"function": job.function, "arguments": dict(job.arguments), "parent": os.getpid(), "lifeline": theirs}
+    request = encode_request(job.request)
+    task = {"request": request, "store": job.store, "parent": os.getpid(), "lifeline": theirs}
     (workdir / "job.json").write_text(json.dumps(task))
     try:
         return _popen(workdir, theirs), ours
@@ -184,7 +188,7 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def _watch(pid: int, job: Job, cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
+def _watch(pid: int, job: Job[Any], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
@@ -223,7 +227,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _result(job: Job, status: int, workdir: Path) -> Any:
+def _result(job: Job[Result], status: int, workdir: Path) -> Result:
     """What the child left behind: a value to return, an error to raise, or nothing."""
     path = workdir / "result.json"
     if not path.exists():
@@ -233,10 +237,10 @@ def _result(job: Job, status: int, workdir: Path) -> Any:
         raise error_from_json(result)
     if "exception" in result:
         raise StepError(f"{job.name}: {result['exception']}", "error", log_tail(workdir))
-    return result["value"]
+    return decode(result["value"], result_type(job.request))
 
 
-def _no_result(job: Job, status: int, log: str) -> StepError:
+def _no_result(job: Job[Any], status: int, log: str) -> StepError:
     if status >= 0:
         return StepError(f"{job.name}: ended with exit status {status} and no result", "error", log)
     hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""

@@ -4,17 +4,17 @@
 |---|---|---|
 | error, timeout, cancelled, no-node | no | the same would happen |
 | crash | once, on a cluster | on another node, if one suits; on a lone host what crashes crashes again |
-| memory (its own limit) | once, if it can be leaner | leaner arguments; the limit is the user's and stays |
-| node-memory | once | leaner arguments, and more memory asked of the scheduler |
+| memory (its own limit) | once, if it can be reduced | the reduced request; the limit is the user's and stays |
+| node-memory | once | the reduced request if there is one, and more memory asked of the scheduler |
 | node-lost | `MOST_LOST` times | elsewhere |
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Generic
 
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Watch
+from builders.jobs import Job, Result, Watch
 
 MOST_LOST = 3
 # A peak is measured every `process.TICK_S`: the next one may lie above it.
@@ -23,15 +23,17 @@ _ONCE = ("crash", "memory", "node-memory")
 
 
 @dataclass(frozen=True)
-class NextTry:
+class NextTry(Generic[Result]):
     """A job to be started once more. elsewhere: on another node than the last one, if there is one."""
 
-    job: Job
+    job: Job[Result]
     why: str
     elsewhere: bool = False
 
 
-def run_with_retries(job: Job, watch: Watch, attempt: Callable[[Job, bool], Any], clustered: bool) -> Any:
+def run_with_retries(
+    job: Job[Result], watch: Watch, attempt: Callable[[Job[Result], bool], Result], clustered: bool
+) -> Result:
     """What `attempt(job, elsewhere)` returns, tried again by the rules above. clustered: whether there are more hosts.
 
     Raises what `attempt` raises; after several tries with all their reasons, as StepError.
@@ -56,7 +58,7 @@ def run_with_retries(job: Job, watch: Watch, attempt: Callable[[Job, bool], Any]
         job, elsewhere = following.job, following.elsewhere
 
 
-def next_try(job: Job, failures: Sequence[StepError], clustered: bool) -> NextTry | None:
+def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -> NextTry[Result] | None:
     """The try after these failures; None when another would not help."""
     kind = failures[-1].kind
     times = sum(failure.kind == kind for failure in failures)
@@ -67,25 +69,25 @@ def next_try(job: Job, failures: Sequence[StepError], clustered: bool) -> NextTr
     if kind == "crash":
         return NextTry(job, "it crashed; once more, elsewhere if a node suits", elsewhere=True) if clustered else None
     if kind == "memory":
-        return NextTry(leaner(job), f"it held too much memory; once more, {_changes(job)}") if job.leaner else None
-    wanted = more_memory(leaner(job), failures[-1].peak_mib)
-    changes = ", ".join(filter(None, (_changes(job), f"with {wanted.needs.memory_mib} MiB set aside for it")))
+        return NextTry(reduce(job), f"it held too much memory; once more, {_change(job)}") if job.reduced else None
+    wanted = more_memory(reduce(job), failures[-1].peak_mib)
+    changes = ", ".join(filter(None, (_change(job), f"with {wanted.needs.memory_mib} MiB set aside for it")))
     return NextTry(wanted, f"its node ran out of memory; once more, {changes}")
 
 
-def leaner(job: Job) -> Job:
-    """The job with the arguments that save memory; leaner than that it cannot be."""
-    return replace(job, arguments={**job.arguments, **job.leaner}, leaner={})
+def reduce(job: Job[Result]) -> Job[Result]:
+    """The job with its reduced request, if it has one; there is no further reduction."""
+    return replace(job, request=job.reduced.request, reduced=None) if job.reduced else job
 
 
-def more_memory(job: Job, peak_mib: float) -> Job:
+def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
     """The job asking for twice the memory, and for what it was seen to hold, with room; no more than its limit."""
     wanted = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
     return replace(job, needs=replace(job.needs, memory_mib=min(wanted, job.limits.memory_mib)))
 
 
-def _changes(job: Job) -> str:
-    return ", ".join(f"with {name} {value}" for name, value in job.leaner.items())
+def _change(job: Job[Result]) -> str:
+    return job.reduced.change if job.reduced else ""
 
 
 def _all_of(failures: Sequence[StepError]) -> StepError:

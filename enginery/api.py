@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from builders.errors import InputError
-from pipeline.publication import Outcome
+from pipeline.outcome import Outcome
 from pipeline.run import RunOptions
 
 Executor = Literal["local", "ray"]

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders import backends
-from builders.digest import digest_of
 from builders.errors import UnknownNameError
 from pipeline.registry.attributions import read_attribution
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.quantization import RECIPE
-from pipeline.registry.records import recall
 from pipeline.revalidate import as_built, spec_of
 from pipeline.steps.attributions import TAPPABLE, Suspect, attribute
+from pipeline.steps.engines import recall_engine
 from pipeline.values import Attributed, Built, Flavour, Recipe
 from pipeline.workshop import Workshop
 
@@ -85,8 +84,8 @@ def _cannot(built: Built, entry: EngineEntry) -> str | None:
 def _built(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Built:
     """The unit as it was built; the engine of a unit that failed its checks is known by its build key."""
     built = as_built(entry)
-    if built.digest is None and (value := recall(shop.store, "build", digest_of({"build": entry.build_key}))):
-        built = replace(built, digest=value["digest"], size_bytes=value["size_bytes"], suffix=value["suffix"])
+    if built.digest is None and (found := recall_engine(built.unit.request, shop)):
+        built = Built.from_record(built.unit, found)
     flavours = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
     name = next((name.removeprefix("graph ") for name in flavours if name.startswith("graph ")), entry.precision)
     recipe = manifest.sources.get(f"{RECIPE} {name}")

@@ -3,18 +3,21 @@
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipeline import steps
+from pipeline.outcome import Outcome
 from pipeline.plan import Selection, candidates, plan_builds, unserved
-from pipeline.publication import Outcome, check_required, publish_version
+from pipeline.progress.events import Finished, Planned, RunConcluded
+from pipeline.publication import check_required, publish_version
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Built, Exported, Graph, Json
+from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+P = ParamSpec("P")
 
 # Threads only wait for processes, whose number the executor bounds: this many units are under way at once. A waiting
 # thread costs little, but containers often allow a thousand.
@@ -24,11 +27,17 @@ MOST_THREADS = 256
 class Runner(Protocol):
     """Carries out steps: directly, or as Prefect tasks."""
 
-    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Run one step and return its value."""
         ...
 
-    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
         """Run a step for each item, side by side, and return the values in order."""
         ...
 
@@ -36,14 +45,20 @@ class Runner(Protocol):
 class InProcess:
     """Runs the steps here and now; `map` runs side by side in threads."""
 
-    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Call the function."""
-        return step(*arguments)
+        return step(*arguments, **named)
 
-    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
         """Call the function for each item in a thread of its own."""
         with ThreadPoolExecutor(MOST_THREADS) as pool:
-            futures = [pool.submit(step, item, *arguments) for item in items]
+            futures = [pool.submit(step, item, *arguments, **named) for item in items]
             return [future.result() for future in futures]
 
 
@@ -59,7 +74,8 @@ class Prepared:
 def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
     """The first three steps: export, quantize, plan."""
     for name in unserved(spec, selection):
-        shop.progress.finished(name, f"left out: no backend of the spec ({', '.join(spec.backends)}) builds for it")
+        reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
+        shop.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
     exported = run.call(steps.export, spec, shop)
     ranges = calibrate(spec, exported, shop, run)
     flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
@@ -70,7 +86,7 @@ def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) 
     return Prepared(exported, tuple(graphs), plan)
 
 
-def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Json | None:
+def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Observed | None:
     """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
     parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
     return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, shop) if parts else None
@@ -79,7 +95,7 @@ def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) 
 def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish."""
     ready = prepare(spec, selection, shop, run)
-    shop.progress.planned(ready.plan)
+    shop.progress.emit(Planned(ready.plan))
     check_required(ready.plan)
     built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
     judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
@@ -87,7 +103,7 @@ def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Ru
     # One by one: two engines at once would time each other.
     judged = [run.call(steps.measure, item, spec, ready.exported, shop) for item in judged]
     outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
-    shop.progress.concluded(outcome)
+    shop.progress.emit(RunConcluded(outcome))
     return outcome
 
 

@@ -9,18 +9,19 @@ are code too), so the pipeline gives it a process of its own.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
-from builders.types import Dim, Scalar, Session, Tensors, TensorSpec, tensor_from_json
+from builders.types import Dim, Session, Tensors, TensorSpec
 from pipeline.sources.finite import check_weights
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
+from pipeline.sources.request import ExportRequest
 from validation.budget import budgets
 from validation.compare import expected_checks
 from validation.golden import Case, GoldenSet, freeze
@@ -39,39 +40,6 @@ RANDOM_GROUPS, RANDOM_SEED = 8, 0
 
 
 @dataclass(frozen=True)
-class ExportRequest:
-    """What to export. root: the spec's folder.  file, weights: relative to it.  function, arguments: of a torch source.
-
-    outputs: names in order; None takes the model's own.  opset: of the ONNX model made from a torch or pt2 source.
-    """
-
-    kind: Literal["torch", "pt2", "onnx"]
-    root: Path
-    file: str
-    inputs: tuple[TensorSpec, ...]
-    dims: tuple[Dim, ...] = ()
-    outputs: tuple[str, ...] | None = None
-    function: str = ""
-    arguments: Mapping[str, Scalar] = field(default_factory=dict)
-    weights: str | None = None
-    opset: int = 20
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back."""
-        return {**asdict(self), "root": str(self.root)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "ExportRequest":
-        """Read what `to_json` wrote. Raises KeyError or TypeError when it is something else."""
-        fields = dict(data)
-        fields["root"] = Path(fields["root"])
-        fields["inputs"] = tuple(tensor_from_json(item) for item in fields["inputs"])
-        fields["dims"] = tuple(Dim(**{**item, "edges": tuple(item["edges"])}) for item in fields["dims"])
-        fields["outputs"] = None if fields["outputs"] is None else tuple(fields["outputs"])
-        return cls(**fields)
-
-
-@dataclass(frozen=True)
 class Exported:
     """Files of an export, their digests, and the checks of the ONNX model against its source.
 
@@ -85,13 +53,6 @@ class Exported:
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
     spreads: tuple[Spread, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object with the paths as text and the checks as objects."""
-        checks = [check.to_json() for check in self.checks]
-        spreads = [spread.to_json() for spread in self.spreads]
-        paths = {"onnx": str(self.onnx), "golden": str(self.golden)}
-        return {**asdict(self), **paths, "checks": checks, "spreads": spreads}
 
 
 @dataclass(frozen=True)

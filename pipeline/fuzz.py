@@ -1,15 +1,15 @@
 """Fuzzes one published engine on this machine, with the limits of the spec that it was built from."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from builders.jobs import Job
 from pipeline.canary.engines import Chosen
+from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
-from pipeline.spec.model import overrides
-from pipeline.steps.keys import engine_limits
-from pipeline.values import Json
+from pipeline.steps.keys import engine_limits, limits_of, model_shapes
+from pipeline.values import EngineBlob, Json
 from pipeline.workshop import Workshop
 
 
@@ -33,26 +33,11 @@ def fuzz_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     registry = shop.store.uri.removeprefix("file://")
     command = ["enginery", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(asked.seed)]
-    arguments = {
-        "store": shop.store.uri,
-        "request": request.to_json(),
-        "suffix": entry.suffix,
-        "engine": entry.digest,
-        "golden": manifest.sources["golden"],
-        "model": {
-            "inputs": [asdict(tensor) for tensor in spec.tensors()],
-            "dims": [asdict(dim) for dim in spec.named_dims()],
-        },
-        "limits": dict(overrides(spec, request.precision, "engine")),
-        "asked": {
-            "seed": asked.seed,
-            "count": asked.cases,
-            "histogram": asked.histogram,
-            "only": asked.only,
-            "command": command,
-        },
-    }
-    limits = engine_limits(spec, "proof")
+    terms = FuzzTerms(asked.seed, asked.cases, tuple(command), asked.histogram, asked.only)
+    engine = EngineBlob(request, str(entry.digest), str(entry.suffix))
+    limits, shapes = limits_of(spec, request.precision, "engine"), model_shapes(spec)
+    fuzz = FuzzEngine(engine, manifest.sources["golden"], shapes, limits, terms)
     name = f"fuzz {entry.unit}"
-    report: Json = shop.shown(shop.local, name, Job(name, "pipeline.jobs.fuzz:fuzz_engine", arguments, limits))
+    job = Job(name, fuzz, shop.store.uri, engine_limits(spec, "proof"))
+    report = shop.shown(shop.local, name, job)
     return {**chosen.identity, **report}

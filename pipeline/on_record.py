@@ -11,7 +11,7 @@ from pipeline.plan import Selection, candidates
 from pipeline.progress.events import Silent
 from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Graph, Json, Searched
+from pipeline.values import Exported, Graph, Searched, SearchResult
 from pipeline.workshop import Workshop
 
 
@@ -49,7 +49,7 @@ def on_record(spec: ModelSpec, selection: Selection, shop: Workshop) -> OnRecord
         return OnRecord(missing=("export",))
     missing = [] if exported.golden else ["golden set"]
     flavours = list(dict.fromkeys(item.flavour for item in candidates(spec, selection)))
-    ranges, choices = None, dict[Searched, Json]()
+    ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, shop, InProcess())
         for kind in steps.searched(flavours, spec, exported):

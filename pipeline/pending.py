@@ -1,4 +1,4 @@
-"""Unproven engines that can run on this machine, across a whole registry or of one version, and their proof."""
+"""Unproven engines that can run here or on workers with a GPU, of a whole registry or of one version; their proof."""
 
 import logging
 from collections import Counter
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from builders.cpu_kinds import this_kind
 from builders.errors import EngineryError
 from builders.targets import parse_targets
+from builders.types import Target
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import JudgedEntry, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -21,7 +22,7 @@ from pipeline.workshop import Workshop
 
 @dataclass(frozen=True)
 class Pending:
-    """A version with engines that wait for a proof that this machine can give."""
+    """A version with engines that wait for a proof that this machine, or a worker with a GPU, can give."""
 
     manifest: Manifest
     engines: tuple[EngineEntry, ...]
@@ -47,15 +48,16 @@ class Proof:
         return self.verdict in ("proven", "unproven")
 
 
-def pending(store: Store, only: str | None = None) -> Iterator[Pending]:
+def pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
     """Of each model's newest version and of what its channels serve: the unproven engines that run here.
 
-    only: that model alone. A version that cannot be read is left out; `enginery verify` names it.
+    only: that model alone.  on: see `pending_of`.
+    A version that cannot be read is left out; `enginery verify` names it.
     """
     for model in versions.models(store) if only is None else [check_model(only)]:
         for version in sorted(_looked_at(store, model), key=version_order):
             try:
-                found = pending_of(store, model, version)
+                found = pending_of(store, model, version, on=on)
             except EngineryError as error:
                 logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
                 continue
@@ -63,24 +65,25 @@ def pending(store: Store, only: str | None = None) -> Iterator[Pending]:
                 yield found
 
 
-def pending_of(store: Store, model: str, version: str, target: str | None = None) -> Pending:
+def pending_of(store: Store, model: str, version: str, target: str | None = None, on: Target | None = None) -> Pending:
     """The unproven engines of a version that run here; whichever version it is, for whoever asks.
 
-    target: only those for it, as `--target` names one.
+    target: only those for it, as `--target` names one.  on: instead those for this GPU, which workers have; whether
+    they run there (compiler, versions) is asked there.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = versions.load(store, check_model(model), check_version(version))
     entries = _meant(_here(store, manifest), target)
-    return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and why_not_here(entry) is None))
+    return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and _why_not(entry, on) is None))
 
 
-def why_nothing(store: Store, item: Pending, target: str | None = None) -> str:
-    """Why a version has no engine that could be proven here. target: as for `pending_of`."""
+def why_nothing(store: Store, item: Pending, target: str | None = None, on: Target | None = None) -> str:
+    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
     entries = _meant(_here(store, item.manifest), target)
     for_target = f" for {target}" if target else ""
     waiting = [entry for entry in entries if _unproven(entry)]
     if waiting:
-        return "; ".join(dict.fromkeys(f"{item.reference}: {why_not_here(entry)}" for entry in waiting))
+        return "; ".join(dict.fromkeys(f"{item.reference}: {_why_not(entry, on)}" for entry in waiting))
     counts = Counter(entry.status for entry in entries if entry.digest)
     there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
     return f"{item.reference} has no unproven engine{for_target}; it has {there}"
@@ -119,6 +122,16 @@ def _meant(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEnt
 def _here(store: Store, manifest: Manifest) -> list[JudgedEntry]:
     """The engines with the status that they have on this machine's kind of CPU."""
     return [entry.on_cpu(this_kind().name) for entry in judged(store, manifest)]
+
+
+def _why_not(entry: EngineEntry, on: Target | None) -> str | None:
+    """Why an engine cannot be run here, or is not for the GPU that workers have; None when it can, or is."""
+    if on is None:
+        return why_not_here(entry)
+    wanted = entry.hardware
+    if wanted.compute_capability == on.compute_capability and wanted.product in (None, on.product):
+        return None
+    return f"an unproven engine is for {entry.target}, and these workers have {on.name}"
 
 
 def _unproven(entry: EngineEntry) -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
@@ -10,6 +10,8 @@ from builders.host import describe_host
 from pipeline import materials
 from pipeline.causes import remember_builds
 from pipeline.moment import now
+from pipeline.outcome import EngineResult, Outcome
+from pipeline.progress.events import VersionSettled
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
 from pipeline.registry.latencies import attach_latency
@@ -22,47 +24,6 @@ from pipeline.values import BuildPlan, Exported, Json, Unit
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended. version is None when no engine was fit to be published.
-
-    cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published nothing
-    has a page, too.  manifest: digest of the version's manifest, for whoever signs it.
-    same_as: the version, as NAME@VERSION, whose engines and proofs came of other inputs again: nothing was published,
-    and no channel was moved.
-    """
-
-    model: str
-    version: str | None
-    cached: bool
-    engines: tuple[Json, ...]
-    metrics: Json
-    channel: str | None = None
-    channel_refusal: str | None = None
-    page: str | None = None
-    manifest: str | None = None
-    same_as: str | None = None
-
-    @property
-    def failed(self) -> tuple[Json, ...]:
-        """The units that were built or proven in vain."""
-        return tuple(engine for engine in self.engines if engine["status"] == "failed")
-
-    def to_json(self) -> Json:
-        """What `enginery build --json` prints."""
-        return {
-            "model": self.model,
-            "version": self.version,
-            "cached": self.cached,
-            "same_as": self.same_as,
-            "channel": self.channel,
-            "channel_refusal": self.channel_refusal,
-            "report": self.page,
-            "metrics": self.metrics,
-            "engines": list(self.engines),
-        }
 
 
 def check_required(plan: BuildPlan) -> None:
@@ -86,7 +47,7 @@ def publish_version(
     metrics = dict(draft.metrics)
     if published is None:
         page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
-        return Outcome(spec.model, None, False, _rows(judged, plan, ()), metrics, page=page)
+        return Outcome(spec.model, None, False, _results(judged, plan, ()), metrics, page=page)
     built = [item.built.unit.request for item in judged if item.built.digest]
     new = published.repeated or not published.existed
     with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
@@ -100,12 +61,12 @@ def publish_version(
     name = f"{spec.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"
-    shop.progress.finished(spec.model if same else name, told)
+    shop.progress.emit(VersionSettled(spec.model if same else name, told))
     return Outcome(
         model=spec.model,
         version=published.version,
         cached=published.existed and all(item.built.cached for item in judged),
-        engines=_rows(judged, plan, published.manifest.engines),
+        engines=_results(judged, plan, published.manifest.engines),
         metrics=metrics,
         channel=None if same else spec.publication.channel,
         channel_refusal=published.channel_refusal,
@@ -258,33 +219,35 @@ def _counts(item: Judged) -> dict[str, int]:
     return {"passed": found[True], "failed": found[False]}
 
 
-def _rows(judged: Sequence[Judged], plan: BuildPlan, published: Sequence[EngineEntry]) -> tuple[Json, ...]:
-    """One row per unit, in the plan's order. The published entries are the truth where there are any."""
+def _results(judged: Sequence[Judged], plan: BuildPlan, published: Sequence[EngineEntry]) -> tuple[EngineResult, ...]:
+    """One for each unit, in the plan's order. The published entries are the truth where there are any."""
     entries = {entry.unit: entry for entry in published}
     by_name = {item.built.unit.name: item for item in judged}
-    return tuple(_row(unit, by_name.get(unit.name), entries.get(unit.name)) for unit in plan.units)
+    return tuple(_result(unit, by_name.get(unit.name), entries.get(unit.name)) for unit in plan.units)
 
 
-def _row(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> Json:
+def _result(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> EngineResult:
     if entry is None:
         entry = _failed_entry(item) if item else _refused_entry(unit)
-    failure = item.built.failure if item else None
-    row: Json = {
-        "target": entry.target,
-        "precision": entry.precision,
-        "backend": entry.backend,
-        "digest": entry.digest,
-        "size": entry.size_bytes,
-        "status": entry.status,
-        "reason": entry.reason,
-        "checks": dict(entry.checks),
-        "metrics": dict(item.metrics) if item else {},
-        "cached": bool(item and item.built.cached),
-        "seconds": item.built.seconds if item and not item.built.cached else 0.0,
-        "notes": list(entry.notes),
-    }
-    if item and item.attributed:
-        row["attribution"] = [vars(each) for each in item.attributed]
-    if failure:
-        row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
-    return row
+    found = EngineResult(
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        digest=entry.digest,
+        size_bytes=entry.size_bytes,
+        status=entry.status,
+        reason=entry.reason,
+        checks=entry.checks,
+        notes=entry.notes,
+    )
+    if item is None:
+        return found
+    built = item.built
+    return replace(
+        found,
+        metrics=dict(item.metrics),
+        cached=built.cached,
+        seconds=0.0 if built.cached else built.seconds,
+        attributed=item.attributed,
+        failure=built.failure,
+    )

@@ -6,6 +6,8 @@ from tempfile import TemporaryDirectory
 from builders.jobs import Job
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.blobs import fetch
+from pipeline.jobs.rebuild import RebuildEngine
+from pipeline.progress.events import Finished
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
 from pipeline.spec.model import overrides
@@ -27,15 +29,14 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
     spec, request = spec_of(manifest), request_of(entry)
     limits = engine_limits(spec, "build")
     golden = manifest.sources["golden"]
-    known = {"store": shop.store.uri, "request": request.to_json(), "golden": golden}
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
         noise = GoldenSet.load(fetch(shop.store, golden, Path(folder) / "golden")).noise
         built = []
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
-            job = Job(name, "pipeline.jobs.rebuild:rebuild_engine", {**known, "out": str(out)}, limits)
-            built.append(Rebuilt(shop.shown(shop.local, name, job)["engine"], GoldenSet.load(out)))
-            shop.progress.finished(name, built[-1].engine[:12])
+            job = Job(name, RebuildEngine(request, golden, out), shop.store.uri, limits)
+            built.append(Rebuilt(shop.shown(shop.local, name, job), GoldenSet.load(out)))
+            shop.progress.emit(Finished(name, words=built[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
         report = reproducibility(built, budget)
     return {

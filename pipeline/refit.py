@@ -16,11 +16,14 @@ from builders.jobs import Executor, Job, Needs
 from builders.refitting import Refitting
 from builders.types import BuildRequest
 from pipeline.causes import explain_change
+from pipeline.jobs.refit import RefitEngine
+from pipeline.progress.events import Finished
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import memory_request, needs, recall_engine
 from pipeline.steps.keys import engine_limits
+from pipeline.values import EngineBlob, EngineRecord
 from pipeline.workshop import Workshop
 
 
@@ -73,16 +76,16 @@ def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spe
     assert entry is not None  # noqa: S101 - `cannot` would have said so
     name = f"refit {request.unit}"
     try:
-        value = shop.shown(_executor(request, shop), name, _job(name, request, entry, base, spec, shop))
+        record = shop.shown(_executor(request, shop), name, _job(name, request, entry, base, spec, shop))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return Refit(request, kernels, reason=str(error))
-    shop.progress.finished(name, f"refitted in {value['seconds']:.1f} s")
-    return Refit(request, kernels, value["digest"])
+    shop.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
+    return Refit(request, kernels, record.digest)
 
 
 def _needs_gpu(request: BuildRequest) -> bool:
@@ -94,18 +97,13 @@ def _executor(request: BuildRequest, shop: Workshop) -> Executor:
     return shop.executor if _needs_gpu(request) else shop.local
 
 
-def _job(name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, spec: ModelSpec, shop: Workshop) -> Job:
-    arguments = {
-        "store": shop.store.uri,
-        "before": request_of(entry).to_json(),
-        "engine": entry.digest,
-        "suffix": entry.suffix,
-        "request": request.to_json(),
-        "origin": f"{base.model}@{base.version}",
-    }
-    limits = engine_limits(spec, "build")
+def _job(
+    name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, spec: ModelSpec, shop: Workshop
+) -> Job[EngineRecord]:
+    before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
     where = needs(request, memory_request(spec)) if _needs_gpu(request) else Needs()
-    return Job(name, "pipeline.jobs.refit:refit_engine", arguments, limits, where)
+    refit = RefitEngine(before, request, f"{base.model}@{base.version}")
+    return Job(name, refit, shop.store.uri, engine_limits(spec, "build"), where)
 
 
 def refitted(results: Sequence[Refit]) -> list[Refit]:

@@ -103,7 +103,8 @@ def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
 def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     request = wanted.request
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
-    built = Built(Unit(request, graph, "cached", "refitted"), **(recall_engine(request, shop) or {}))
+    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
+    built = Built.from_record(unit, found) if found else Built(unit)
     golden = other.sources["golden"]
     backend = backends.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)

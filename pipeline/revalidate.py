@@ -157,5 +157,5 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
         return Proof()
     report = Report.from_json(parse_json(store.read_blob(entry.report), MAX_BYTES))
     before = ("export", "quantization")
-    spreads = tuple(spread.to_json() for spread in report.spreads if spread.joint in before)
-    return Proof(tuple(check.to_json() for check in report.checks if check.joint in before), spreads=spreads)
+    spreads = tuple(spread for spread in report.spreads if spread.joint in before)
+    return Proof(tuple(check for check in report.checks if check.joint in before), spreads=spreads)

@@ -17,9 +17,10 @@ from builders.types import PRECISIONS, Precision, Target
 from pipeline.compile import InProcess, compile_model
 from pipeline.intake.addresses import Found, spec_at
 from pipeline.only_records import NotOnRecord, OnlyRecords
+from pipeline.outcome import Outcome
 from pipeline.plan import Selection
 from pipeline.progress import Progress, together
-from pipeline.publication import Outcome
+from pipeline.progress.events import RunBegan
 from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.leases import BUILDING
@@ -99,7 +100,7 @@ def opened(
             tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
-            progress.began(spec.model, run.id)
+            progress.emit(RunBegan(spec.model, run.id))
         yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
 
 

@@ -15,14 +15,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builders.jobs import Usage
-from pipeline.progress.events import VERDICT, Silent, state_of
+from pipeline.progress.events import (
+    Event,
+    Finished,
+    PhaseEntered,
+    Planned,
+    ProcessEnded,
+    Retrying,
+    RunBegan,
+    RunConcluded,
+    Silent,
+    Started,
+    VerdictReached,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from pipeline.publication import Outcome
-    from pipeline.values import BuildPlan
+    from builders.types import BuildRequest
 
 NAME = "enginery"
 # A collector that does not answer may hold up the end of a run for so long.
@@ -59,62 +69,54 @@ class Spans(Silent):
         self._open: dict[str, Span] = {}
         self._units: dict[str, dict[str, str]] = {}
 
-    def began(self, model: str, run: str) -> None:
-        """Open the run's span."""
-        about = {"enginery.model": model, "enginery.run": run}
-        self._run = self._tracer.start_span(f"build {model}", attributes=about)
+    def emit(self, event: Event) -> None:
+        """Open, close and annotate spans."""
+        match event:
+            case RunBegan(model, run):
+                about = {"enginery.model": model, "enginery.run": run}
+                self._run = self._tracer.start_span(f"build {model}", attributes=about)
+            case Planned(plan):
+                self._units |= {unit.name: _attributes(unit.request) for unit in plan.units}
+            case VerdictReached(name):
+                if self._run:
+                    self._run.add_event("verdict", {"enginery.unit": name, "enginery.verdict": event.outcome})
+            case RunConcluded(outcome):
+                if self._run:
+                    self._run.set_attribute("enginery.version", outcome.version or "")
+                    self._run.set_attribute("enginery.cached", outcome.cached)
+            case Started() | PhaseEntered() | Retrying() | ProcessEnded() | Finished():
+                self._follow(event)
 
-    def planned(self, plan: "BuildPlan") -> None:
-        """Remember what the units are, for their attributes."""
-        for unit in plan.units:
-            request = unit.request
-            about = {"target": request.target.name, "precision": request.precision, "backend": request.backend}
-            self._units[unit.name] = {f"enginery.{name}": value for name, value in about.items()}
+    def _follow(self, event: Started | PhaseEntered | Retrying | ProcessEnded | Finished) -> None:
+        """The span of a step or unit: it stays open until what it gave is in the registry."""
+        if isinstance(event, Started):
+            self._open_span(event)
+            return
+        with self._lock:
+            span = self._open.pop(event.name, None) if isinstance(event, Finished) else self._open.get(event.name)
+        if span is None:
+            return
+        match event:
+            case PhaseEntered(_, phase):
+                span.add_event("phase", {"enginery.phase": phase})
+            case Retrying(_, why):
+                span.add_event("retry", {"enginery.why": why})
+            case ProcessEnded(_, usage):
+                span.set_attribute("enginery.peak_mib", round(usage.peak_mib, 1))
+            case Finished(_, state, reason):
+                span.set_attribute("enginery.outcome", state)
+                _end(span, reason if state == "failed" else None)
 
-    def started(self, name: str, where: str = "here") -> None:
+    def _open_span(self, event: Started) -> None:
         """Open a span; of a job that is started again, the one that is open goes on."""
         from opentelemetry.trace import set_span_in_context
 
+        name = event.name
         with self._lock:
             if name not in self._open:
                 context = set_span_in_context(self._run) if self._run else None
-                about = {"enginery.unit": name, "enginery.where": where, **self._units.get(name, {})}
+                about = {"enginery.unit": name, "enginery.where": event.where, **self._units.get(name, {})}
                 self._open[name] = self._tracer.start_span(name, context, attributes=about)
-
-    def phase(self, name: str, phase: str) -> None:
-        """An event in its span."""
-        self._event(name, "phase", {"enginery.phase": phase})
-
-    def retrying(self, name: str, why: str) -> None:
-        """An event in its span."""
-        self._event(name, "retry", {"enginery.why": why})
-
-    def ended(self, name: str, usage: Usage) -> None:
-        """Note the memory; the span stays open until what it gave is in the registry."""
-        with self._lock:
-            span = self._open.get(name)
-        if span:
-            span.set_attribute("enginery.peak_mib", round(usage.peak_mib, 1))
-
-    def finished(self, name: str, outcome: str) -> None:
-        """Close its span, with the outcome."""
-        if name.startswith(VERDICT):
-            if self._run:
-                self._run.add_event(
-                    "verdict", {"enginery.unit": name.removeprefix(VERDICT), "enginery.verdict": outcome}
-                )
-            return
-        with self._lock:
-            span = self._open.pop(name, None)
-        if span:
-            state, reason = state_of(outcome)
-            span.set_attribute("enginery.outcome", state)
-            _end(span, reason if state == "failed" else None)
-
-    def concluded(self, outcome: "Outcome") -> None:
-        """Put the version on the run's span."""
-        if self._run:
-            self._run.set_attributes({"enginery.version": outcome.version or "", "enginery.cached": outcome.cached})
 
     def close(self, error: BaseException | None) -> None:
         """Close what is open."""
@@ -125,11 +127,10 @@ class Spans(Silent):
             if span:
                 _end(span, None if error is None else str(error) or type(error).__name__)
 
-    def _event(self, name: str, event: str, about: dict[str, str]) -> None:
-        with self._lock:
-            span = self._open.get(name)
-        if span:
-            span.add_event(event, about)
+
+def _attributes(request: "BuildRequest") -> dict[str, str]:
+    about = {"target": request.target.name, "precision": request.precision, "backend": request.backend}
+    return {f"enginery.{name}": value for name, value in about.items()}
 
 
 def _end(span: "Span", failure: str | None) -> None:

@@ -1,18 +1,20 @@
 """The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from builders.types import (
     BuildFailure,
     BuildRequest,
+    Dim,
     Precision,
     QuantizationScheme,
     TensorSpec,
     WeightLevels,
-    tensor_from_json,
 )
+from validation.report import Check
+from validation.spread import Spread
 
 Json = dict[str, Any]
 # Kinds of int8 activations, as in `QuantizationScheme`.
@@ -29,38 +31,86 @@ class OnnxModel:
     opset: int
     carries_qdq: bool
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "OnnxModel":
-        """Read the value of an export step."""
-        return cls(
-            data["onnx"],
-            tuple(tensor_from_json(item) for item in data["inputs"]),
-            tuple(tensor_from_json(item) for item in data["outputs"]),
-            data["opset"],
-            data["carries_qdq"],
-        )
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """The inputs of a model and the dims that they name."""
+
+    inputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class EngineBlob:
+    """An engine in the artifact store. digest: of its file.  suffix: of its file's name.  request: what it was built
+    from."""
+
+    request: BuildRequest
+    digest: str
+    suffix: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What calibration samples showed. observations, inputs: blobs: statistics of each tensor, from which all methods
+    choose ranges, and a digest of each sample, by which golden samples are recognized.
+
+    seen: digest of the statistics.  samples: how many.
+    """
+
+    observations: str
+    inputs: str
+    seen: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
+    the choice with its reasons, and the statistics of smoothed activations.
+
+    left: nodes left in float, with the reason.  summary: for people.
+    """
+
+    model: str
+    ranges: str
+    choice: str
+    smoothed: str
+    left: Mapping[str, str]
+    summary: str
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """A built engine as it is on record by its build key. digest, blake3: of its file (`Built`).
+
+    seconds: that the compiler took.  extras: what the build left beside the engine (`Engine.extras`), name -> digest.
+    refitted_from: as in `Built`.
+    """
+
+    request: BuildRequest
+    digest: str
+    size_bytes: int
+    suffix: str
+    seconds: float
+    notes: tuple[str, ...] = ()
+    blake3: str | None = None
+    extras: Mapping[str, str] = field(default_factory=dict)
+    refitted_from: str | None = None
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one joint. checks: `validation.report.Check` as JSON.  metrics: task metrics by name.
+    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name."""
 
-    spreads: `validation.spread.Spread` as JSON.
-    """
-
-    checks: tuple[Json, ...] = ()
+    checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
-    spreads: tuple[Json, ...] = ()
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Proof":
-        """Read the value of a checking step."""
-        return cls(tuple(data["checks"]), tuple(sorted(data["metrics"].items())), tuple(data.get("spreads", ())))
+    spreads: tuple[Spread, ...] = ()
 
     @property
-    def failed(self) -> tuple[Json, ...]:
+    def failed(self) -> tuple[Check, ...]:
         """The checks that did not pass."""
-        return tuple(check for check in self.checks if not check["passed"])
+        return tuple(check for check in self.checks if not check.passed)
 
 
 @dataclass(frozen=True)
@@ -228,3 +278,24 @@ class Built:
     blake3: str | None = None
     extras: tuple[tuple[str, str], ...] = ()
     refitted_from: str | None = None
+
+    @property
+    def blob(self) -> EngineBlob:
+        """The engine in the store, of a unit that has one."""
+        return EngineBlob(self.unit.request, self.digest or "", self.suffix)
+
+    @classmethod
+    def from_record(cls, unit: Unit, found: EngineRecord, cached: bool = False) -> "Built":
+        """The unit with the engine that is on record for it."""
+        return cls(
+            unit,
+            found.digest,
+            found.size_bytes,
+            found.suffix,
+            found.notes,
+            found.seconds,
+            cached,
+            blake3=found.blake3,
+            extras=tuple(sorted(found.extras.items())),
+            refitted_from=found.refitted_from,
+        )

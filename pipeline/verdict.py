@@ -7,8 +7,7 @@ from builders.cpu_kinds import this_kind
 from builders.host import describe_host
 from pipeline.moment import now
 from pipeline.values import Attributed, Built, Proof
-from validation.report import Check, Report, judge
-from validation.spread import Spread
+from validation.report import Report, judge
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def make_report(
     cannot_run: why the engine could not be run, None when it was run.  cpu: the kind of CPU it was run on; None is this
     machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
     """
-    checks = tuple(Check.from_json(check) for proof in proofs for check in proof.checks)
+    checks = tuple(check for proof in proofs for check in proof.checks)
     verdict, reason = judge(checks, cannot_run)
     request = built.unit.request
     if request.target.is_cpu and cannot_run is None:
@@ -64,5 +63,5 @@ def make_report(
         created_at=now(),
         host=describe_host(),
         versions=dict(request.toolchain),
-        spreads=tuple(Spread.from_json(spread) for proof in proofs for spread in proof.spreads),
+        spreads=tuple(spread for proof in proofs for spread in proof.spreads),
     )

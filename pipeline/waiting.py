@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pipeline.progress.events import Finished, Waiting
 from pipeline.registry.turns import turn
 from pipeline.workshop import Workshop
 
@@ -16,9 +17,9 @@ def shown_turn(shop: Workshop, name: str, what: str) -> Iterator[None]:
     def say(who: str) -> None:
         nonlocal waited
         waited = True
-        shop.progress.waiting("turn", who)
+        shop.progress.emit(Waiting("turn", who))
 
     with turn(shop.store, name, what, say):
         if waited:
-            shop.progress.finished("turn", f"done: waited {time.monotonic() - begun:.0f} s")
+            shop.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
         yield

@@ -8,17 +8,20 @@ to do imports nothing heavy.
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from builders.codec import decode, encode, result_type
 from builders.digest import digest_of, digest_of_bytes
+from builders.errors import IntegrityError
 from builders.installed import PackageNotFoundError, version
-from builders.jobs import Executor, Job
+from builders.jobs import Executor, Job, Result
 from pipeline.history import History
 from pipeline.moment import now
-from pipeline.progress.events import Progress, Silent, Told
+from pipeline.progress.events import Finished, JobEvents, Progress, Silent
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
 
@@ -57,26 +60,29 @@ class Workshop:
         kind: str,
         name: str,
         key: Mapping[str, Any],
-        job: Callable[[], Job],
-        blobs: Callable[[Any], list[str]],
-        run: Callable[[Executor, str, Job], Any] | None = None,
-    ) -> dict[str, Any]:
-        """Answer from the record, or run the job in a process of its own and put its value on record.
+        job: Job[Result],
+        blobs: Callable[[Result], Sequence[str]] = lambda _: (),
+        run: Callable[[Executor, str, Job[Result]], Result] | None = None,
+    ) -> Result:
+        """Answer from the record, or run the job in a process of its own and put its result on record.
 
-        run: instead of `shown` on this host, for a step that may be carried out elsewhere.
+        blobs: digests of the blobs that a result names.  run: instead of `shown` on this host, for a step that may be
+        carried out elsewhere.
         """
         if (known := self.recall(kind, key)) is not None:
-            self.progress.finished(name, "cached")
-            return known
-        value: dict[str, Any] = (run or self.shown)(self.local, name, job())
-        self.remember(kind, key, value, blobs(value))
-        self.progress.finished(name, "done")  # only now: what is said to be done survives a kill
+            with suppress(IntegrityError):  # a record that cannot be read is forgotten
+                found = decode(known, result_type(job.request))
+                self.progress.emit(Finished(name, "cached"))
+                return found
+        value = (run or self.shown)(self.local, name, job)
+        self.remember(kind, key, encode(value), list(blobs(value)))
+        self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
         return value
 
-    def shown(self, executor: Executor, name: str, job: Job) -> Any:
+    def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
         """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, Told(self.progress, name))
+            return executor.run(job, JobEvents(self.progress, name))
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from builders.errors import InputError
@@ -58,7 +58,7 @@ class Budget:
 
     def items(self) -> list[tuple[str, float | None]]:
         """(metric, limit) pairs in order."""
-        return list(asdict(self).items())
+        return [(item.name, getattr(self, item.name)) for item in fields(self)]
 
 
 @dataclass(frozen=True)

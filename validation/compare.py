@@ -18,6 +18,7 @@ from validation.measured import Measured
 from validation.npz import Array
 from validation.report import Check
 from validation.tally import Spreads
+from validation.task import TaskMetric
 
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 
@@ -46,16 +47,14 @@ def expected_checks(
     return _checks(joint, lambda case: case.expected, candidate, golden, StagedLimits.of(budget), spreads)
 
 
-def task_check(session: Session, golden: GoldenSet, metric: Mapping[str, Any]) -> Check:
-    """The task metric over all golden cases. metric: name 'accuracy', output, and floor (None: only measured).
+def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:
+    """The task metric over all golden cases.
 
     Accuracy is the share of labels equal to the argmax over the output's last axis (an integer output is taken as it
-    is). Raises DataError without fitting labels and InputError for another metric or output; a session that does not
+    is). Raises DataError without fitting labels and InputError for another output; a session that does not
     answer as the original does is a failed check.
     """
-    name, output, floor = metric["name"], metric["output"], metric.get("floor")
-    if name != "accuracy":
-        raise InputError(f"metric {name!r} is not known; known: accuracy")
+    name, output, floor = metric.name, metric.output, metric.floor
     original = _accuracy((case.expected for case in golden.of_kind("golden")), output, golden.labels)
     try:
         value = _accuracy((run(session, case.inputs) for case in golden.of_kind("golden")), output, golden.labels)

@@ -83,11 +83,12 @@ class Comparison:
         if self.spreads is not None:
             self.spreads.add(output, case.name, case.kind == "golden", (expected, actual), samples)
 
-    def checks(self, limits: Limits) -> tuple[Check, ...]:
+    def checks(self, limits: Limits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
-        golden = [check for name, output in self.outputs.items() for check in self._golden(name, output, limits)]
-        edges = [check for name, output in self.outputs.items() for check in self._edges(name, output, limits)]
-        return (*self.failures, *self._unmeasured(), *golden, *edges)
+        yield from (*self.failures, *self._unmeasured())
+        for of_kind in (self._golden, self._edges):
+            for name, output in self.outputs.items():
+                yield from of_kind(name, output, limits)
 
     def usual(self) -> dict[str, Drift]:
         """By output, the drift of the golden cases: what a case beside the golden set is judged by."""

@@ -10,12 +10,13 @@ from typing import Any
 from validation.canary.rates import lower
 from validation.golden import GoldenSet
 from validation.report import Check
+from validation.task import TaskMetric
 
 MOST, LEVEL = 0.01, 0.01
 
 
 def decision_checks(
-    checks: Sequence[Check], golden: GoldenSet, metric: Mapping[str, Any] | None, limits: Mapping[str, Any]
+    checks: Sequence[Check], golden: GoldenSet, metric: TaskMetric | None, limits: Mapping[str, Any]
 ) -> list[Check]:
     """Whether a graph decides as the model does on the metric's output; nothing without a metric and its labels.
 
@@ -23,7 +24,7 @@ def decision_checks(
     """
     if metric is None or golden.labels is None or "argmax_agreement" in limits:
         return []
-    found = [check for check in checks if (check.output, check.case) == (metric["output"], "golden")]
+    found = [check for check in checks if (check.output, check.case) == (metric.output, "golden")]
     agreement = next((check for check in found if check.name == "argmax_agreement"), None)
     if agreement is None or agreement.value is None:
         return []
@@ -31,6 +32,4 @@ def decision_checks(
     changed = round((1 - agreement.value) * rows)
     bound = lower(changed, rows, LEVEL)
     note = f"{changed} of {rows} decisions are others; of all decisions at least this share, with 99 % confidence"
-    return [
-        Check("quantization", "max_decisions_changed", metric["output"], "golden", bound, MOST, bound <= MOST, note)
-    ]
+    return [Check("quantization", "max_decisions_changed", metric.output, "golden", bound, MOST, bound <= MOST, note)]

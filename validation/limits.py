@@ -46,11 +46,15 @@ class StagedLimits:
         return given if isinstance(given, StagedLimits) else cls(Limits.of(given))
 
     def judge(self, checks: Callable[[Limits], Iterable[Check]]) -> tuple[Check, ...]:
-        """The checks of the first limits that all of them keep, else of the loosest."""
-        found = tuple(checks(self.current))
-        while not all(check.passed for check in found) and self._loosen():
-            found = tuple(checks(self.current))
-        return found
+        """The checks of the first limits that all of them keep, else of the loosest. Those of others are not made
+        beyond one that fails, because edges take time."""
+        found: list[Check] = []
+        held = iter(checks(self.current))
+        while check := next(held, None):
+            found.append(check)
+            if not check.passed and self._loosen():
+                found, held = [], iter(checks(self.current))
+        return tuple(found)
 
     def loosest(self) -> Limits:
         """The limits that a failed check is held to."""

@@ -129,8 +129,7 @@ def _shared(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
         return np.ones(size, bool), np.ones(size, bool)
     energy = np.square(sums.magnitude) >= SEVERAL * sums.expected_sq
     variation = energy if peak is None else energy & (VARIATION * sums.centered_sq >= peak)
-    more = (0, max(0, size - len(energy)))
-    return np.pad(energy, more, constant_values=True)[:size], np.pad(variation, more, constant_values=True)[:size]
+    return _sized(energy, size, True), _sized(variation, size, True)
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:
@@ -144,8 +143,13 @@ def _per_element(name: str, sums: AxisSums | None, size: int) -> Array:
     if sums is None:
         return np.zeros(size)
     energy: Array = getattr(sums, name)
-    mean = np.divide(energy, sums.count, out=np.zeros(len(energy)), where=sums.count > 0)[:size]
-    return np.pad(mean, (0, size - len(mean)))
+    return _sized(np.divide(energy, sums.count, out=np.zeros(len(energy)), where=sums.count > 0), size, 0.0)
+
+
+def _sized(values: Array, size: int, filling: float) -> Array:
+    """The first values, and as many of another one as are missing: `numpy.pad`, which takes 40 us."""
+    missing = size - len(values)
+    return values[:size] if missing <= 0 else np.concatenate([values, np.full(missing, filling, values.dtype)])
 
 
 def _decibels(signal: Array, error_sq: Array) -> Array:

@@ -7,12 +7,13 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
 
+from builders.codec import decode, result_type
 from builders.dispatch import cluster
 from builders.dispatch.listener import Listener
 from builders.dispatch.placement import fitting, none_fits
 from builders.dispatch.task import Task
 from builders.errors import EngineryError, StepError, UnavailableError, error_from_json
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.jobs import UNWATCHED, Job, Result, Watch
 from builders.retries import run_with_retries
 
 # Between two looks for a cluster that was lost.
@@ -56,7 +57,7 @@ class RayExecutor:
         with self._connecting:
             self._disconnect()
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
         """Run the job where its needs are met, and again where that helps (`builders.retries`).
 
         Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and
@@ -66,7 +67,7 @@ class RayExecutor:
         listener = self._connect()
         last: list[str | None] = [None]
 
-        def attempt(job: Job, elsewhere: bool) -> Any:
+        def attempt(job: Job[Result], elsewhere: bool) -> Result:
             return self._attempt(job, watch, listener, last, elsewhere)
 
         with self._slots or nullcontext():  # nobody waits long after `cancel`: whoever holds one is killed
@@ -108,7 +109,9 @@ class RayExecutor:
                 time.sleep(_AGAIN_S)
         return None
 
-    def _attempt(self, job: Job, watch: Watch, listener: Listener, last: list[str | None], elsewhere: bool) -> Any:
+    def _attempt(
+        self, job: Job[Result], watch: Watch, listener: Listener, last: list[str | None], elsewhere: bool
+    ) -> Result:
         try:
             task = self._submitted(job, listener, last[0] if elsewhere else None)
         except EngineryError:
@@ -117,14 +120,14 @@ class RayExecutor:
             raise listener.lose(error) from error
         try:
             listener.add(task)
-            return _follow(task, watch, listener)
+            return decode(_follow(task, watch, listener), result_type(job.request))
         except BaseException:  # also Ctrl-C, and what the watch raises
             listener.drop(task)
             raise
         finally:
             last[0] = task.node
 
-    def _submitted(self, job: Job, listener: Listener, avoid: str | None) -> Task:
+    def _submitted(self, job: Job[Any], listener: Listener, avoid: str | None) -> Task:
         there = listener.nodes()
         if not fitting(job.needs, there):
             there = listener.nodes(fresh=True)
@@ -132,7 +135,7 @@ class RayExecutor:
                 raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
         return Task(job, there, avoid, self._isolated)
 
-    def _refuse_when_cancelled(self, job: Job) -> None:
+    def _refuse_when_cancelled(self, job: Job[Any]) -> None:
         if self._cancelled:
             raise StepError(f"{job.name}: cancelled before it started", "cancelled")
 

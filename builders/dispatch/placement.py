@@ -72,7 +72,8 @@ def none_fits(needs: Needs, nodes: Iterable[Node], waited_s: float = 0.0) -> str
     wait = "wait longer for it" if waited_s else "wait for it"
     return (
         f"no node with {_asked(needs)}{came}; the cluster's nodes: {there}; start one with "
-        f"`ray start --address HEAD{labels}{gpus}`, or {wait} with --wait-for-nodes 15m where nodes come by themselves"
+        f"`ray start --address HEAD{labels}{gpus}`, or {wait} with --wait-for-nodes 15m where nodes come by themselves "
+        "(from the chart's `gpuGroups`: a group of that generation and product)"
     )
 
 

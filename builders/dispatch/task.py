@@ -22,7 +22,7 @@ class Task:
     told: events of the worker, and of the listener: 'waiting' and 'failed'.  over: whether the last one is there.
     """
 
-    def __init__(self, job: Job, nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
+    def __init__(self, job: Job[Any], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
         self.job = job
         self.avoid = avoid
         self.told: SimpleQueue[Event] = SimpleQueue()

@@ -4,17 +4,15 @@ A task is a generator of batches of events; an event is a kind and a value, `ans
 process of their own it is a plain function that returns one batch (`work_here`).
 """
 
-import json
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
-from builders.child import call
+from builders.codec import encode
 from builders.errors import EngineryError, StepError, error_to_json
-from builders.jobs import Job, Unwatched, Usage
+from builders.jobs import Job, Unwatched, Usage, WorkerContext
 from builders.process import run_job
 from builders.workdir import workdir
 
@@ -23,7 +21,7 @@ Event = tuple[str, Any]
 _BATCH_S = 0.25
 
 
-def work(job: Job) -> Iterator[list[Event]]:
+def work(job: Job[Any]) -> Iterator[list[Event]]:
     """Run a job in a process of its own within its limits."""
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,26 +37,25 @@ def work(job: Job) -> Iterator[list[Event]]:
     yield running.events()
 
 
-def work_through(job: Job) -> list[Event]:
+def work_through(job: Job[Any]) -> list[Event]:
     """As `work`, all events at once: for Ray's client, which streams nothing."""
     return [event for batch in work(job) for event in batch]
 
 
-def work_here(job: Job) -> list[Event]:
+def work_here(job: Job[Any]) -> list[Event]:
     """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
     return [("started", _node_id()), ("answer", _answer(job, lambda: _called(job)))]
 
 
-def _called(job: Job) -> Any:
-    with ExitStack() as stack:
-        value = call(job.function, dict(job.arguments), lambda: stack.enter_context(workdir()))
-        return json.loads(json.dumps(value))
+def _called(job: Job[Any]) -> Any:
+    with workdir() as folder:
+        return encode(job.request.run(WorkerContext(folder, job.store)))
 
 
 class _Running(Unwatched):
     """A job in a thread, which is also its watch: Ray interrupts the main thread alone."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job[Any]) -> None:
         self._job = job
         self._events: deque[Event] = deque()
         self._cancelled = False
@@ -83,7 +80,7 @@ class _Running(Unwatched):
 
     def _value(self) -> Any:
         with workdir() as folder:
-            return run_job(self._job, folder, lambda: self._cancelled, self)
+            return encode(run_job(self._job, folder, lambda: self._cancelled, self))
 
     def phase(self, name: str) -> None:
         self._events.append(("phase", name))
@@ -98,7 +95,7 @@ class _Running(Unwatched):
         self._events.append(("ended", usage))
 
 
-def _answer(job: Job, function: Any) -> dict[str, Any]:
+def _answer(job: Job[Any], function: Any) -> dict[str, Any]:
     """A value or an error as JSON, since Ray would wrap an exception."""
     try:
         return {"value": function()}

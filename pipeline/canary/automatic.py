@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builders.errors import InputError
-from pipeline.canary.engines import check_shared_gpu, choose
+from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.targets import attach
 from pipeline.intake.places import place_at
@@ -51,35 +51,54 @@ class Canaried:
     document: Json | None = None
 
 
-def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried:
-    """Replay the model's recorded traffic against both versions, and keep the verdict beside the version.
+def sides_of(store: Store, wanted: Wanted) -> tuple[Reference, Reference] | str:
+    """Candidate and baseline, or why there is nothing to compare; this takes none of the target's hardware.
 
-    Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
+    Raises UnknownNameError for a version that is not there, UntrustedError, UnavailableError.
     """
     model, channel = check_model(wanted.model), check_channel(wanted.channel)
     candidate = versions.load(store, model, check_version(wanted.version))
     incumbent = channels.read(store, model, channel)
     if incumbent is None:
-        return Canaried(None, f"{model}:{channel} serves nothing yet; there is nothing to compare with")
+        return f"{model}:{channel} serves nothing yet; there is nothing to compare with"
     if incumbent.manifest == candidate.digest:
-        return Canaried(None, f"{model}:{channel} serves {candidate.version} already")
+        return f"{model}:{channel} serves {candidate.version} already"
     if wanted.traffic is None:
-        return Canaried(None, "no recorded traffic is named; `enginery deploy --traffic PLACE` names it")
+        return "no recorded traffic is named; `enginery deploy --traffic PLACE` names it"
     sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
     target = target_named(wanted.target)
+    try:
+        for side in sides:
+            choose_unrun(store, side, target, None)
+    except InputError as error:
+        return f"there is nothing to run on {target.name}: {str(error).partition(';')[0]}"
+    with place_at(wanted.traffic) as place:
+        if not any(place.has(f"{model}{suffix}") for suffix in SUFFIXES):
+            return f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)"
+    return sides
+
+
+def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried:
+    """Replay the model's recorded traffic against both versions, and keep the verdict beside the version.
+
+    Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
+    """
+    sides, target = sides_of(store, wanted), target_named(wanted.target)
+    if isinstance(sides, str):
+        return Canaried(None, sides)
     try:
         check_shared_gpu(target)
         for side in sides:
             choose(store, side, target, None)
     except InputError as error:
         return Canaried(None, f"it cannot run here: {error}")
-    with place_at(wanted.traffic) as place, tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
+    with place_at(str(wanted.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
         place.refresh()
-        recorded = [place.folder / f"{model}{suffix}" for suffix in SUFFIXES]
+        recorded = [place.folder / f"{wanted.model}{suffix}" for suffix in SUFFIXES]
         found = [path for path in recorded if path.is_file()]
         if not found:
-            return Canaried(None, f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
-        observed = place.folder / f"{model}.observed.jsonl"
+            return Canaried(None, f"{wanted.traffic} has no traffic of {wanted.model} any more")
+        observed = place.folder / f"{wanted.model}.observed.jsonl"
         pace = Pace(wanted.scale, wanted.duration, in_flight=None)
         seen = observed if observed.is_file() else None
         run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace, observed=seen)

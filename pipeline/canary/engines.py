@@ -13,7 +13,7 @@ from builders.errors import InputError
 from builders.fitting import open_engine
 from builders.types import Target
 from pipeline.canary.isolated import IsolatedSession, isolated
-from pipeline.jobs.blobs import fetched_engine
+from pipeline.jobs.blobs import fetch_engine
 from pipeline.registry.attestations import judged
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -24,6 +24,7 @@ from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.versions import locate
+from pipeline.values import EngineBlob
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,20 @@ class Chosen:
 
 
 def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> Chosen:
-    """The engine that `enginery pull` would give, provided that it runs here.
+    """As `choose_unrun`, provided that the engine runs here. Raises InputError when its hardware is not here."""
+    chosen = choose_unrun(store, reference, target, precision)
+    # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
+    entry = chosen.entry
+    if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
+        what = f"{chosen.manifest.model}@{chosen.manifest.version}"
+        raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
+    return chosen
 
-    Raises UnknownNameError when nothing fits, InputError when its hardware is not here, UntrustedError without the
-    signatures that the trust policy asks for.
+
+def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> Chosen:
+    """The engine that `enginery pull` would give on that kind of machine, wherever this is asked.
+
+    Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
@@ -60,18 +71,14 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)
-    entry = answer(entries, machine, policy, what, timed).resolution().chosen
-    # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
-    if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
-        raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
-    return Chosen(located.manifest, entry)
+    return Chosen(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)
 
 
 @contextmanager
 def opened(store: Store, role: str, chosen: Chosen, folder: Path) -> Iterator[IsolatedSession]:
     """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
-    engine = fetched_engine(store, request_of(entry), str(entry.digest), str(entry.suffix), folder)
+    engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
     with isolated(role, partial(open_engine, engine)) as session:
         yield session
 

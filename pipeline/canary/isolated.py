@@ -56,21 +56,37 @@ class IsolatedSession:
                 f"it cannot have {in_flight} requests in flight here ({failure}); give fewer with --in-flight"
             ) from failure
 
-    def serve_segment(self, segment: Segment) -> list[Timed]:
-        """What came of each request; of none of them where the engine died meanwhile."""
-        first, self._requests = self._requests + 1, self._requests + len(segment)
-        found: list[Timed] | None = self._ask(segment, f"among requests {first} to {self._requests} that it was sent")
-        return found or [Timed(0.0, self._failed()) for _ in range(len(segment))]
+    def serve_segment(self, segment: Segment) -> Iterator[Timed]:
+        """What came of each request behind the lead; all failed where the engine died meanwhile. One at a time is on
+        its way here."""
+        first = self._requests + 1
+        when = f"among requests {first} to {self._requests + len(segment)} that it was sent"
+        count: int | None = self._ask(segment, when)
+        count = len(segment) - segment.lead if count is None else count
+        self._requests += segment.lead + count
+        for _ in range(count):
+            timed: Timed | None = self._receive(when)
+            yield timed or Timed(0.0, self._failed())
 
     def _ask(self, what: object, when: str) -> Any:
         """The engine's process' answer; None where it ended. when: for what it died of."""
         if not self.died:
             try:
                 self._connection.send(what)
+            except OSError:
+                self._end(when)
+        return self._receive(when)
+
+    def _receive(self, when: str) -> Any:
+        if not self.died:
+            try:
                 return self._connection.recv()
             except (EOFError, OSError):
-                self.died = f"{_ending(self._process)}, {when}"
+                self._end(when)
         return None
+
+    def _end(self, when: str) -> None:
+        self.died = f"{_ending(self._process)}, {when}"
 
     def _failed(self) -> Served:
         return Served(0.0, None, f"the engine ended its process: {self.died}"[:1000])
@@ -116,7 +132,7 @@ def _opened(role: str, process: BaseProcess, connection: Connection) -> Sequence
 def _serve(connection: Connection, opener: Opener) -> None:
     """Answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
-    with ExitStack() as stack, suppress(EOFError):
+    with ExitStack() as stack, suppress(EOFError, BrokenPipeError):
         try:
             session = stack.enter_context(opener())
         except Exception as error:
@@ -133,7 +149,10 @@ def _serve(connection: Connection, opener: Opener) -> None:
                 workers = Workers(opener, session, asked.in_flight, asked.warmup)
                 connection.send(workers.failure)
             elif isinstance(asked, Segment) and workers:
-                connection.send(workers.serve_segment(asked))
+                answers = workers.serve_segment(asked)
+                connection.send(len(answers))
+                while answers:
+                    connection.send(answers.popleft())
             else:
                 connection.send(serve(session, asked, Clock()))
 

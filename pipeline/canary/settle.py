@@ -9,7 +9,7 @@ from pipeline.canary.promotion import canary_passes
 from pipeline.canary.targets import MISSING, attach, required, standings
 from pipeline.canary.verdicts import roll_back
 from pipeline.registry import channels, versions
-from pipeline.registry.canaries import covers
+from pipeline.registry.canaries import CanaryVerdict, canaries, covers
 from pipeline.registry.channels import Channel
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import Reference, check_channel, check_model
@@ -41,15 +41,16 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     if found.verdict == "FAIL" and serving.manifest == candidate.digest:
         counting = required(store, serving)
         if any(covers(ran_on, target) for target in counting):
-            return roll_back(store, {**found.document, "digest": found.digest}, channel, user())
+            return _roll_back(store, report, channel)
         return f"FAIL on {ran_on}, which does not count for {model}:{channel} ({', '.join(counting)} do); not moved"
     return _advance(store, candidate, serving, say)
 
 
 def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
-    """As `settle`, for the newest version of a model: what was not to be promoted when its verdict came may be now.
+    """Without an event: roll back what the channel serves where it has a FAIL (`_failed`); else promote the newest
+    version of the model as `settle` does: what was not to be promoted when its verdict came may be now.
 
-    Nothing is rolled back. Raises UnknownNameError for no such model, UntrustedError as `settle`.
+    Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
     serving = channels.read(store, check_model(model), check_channel(channel))
     found = versions.versions(store, model)
@@ -57,7 +58,37 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    return _advance(store, versions.load(store, model, found[-1]), serving, say)
+    failed = _failed(store, serving)
+    told = _roll_back(store, failed.report, channel) if failed else ""
+    if failed and channels.read(store, model, channel) != serving:
+        return told
+    advanced = _advance(store, versions.load(store, model, found[-1]), serving, say)
+    return f"{told}; {advanced}" if told else advanced
+
+
+def _failed(store: Store, serving: Channel) -> CanaryVerdict | None:
+    """The newest FAIL of what a channel serves whose event was lost: on a target that counts, against a version that
+    the channel served before it. Whoever promoted could see one from before the promotion: it takes nothing back."""
+    if serving.previous() is None:
+        return None
+    *before, promoted = serving.standing()
+    found = canaries(store, versions.load(store, serving.model, serving.version))
+    counting = required(store, serving) if found else ()
+    failed = [
+        item
+        for item in found
+        if item.verdict == "FAIL"
+        and item.created_at >= promoted.at
+        and item.baseline in {move.manifest for move in before}
+        and any(covers(item.target, target) for target in counting)
+    ]
+    return max(failed, key=lambda item: item.created_at, default=None)
+
+
+def _roll_back(store: Store, report: str, channel: str) -> str:
+    """What `roll_back` says, for the digest of a report's blob."""
+    failed = read_report(store.read_blob(report)[: MOST_BYTES + 1])
+    return roll_back(store, {**failed.document, "digest": failed.digest}, channel, user())
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
@@ -96,6 +127,5 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
     # Whoever attached a FAIL since then found the candidate not served yet, and left the channel alone.
     for item in standings(store, candidate, serving):
         if item.verdict == "FAIL" and item.report:
-            failed = read_report(store.read_blob(item.report)[: MOST_BYTES + 1])
-            return roll_back(store, failed.document, channel, user())
+            return _roll_back(store, item.report, channel)
     return f"promoted: {model}:{channel} -> {version}"

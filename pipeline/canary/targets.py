@@ -96,8 +96,8 @@ def _standing(
         return Standing(target, MISSING, f"{lacks}, so there is nothing to compare with; {remedy}")
     by_hand = f"`enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
     remedy = (
-        "a deployment `canary` on a pool with that hardware brings it (`enginery deploy --only canary`; in the chart "
-        f"a group of `gpuGroups`), or on such a node {by_hand}"
+        "a deployment `canary` for that hardware brings it (`enginery deploy --only canary`, for Ray with `--on`; in "
+        f"the chart a group of `gpuGroups`), or on such a node {by_hand}"
     )
     return Standing(target, MISSING, f"no canary ran there against {channel.version}; {remedy}")
 

@@ -7,6 +7,7 @@ one of its own, which holds the engine's memory once more, as a server with so m
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -47,15 +48,17 @@ class Workers:
             threading.Thread(target=self._work, name=f"in flight {number}", daemon=True).start()
         self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
 
-    def serve_segment(self, segment: Segment) -> list[Timed]:
-        """What came of each request, in order."""
+    def serve_segment(self, segment: Segment) -> deque[Timed]:
+        """What came of each request behind the lead, in order; nothing else refers to it."""
         found: list[Timed | None] = [None] * len(segment)
         begun = Clock().now() + LEAD_S
         for _ in range(self._count):
             self._jobs.put((segment, found, begun))
         for _ in range(self._count):
             self._done.get()
-        return [timed for timed in found if timed is not None]
+        answers = deque(timed for timed in found[segment.lead :] if timed is not None)
+        found.clear()
+        return answers
 
     def _work(self) -> None:
         try:

@@ -27,8 +27,8 @@ from pipeline.commands.trust import check_signing_key, sign_published
 from pipeline.user import user
 
 if TYPE_CHECKING:
+    from pipeline.outcome import Outcome
     from pipeline.progress import Progress
-    from pipeline.publication import Outcome
     from pipeline.run import RunOptions
 
 STYLES = {
@@ -171,12 +171,12 @@ def show_outcome(outcome: "Outcome") -> None:
     """The table of engines, the task metric of each graph they are built from, and where everything lies."""
     _print_engines(outcome)
     for engine in outcome.failed:
-        say(f"failed: {engine['target']} {engine['precision']} {engine['backend']}: {engine['reason']}")
-        if "failure" in engine:
-            say(f"  reproduce: {engine['failure']['reproduce']}")
-            say("\n".join(f"  | {line}" for line in engine["failure"]["log"].splitlines()[-15:]))
-        for item in engine.get("attribution", ()):
-            say(f"  which node ({item['joint']}): {item['headline']}")
+        say(f"failed: {engine.unit}: {engine.reason}")
+        if engine.failure:
+            say(f"  reproduce: {engine.failure.command}")
+            say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
+        for item in engine.attributed:
+            say(f"  which node ({item.joint}): {item.headline}")
     _warn_of_idle(outcome)
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
@@ -188,8 +188,8 @@ def _warn_of_idle(outcome: "Outcome") -> None:
     from pipeline.quantization.notes import idle
 
     for engine in outcome.engines:
-        if reason := idle(engine["notes"]):
-            say(f"warning: {engine['target']} {engine['precision']} {engine['backend']}: {reason}")
+        if reason := idle(engine.notes):
+            say(f"warning: {engine.unit}: {reason}")
 
 
 def _show_place(outcome: "Outcome") -> None:
@@ -211,18 +211,18 @@ def _show_place(outcome: "Outcome") -> None:
 
 
 def _print_engines(outcome: "Outcome") -> None:
-    metrics = sorted({name for engine in outcome.engines for name in engine["metrics"]})
+    metrics = sorted({name for engine in outcome.engines for name in engine.metrics})
     rows = []
     for engine in outcome.engines:
-        checks = engine["checks"]
+        checks = engine.checks
         total = checks["passed"] + checks["failed"]
         rows.append(
             [
-                *(engine[name] for name in ("target", "precision", "backend", "status")),
-                format_bytes(engine["size"]),
+                *(engine.target, engine.precision, engine.backend, engine.status),
+                format_bytes(engine.size_bytes),
                 f"{checks['passed']}/{total}" if total else "",
-                *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
-                engine["reason"],
+                *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
+                engine.reason,
             ]
         )
     print_table(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.commands.options import emit_json, executor_options, json_option, registry_option_with, say
+from pipeline.commands.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.commands.tables import echo, print_table
 from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
@@ -56,6 +56,13 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 )
 @click.option("--traffic", help="Folder or s3:// prefix with MODEL.jsonl or MODEL.npz, for canaries.")
 @click.option(
+    "--canary-duration",
+    type=Duration(),
+    metavar="DURATION",
+    show_default="the traffic once",
+    help="How long canaries replay, e.g. 30m; traffic that is shorter is repeated.",
+)
+@click.option(
     "--catalog",
     default="registered",
     show_default=True,
@@ -69,6 +76,11 @@ class _Pair(click.ParamType[tuple[str, Any]]):
     help="Channel that canaries compare with, promote and roll back.",
 )
 @executor_options
+@click.option(
+    "--on",
+    metavar="TARGET",
+    help="GPU (l4, sm_89) of Ray's nodes that prove and run canaries; without it the machine of a flow run does.",
+)
 @click.option(
     "--gc-delete", is_flag=True, help="Let the nightly garbage collection delete; without this it only lists."
 )
@@ -104,6 +116,7 @@ def deploy(
     slots: tuple[tuple[str, Any], ...],
     variables: tuple[tuple[str, Any], ...],
     wait_for_nodes: timedelta,
+    canary_duration: timedelta | None,
     gc_delete: bool,
     dry_run: bool,
     print_yaml: bool,
@@ -119,6 +132,7 @@ def deploy(
 
     if chosen["keep"] and not chosen["owner"]:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
+    _check_on(chosen["on"], chosen["executor"])
     plan = Plan(
         registry=_registry(registry, REGISTRY if print_yaml else None),
         only=tuple(name.replace("-", "_") for name in only),
@@ -126,6 +140,7 @@ def deploy(
         variables=dict(variables),
         delete=gc_delete,
         wait_for_nodes_s=wait_for_nodes.total_seconds(),
+        canary_s=_seconds(canary_duration),
         **chosen,
     )
     if print_yaml:
@@ -157,13 +172,39 @@ def _registry(given: str | None, otherwise: str | None) -> str:
     return absolute_uri(given)
 
 
+def _check_on(name: str | None, executor: str) -> None:
+    if name is None:
+        return
+    if executor != "ray":
+        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+    from pipeline.gpu_workers import gpu_named
+
+    gpu_named(name)
+
+
+def _seconds(given: timedelta | None) -> float | None:
+    from builders.errors import InputError
+
+    if given is not None and not given:
+        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
+    return None if given is None else given.total_seconds()
+
+
 def _cron(given: str) -> str:
-    """Five fields, which Prefect's server would refuse much later if they said nothing."""
-    import re
+    """Five fields that Prefect's server takes, which would refuse them much later."""
+    if given == FLEET_CRON:
+        return given
+    from prefect.client.schemas.schedules import CronSchedule
 
     from builders.errors import InputError
 
-    if not re.fullmatch(r"[0-9A-Za-z*/,-]+( [0-9A-Za-z*/,-]+){4}", given):
+    try:
+        CronSchedule(cron=given)
+    except ValueError:
+        given_right = False
+    else:
+        given_right = len(given.split()) == 5
+    if not given_right:
         raise InputError(f"--fleet-schedule {given!r}: give five fields of cron, such as {FLEET_CRON!r}")
     return given
 

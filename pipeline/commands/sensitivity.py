@@ -66,9 +66,9 @@ def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
 
     kind = _kind(activation, spec)
     exported = steps.export(spec, shop)
-    value = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
-    found: dict[str, Any] = json.loads(shop.store.read_blob(value["choice"]))
-    return found | {"activation": activation, "summary": value["summary"]}
+    chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
+    found: dict[str, Any] = json.loads(shop.store.read_blob(chosen.choice))
+    return found | {"activation": activation, "summary": chosen.summary}
 
 
 def _kind(activation: str, spec: "ModelSpec") -> "Searched":

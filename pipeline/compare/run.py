@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builders import backends
+from builders.codec import encode
 from builders.errors import EngineryError, InputError, StepError, UnavailableError
 from builders.jobs import Job, Needs
 from builders.types import BuildRequest, Precision, Target
@@ -17,12 +18,15 @@ from pipeline import steps
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest, ranked_alike
 from pipeline.compare.recommend import recommend
 from pipeline.compile import Prepared, Runner, prepare
+from pipeline.jobs.latency import RaceEngines
+from pipeline.jobs.shapes import ProbeShapes
 from pipeline.moment import now
 from pipeline.plan import Selection
+from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
-from pipeline.steps.latency import LATENCY_CODE, arguments_of, time_engine
+from pipeline.steps.keys import MEASURING, engine_limits, model_shapes
+from pipeline.steps.latency import LATENCY_CODE, time_engine
 from pipeline.values import Exported, Json, Unit
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
@@ -174,26 +178,22 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     """From the record, or tried now; None for a model without dynamic dims, and where it could not be tried."""
     if not spec.named_dims():
         return None
-    arguments = arguments_of(item.built, spec, exported.golden)
+    probe = ProbeShapes(item.built.blob, exported.golden, model_shapes(spec))
     name = f"shapes {item.built.unit.name}"
-    key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*LATENCY_CODE, "pipeline.jobs.shapes")}
-
-    def job() -> Job:
-        limits = engine_limits(spec, "latency")
-        return Job(name, "pipeline.jobs.shapes:probe_shapes", {"store": shop.store.uri, **arguments}, limits)
+    key = {**encode(probe), "versions": versions(*MEASURING), "code": code_of(*LATENCY_CODE, "pipeline.jobs.shapes")}
 
     try:
-        found = shop.once("shapes", name, key, job, lambda _: [])
+        found = shop.once("shapes", name, key, Job(name, probe, shop.store.uri, engine_limits(spec, "latency")))
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None
-    if found["within"] is False:
+    if found.within is False:
         return "some"
-    return "any" if found["outside"] else "within"
+    return "any" if found.outside else "within"
 
 
 def _duels(
@@ -234,32 +234,21 @@ def _duel(
 ) -> Duel:
     if lead.high_s is not None and other.low_s is not None and other.low_s > FAR * lead.high_s:
         return Duel(lead.unit, other.unit, "far faster", (lead.median_s or 0.0) / (other.median_s or 1.0))
-    sides = [arguments_of(judged[item.unit].built, spec, "") for item in (lead, other)]
-    shapes = shapes_of(spec)
-    arguments = {
-        "store": shop.store.uri,
-        "sides": [{key: side[key] for key in ("request", "suffix", "engine")} for side in sides],
-        "golden": exported.golden,
-        "model": {"inputs": shapes["inputs"], "dims": shapes["dims"]},
-        "asked": {
-            "seconds": 10 * asked.seconds,
-            "seed": asked.seed,
-            "sizes": {dim.name: dim.opt for dim in spec.named_dims()},
-        },
-    }
+    first, second = (judged[item.unit].built.blob for item in (lead, other))
+    sizes = {dim.name: dim.opt for dim in spec.named_dims()}
+    race = RaceEngines(first, second, exported.golden, model_shapes(spec), sizes, 10 * asked.seconds, asked.seed)
     name = f"{lead.unit} against {other.unit}"
-    limits = engine_limits(spec, "latency")
+    job = Job(name, race, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        job = Job(name, "pipeline.jobs.latency:race_engines", arguments, limits, Needs(alone=True))
         found = shop.shown(shop.local, name, job)
     except StepError as error:
         if error.kind == "cancelled":
             raise
         # Two runtimes that cannot live in one process: what is left are the times that each had alone.
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
         return Duel(lead.unit, other.unit, "faster" if apart else "no difference shown")
-    shop.progress.finished(name, found["verdict"])
+    shop.progress.emit(Finished(name, words=found["verdict"]))
     middle = next(item for item in found["ratios"] if item["p"] == 0.5)
     parts = {key: middle[key] for key in ("ratio", "low", "high", "detectable")}
     return Duel(lead.unit, other.unit, found["verdict"], **parts, busy=tuple(found["surroundings"]["busy"]))

@@ -66,9 +66,11 @@ class Wanted:
 class Plan:
     """Everything that `enginery deploy` was asked for.
 
-    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  catalog: place of specs,
+    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: how much
+    of it canaries replay, in seconds; None: all of it, once.  catalog: place of specs,
     or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
     collection deletes.  executor, ray_address: of builds; wait_for_nodes_s: how long one waits for a Ray node to come.
+    on: the GPU of those Ray nodes that prove and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.
     only: flows; empty for all.  slots: builds at once of each
     generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
     fleet: whether the cluster's nodes are compared with the registry, and what they lack is told ('apply') or only
@@ -81,12 +83,14 @@ class Plan:
     pool: str = POOL
     kind: str = KINDS[0]
     traffic: str | None = None
+    canary_s: float | None = None
     catalog: str = "registered"
     channel: str = "stable"
     delete: bool = False
     executor: str = "local"
     ray_address: str | None = None
     wait_for_nodes_s: float = 0.0
+    on: str | None = None
     only: tuple[str, ...] = ()
     slots: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -98,9 +102,14 @@ class Plan:
 
     def deployments(self) -> tuple[Wanted, ...]:
         """Those that are wanted."""
-        builds = {"registry": self.registry, "executor": self.executor, "gpu_slots": True}
-        builds |= {"ray_address": self.ray_address} if self.ray_address else {}
-        builds |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
+        placed: dict[str, Any] = {"executor": self.executor}
+        placed |= {"ray_address": self.ray_address} if self.ray_address else {}
+        placed |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
+        builds = {"registry": self.registry, **placed, "gpu_slots": True}
+        proofs, canaries = ({name: self.on, **placed} if self.on else {} for name in ("on", "target"))
+        hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
+        replays: dict[str, Any] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
+        replays |= {"duration": self.canary_s} if self.canary_s else {}
         found = (
             Wanted(
                 "compile_model",
@@ -116,15 +125,15 @@ class Plan:
             ),
             Wanted(
                 "validate_pending",
-                "Proves unproven engines that can run on the workers of this pool.",
-                {"registry": self.registry},
+                f"Proves unproven engines that can run on {hardware}.",
+                {"registry": self.registry, **proofs},
                 Trigger(UNPROVEN, _from_event("model", "version", "target", "registry")),
                 cron="15 * * * *",
             ),
             Wanted(
                 "canary",
-                "Sets a published version against what the channel serves, on the hardware of this pool's workers.",
-                {"registry": self.registry, "channel": self.channel, "traffic": self.traffic},
+                f"Sets a published version against what the channel serves, on {hardware}.",
+                {**replays, **canaries},
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
             ),
             Wanted(

@@ -21,6 +21,7 @@ from builders.jobs import Job
 from builders.process import run_job
 from builders.targets import product_of
 from builders.types import CPU_KIND
+from pipeline.jobs.recorded import CheckRecording
 from pipeline.registry.attestations import attest
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
@@ -30,13 +31,13 @@ from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.versions import locate
 from pipeline.revalidate import as_built, published_proof, spec_of
-from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import contract_of, engine_limits, metric_of
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.keys import contract_of, engine_limits, limits_of, metric_of
 from pipeline.steps.proofs import CRASHED
 from pipeline.values import Json, Proof
 from pipeline.verdict import make_report
 from validation.gpu.results import MAX_BYTES, Results
-from validation.report import Report
+from validation.report import Check, Report
 
 # Clocks differ; more than this in the future is no clock's fault.
 _CLOCKS = timedelta(minutes=10)
@@ -141,7 +142,7 @@ def _check_time(manifest: Manifest, stated: str) -> None:
 def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: Json) -> Proof:
     """The engine joint: measured from the answers, or how it broke there."""
     if item["outcome"] in _BROKE:
-        return Proof(({**CRASHED, "note": str(item.get("reason"))[:1000]},))
+        return Proof((replace(CRASHED, note=str(item.get("reason"))[:1000]),))
     if item["outcome"] not in _ANSWERED or not isinstance(item.get("answers"), dict):
         raise _Refused(f"its outcome is {item['outcome'][:40]!r}, which this version does not know")
     found = _judged(store, manifest, entry, spec, item["answers"])
@@ -160,26 +161,18 @@ def _judged(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpe
         path.write_text(json.dumps(answers))
         workdir = Path(folder) / "job"
         workdir.mkdir()
-        arguments = {
-            "store": store.uri,
-            "request": request.to_json(),
-            "golden": manifest.sources["golden"],
-            "limits": dict(overrides(spec, request.precision, "engine")),
-            "metric": metric_of(spec),
-            "answers": str(path),
-        }
-        limits = engine_limits(spec, "proof")
-        job = Job(f"judge {entry.unit}", "pipeline.jobs.recorded:check_recorded", arguments, limits)
+        limits, golden = limits_of(spec, request.precision, "engine"), manifest.sources["golden"]
+        check = CheckRecording(request, golden, limits, metric_of(spec), path)
         try:
-            return Proof.from_json(run_job(job, workdir))
+            return run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), workdir)
         except IntegrityError as error:
             raise _Refused(str(error)) from error
 
 
-def _is_the_reference(checks: tuple[Json, ...]) -> bool:
+def _is_the_reference(checks: tuple[Check, ...]) -> bool:
     """Whether every output in floating point is equal to the last bit, which arithmetic on another device is not."""
-    found = [check["value"] for check in checks if check["joint"] == "engine" and check["name"] == "sqnr_db"]
-    return bool(found) and all(value is not None and math.isinf(float(value)) for value in found)
+    found = [check.value for check in checks if check.joint == "engine" and check.name == "sqnr_db"]
+    return bool(found) and all(value is not None and math.isinf(value) for value in found)
 
 
 def _host(results: Results) -> dict[str, str]:

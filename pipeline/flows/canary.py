@@ -1,6 +1,6 @@
 """The flow that sets a published version against what a channel serves, and tells the verdict."""
 
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
@@ -11,9 +11,12 @@ from pipeline import events
 from pipeline.artifacts import show_document
 from pipeline.canary.automatic import Wanted
 from pipeline.canary.automatic import canary as run_canary
-from pipeline.flows.runner import PrefectRunner
+from pipeline.flows.runner import FlowProgress, PrefectRunner
+from pipeline.gpu_workers import canary_on_worker
 from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.store import open_store
+from pipeline.run import RunOptions, started
+from pipeline.workshop import Workshop
 
 
 def _run_name() -> str:
@@ -32,15 +35,25 @@ def canary(
     target: str = "auto",
     scale: float = 1.0,
     duration: float | None = None,
+    executor: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
 ) -> State[Any]:
     """Replay recorded traffic against a version and the one that a channel serves; tell the verdict.
 
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
-    the run says so and ends well.
+    the run says so and ends well.  target: with the executor ray, the GPU (`l4`, `sm_89`) of the worker that runs both
+    versions; a worker is asked for where there is something to compare, and not before.
     """
     logger, store = get_run_logger(), open_store(registry)
     wanted = Wanted(model, version, channel, traffic, target, scale, duration)
-    done = PrefectRunner().call(run_canary, store, wanted, logger.info)
+    options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
+    with started(options, signals=False) as executors:
+        if executor == "ray":
+            shop = Workshop(store, executors.local, executors.builder, FlowProgress(logger))
+            done = PrefectRunner().call(canary_on_worker, wanted, shop, logger.info)
+        else:
+            done = PrefectRunner().call(run_canary, store, wanted, logger.info)
     if done.verdict is None or done.report is None or done.document is None:
         return Completed(name="Skipped", message=done.reason)
     show_document(done.document, None)

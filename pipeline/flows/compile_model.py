@@ -18,8 +18,8 @@ from pipeline.artifacts import show_document
 from pipeline.flows.api import api_in_reach
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.intake.once import Compiled, compile_once
+from pipeline.outcome import Outcome
 from pipeline.pages import published_document
-from pipeline.publication import Outcome
 from pipeline.published_page import failed_document
 from pipeline.registry.versions import load
 from pipeline.run import RunOptions, started

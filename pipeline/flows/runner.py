@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -20,6 +20,7 @@ from builders.local import QUEUED
 from builders.visible import visible
 from pipeline.progress import Silent
 from pipeline.progress.clocks import Clocks
+from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.runs.prefect_progress import ProgressArtifact
 from pipeline.runs.state import RunState
 from pipeline.spec.model import ModelSpec
@@ -28,6 +29,7 @@ from pipeline.workshop import Workshop
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+P = ParamSpec("P")
 
 # 2, 4 and 8 s, each up to half longer at random, so that the many that one outage stopped do not all come back at once.
 RETRIES = 3
@@ -49,14 +51,20 @@ class PrefectRunner:
 
     gpu_slots: bool = False
 
-    def call(self, step: Callable[..., Value], *arguments: Any) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Run the step as a task and wait for it."""
-        return as_task(step, step.__name__, *arguments)()
+        return as_task(step, step.__name__, *arguments, **named)()
 
-    def map(self, step: Callable[..., Value], items: Iterable[Item], *arguments: Any) -> list[Value]:
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
         """Submit a task for each item and wait for all."""
         futures = [
-            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments).submit()
+            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
             for item in items
         ]
         return [future.result() for future in futures]
@@ -84,11 +92,11 @@ def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
 
-def as_task(step: Callable[..., Value], name: str, *arguments: Any) -> Task[[], Value]:
+def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:
     """A task without parameters: Prefect would otherwise look through stores and executors for futures."""
 
     def run() -> Value:
-        return step(*arguments)
+        return step(*arguments, **named)
 
     run.__doc__ = step.__doc__
     made = task(
@@ -108,7 +116,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
     def run(unit: Unit, spec: ModelSpec, shop: Workshop) -> Value:
         waits = threading.Timer(
-            _AT_ONCE_S, shop.progress.waiting, (unit.name, f"a slot of {limit} on the Prefect server")
+            _AT_ONCE_S, shop.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
         )
         waits.daemon = True
         waits.start()
@@ -140,16 +148,19 @@ class FlowProgress(Silent):
         """Show it as a progress artifact."""
         self._artifact(run)
 
-    def waiting(self, name: str, why: str) -> None:
-        """Log what it waits for, when that is news and more than its place in the queue: once for all of them."""
-        if why != QUEUED and self._clocks.waiting(name, why, once=True):
-            self._logger.info("%s: waiting: %s", name, visible(why))
-
-    def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - the progress artifact says it
-        """It waits no more."""
-        self._clocks.gone(name)
-
-    def finished(self, name: str, outcome: str) -> None:
-        """Log how it ended."""
-        self._clocks.gone(name)
-        self._logger.info("%s: %s", name, visible(outcome))
+    def emit(self, event: Event) -> None:
+        """Log how a step or unit ended, and what it waits for when that is news and more than its place in the queue:
+        once for all of them."""
+        match event:
+            case Waiting(name, why):
+                if why != QUEUED and self._clocks.waiting(name, why, once=True):
+                    self._logger.info("%s: waiting: %s", name, visible(why))
+            case Started(name):  # the progress artifact says it
+                self._clocks.gone(name)
+            case Finished(name):
+                self._clocks.gone(name)
+                self._logger.info("%s: %s", name, visible(event.outcome))
+            case VerdictReached(name):
+                self._logger.info("verdict on %s: %s", name, visible(event.outcome))
+            case VersionSettled(name, words):
+                self._logger.info("%s: %s", name, words)

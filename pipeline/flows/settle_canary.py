@@ -26,8 +26,8 @@ def settle_canary(
     """Promote the candidate of a PASS, roll back that of a FAIL if it is served, as the verdicts of all targets that
     count have it. report: digest of the canary's.
 
-    Without a report: of each model, or of `model`, promote the newest version if it can be by now. One that is damaged
-    stops no other; the run then fails at the end.
+    Without a report: of each model, or of `model`, roll back what is served where a FAIL's event was lost, else promote
+    the newest version if it can be by now. A model that is damaged stops no other; the run then fails at the end.
     """
     logger, store, runner = get_run_logger(), open_store(registry), PrefectRunner()
     if model and report:

@@ -1,19 +1,20 @@
-"""The flow that proves what is published unproven, on the hardware of whichever worker runs it."""
+"""The flow that proves what is published unproven, on the hardware of whichever worker runs it, or on Ray's GPUs."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from builders.local import LocalExecutor
+from builders.types import Target
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.flows.tables import show_table
-from pipeline.pending import pending, pending_of, prove, why_nothing
+from pipeline.gpu_workers import gpu_named, prove_on_worker
+from pipeline.pending import Pending, Proof, pending, pending_of, prove, why_nothing
 from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.store import open_store
-from pipeline.run import cancelling
+from pipeline.run import RunOptions, started
 from pipeline.workshop import Workshop
 
 
@@ -27,23 +28,37 @@ def _run_name() -> str:
 
 @flow(name="validate-pending", flow_run_name=_run_name, persist_result=False)
 def validate_pending(
-    registry: str = DEFAULT_REGISTRY, model: str | None = None, version: str | None = None, target: str | None = None
+    registry: str = DEFAULT_REGISTRY,
+    model: str | None = None,
+    version: str | None = None,
+    target: str | None = None,
+    on: str = "auto",
+    executor: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
 ) -> State[Any]:
     """Run the unproven engines that can run here, and attach the proof; fails at the end if one of them did.
 
     model: that one alone.  version: of it, whichever it is; without, the newest, and what channels serve.
-    target: of the version's engines, those for it.
+    target: of the version's engines, those for it.  on: with the executor ray, the GPU (`l4`, `sm_89`) of the workers
+    that run them; a worker is asked for where an engine waits, and not before.
     """
-    executor, runner = LocalExecutor(), PrefectRunner()
-    store = open_store(registry)
-    shop = Workshop(store, executor, executor, FlowProgress(get_run_logger()))
-    asked = pending_of(store, model, version, target) if model and version else None
+    store, gpu = open_store(registry), gpu_named(on) if executor == "ray" else None
+    asked = pending_of(store, model, version, target, gpu) if model and version else None
     if asked and not asked.engines:
-        return Completed(name="Skipped", message=why_nothing(store, asked, target))
-    with tags("enginery"), cancelling(executor, signals=False):
+        return Completed(name="Skipped", message=why_nothing(store, asked, target, gpu))
+    options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
+    with tags("enginery"), started(options, signals=False) as executors:
+        shop = Workshop(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
-        items = [asked] if asked else pending(store, model)
-        found = [proof for item in items for proof in runner.call(prove, item, shop)]
-    show_table("proofs", "Engines proven here", [asdict(item) for item in found])
-    message = f"{len(found)} engines were pending here, {sum(item.verdict == 'proven' for item in found)} are proven"
+        items = [asked] if asked else pending(store, model, gpu)
+        found = [proof for item in items for proof in _prove(item, gpu, shop)]
+    where = f"for {gpu.name}" if gpu else "here"
+    show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
+    message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
     return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)
+
+
+def _prove(item: Pending, gpu: Target | None, shop: Workshop) -> list[Proof]:
+    runner = PrefectRunner()
+    return runner.call(prove_on_worker, item, gpu, shop) if gpu else runner.call(prove, item, shop)

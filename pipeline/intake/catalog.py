@@ -15,8 +15,8 @@ from pipeline.compile import Runner
 from pipeline.intake.addresses import SCHEME, Found, below
 from pipeline.intake.once import Compiled, compile_once
 from pipeline.intake.places import Bucket, Place, files_below, place_at
+from pipeline.outcome import Outcome
 from pipeline.progress import Progress, by_model
-from pipeline.publication import Outcome
 from pipeline.registry import DEFAULT_REGISTRY
 from pipeline.registry.registered import addresses
 from pipeline.registry.store import open_store
@@ -127,9 +127,9 @@ def words(rows: Sequence[Row]) -> str:
 
 
 def _row(address: str, outcome: Outcome) -> Row:
-    counts = Counter(str(engine["status"]) for engine in outcome.engines)
+    counts = Counter(engine.status for engine in outcome.engines)
     engines = {status: counts[status] for status in _STATUSES if counts[status]}
-    reasons = [f"{item['target']} {item['precision']} {item['backend']}: {item['reason']}" for item in outcome.failed]
+    reasons = [f"{item.unit}: {item.reason}" for item in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
         return Row(address, outcome.model, "failed", None, engines, reason)

@@ -9,9 +9,11 @@ from builders.digest import digest_of
 from pipeline.compile import InProcess, Runner, compile_model
 from pipeline.intake.addresses import Found
 from pipeline.only_records import NotOnRecord, OnlyRecords
+from pipeline.outcome import Outcome
 from pipeline.presence import this_process
 from pipeline.progress import Progress, Silent
-from pipeline.publication import Outcome, resolved_spec
+from pipeline.progress.events import Finished, RunConcluded
+from pipeline.publication import resolved_spec
 from pipeline.registry.store import Store
 from pipeline.registry.turns import is_held
 from pipeline.run import Executors, Run, RunOptions, opened
@@ -72,6 +74,7 @@ def _from_records(run: Run) -> Outcome | None:
         outcome = compile_model(run.spec, run.selection, recorded, InProcess())
     except NotOnRecord:
         return None
-    run.shop.progress.finished("turn", "done: every step is on record, so there was nothing to wait for")
-    run.shop.progress.concluded(outcome)
+    reason = "every step is on record, so there was nothing to wait for"
+    run.shop.progress.emit(Finished("turn", reason=reason))
+    run.shop.progress.emit(RunConcluded(outcome))
     return outcome

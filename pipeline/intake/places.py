@@ -32,6 +32,10 @@ class Place(Protocol):
         """Make `folder` hold what the place holds now. Raises UnavailableError, InputError for too much."""
         ...
 
+    def has(self, name: str) -> bool:
+        """Whether a file is there now; none is fetched for that. Raises UnavailableError."""
+        ...
+
 
 @dataclass(frozen=True)
 class Here:
@@ -43,6 +47,11 @@ class Here:
         """Look that it is there. Raises UnavailableError."""
         if not self.folder.is_dir():
             raise UnavailableError(f"{self.folder} is not a folder, or not there; make it, or name another one")
+
+    def has(self, name: str) -> bool:
+        """See `Place.has`."""
+        self.refresh()
+        return (self.folder / name).is_file()
 
 
 @dataclass
@@ -74,6 +83,13 @@ class Bucket:
             if self._known.get(name) != item.tag:
                 self._fetch(name)
                 self._known[name] = item.tag
+
+    def has(self, name: str) -> bool:
+        """See `Place.has`."""
+        from pipeline.registry.s3.listing import objects_below
+        from pipeline.registry.s3.place import parse_place
+
+        return any(item.name == name for item in objects_below(parse_place(self.uri)))
 
     def _fetch(self, name: str) -> None:
         from pipeline.registry.s3.answers import Declined

@@ -1,30 +1,22 @@
-"""What the jobs have in common: JSON to values, blobs to verified files, checks to JSON."""
+"""What the requests have in common: blobs as verified files, and checks as a proof."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.errors import IntegrityError
 from builders.refitting import is_stripped
-from builders.types import BuildRequest, Dim, Engine, Precision, Session, TensorSpec, tensor_from_json
+from builders.types import Engine, Precision, Session
 from pipeline.registry.store import Store
-from pipeline.values import Json
+from pipeline.values import EngineBlob, Json, Proof
+from validation.report import Check
+from validation.spread import Spread
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from validation.golden import GoldenSet
-    from validation.spread import Spread
-
-
-def tensors_from(items: list[Json]) -> tuple[TensorSpec, ...]:
-    """Inputs or outputs, as a step's value holds them."""
-    return tuple(tensor_from_json(item) for item in items)
-
-
-def dims_from(items: list[Json]) -> tuple[Dim, ...]:
-    """Dynamic dims, as a step's key holds them."""
-    return tuple(Dim(**{**item, "edges": tuple(item["edges"])}) for item in items)
 
 
 def fetch(store: Store, digest: str, dest: Path) -> Path:
@@ -41,11 +33,11 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
     return dest
 
 
-def fetched_engine(store: Store, request: BuildRequest, digest: str, suffix: str, folder: Path) -> Engine:
+def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
     """An engine, verified, with the model that has its weights where its own file leaves them out."""
-    path = fetch(store, digest, folder / f"engine{suffix}")
-    weights = fetch(store, request.model, folder / "weights.onnx") if is_stripped(request) else None
-    return Engine(request, path, digest, path.stat().st_size, suffix, weights=weights)
+    path = fetch(store, blob.digest, folder / f"engine{blob.suffix}")
+    weights = fetch(store, blob.request.model, folder / "weights.onnx") if is_stripped(blob.request) else None
+    return Engine(blob.request, path, blob.digest, path.stat().st_size, blob.suffix, weights=weights)
 
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
@@ -56,15 +48,19 @@ def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
 
 
 def proof_of(
-    checks: Any, session: Session, golden: "GoldenSet", metric: Json | None, what: str, spreads: "Sequence[Spread]" = ()
-) -> Json:
-    """Checks, task metric and spreads as JSON; the metric is a check of its own. what: the thing that was run."""
+    checks: Iterable[Check],
+    session: Session,
+    golden: "GoldenSet",
+    metric: TaskMetric | None,
+    what: str,
+    spreads: Sequence[Spread] = (),
+) -> Proof:
+    """Checks, task metric and spreads; the metric is a check of its own. what: the thing that was run."""
     from validation.compare import task_check
 
     task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
-    metrics = {check.name: check.value for check in task if check.value is not None}
-    found = {"checks": [check.to_json() for check in (*checks, *task)], "metrics": metrics}
-    return {**found, "spreads": [spread.to_json() for spread in spreads]}
+    metrics = tuple((check.name, check.value) for check in task if check.value is not None)
+    return Proof((*checks, *task), metrics, tuple(spreads))
 
 
 def runnable(graph: Path, precision: Precision) -> Path:

@@ -1,13 +1,13 @@
 """Sizes and repeated calls that an engine is proven with beside its golden set."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders import backends, held_shapes
 from builders.types import BuildRequest, Dim
-from pipeline.jobs.blobs import dims_from, tensors_from
-from pipeline.values import Json
+from pipeline.values import ModelShapes
 
 if TYPE_CHECKING:
     from validation.fuzz.outcome import Pair
@@ -15,18 +15,29 @@ if TYPE_CHECKING:
     from validation.report import Check
 
 
+@dataclass(frozen=True)
+class Calls:
+    """Calls beside the golden set that a spec asks for. seconds: None for a share of the comparison's time.
+
+    bitwise: whether the contract promises bits.  shapes: of the model.
+    """
+
+    seconds: float | None
+    bitwise: bool
+    shapes: ModelShapes
+
+
 def tried_calls(
-    calls: Json | None,
+    calls: Calls | None,
     request: BuildRequest,
     pair: "Pair",
     golden: "GoldenSet",
     graph: Path,
     compared: "tuple[Sequence[Check], float]",
 ) -> "tuple[Check, ...]":
-    """Checks of the calls that a spec asks for.
+    """Checks of the calls that a spec asks for; none where it asks for none.
 
-    calls: seconds (None: a share of the comparison), bitwise (whether the contract promises bits) and shapes; None for
-    no calls.  compared: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
+    compared: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
     the golden set are tried only where its own passed.
     """
     from validation.calls.allowance import Allowance
@@ -35,12 +46,12 @@ def tried_calls(
     if calls is None:
         return ()
     checks, took = compared
-    allowance = Allowance.of(calls["seconds"], took)
-    shapes = tensors_from(calls["shapes"]["inputs"]), dims_from(calls["shapes"]["dims"])
+    allowance = Allowance.of(calls.seconds, took)
+    shapes = calls.shapes.inputs, calls.shapes.dims
     passed = all(check.passed for check in checks)
 
     def bits() -> bool:
-        return calls["bitwise"] or repeats_bits(request, graph)
+        return calls.bitwise or repeats_bits(request, graph)
 
     return tuple(call_checks(pair, shapes, golden, seed_of(request), allowance, bits, passed))
 

@@ -3,20 +3,25 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders import backends, fitting
+from builders.codec import encode
+from builders.digest import digest_of
 from builders.errors import EngineryError, InputError
+from builders.jobs import WorkerContext
 from builders.process import enter_phase
-from builders.types import BuildRequest, Session
-from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, proof_of, runnable, tensors_from
-from pipeline.jobs.calls import tried_calls
-from pipeline.jobs.limits import engine_limits
+from builders.types import BuildRequest, Engine, Session
+from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, proof_of, runnable
+from pipeline.jobs.calls import Calls, tried_calls
+from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
+from pipeline.registry.records import remember
 from pipeline.registry.store import Store, open_store
-from pipeline.values import Json
+from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from validation.drift import Drift
@@ -25,110 +30,122 @@ if TYPE_CHECKING:
     from validation.report import Check
 
 
-def build_engine(store: str, request: Json, workdir: Path, workspace_mib: int | None = None) -> Json:
-    """Compile one engine and upload it: digests, size, suffix, notes, seconds, and the digests of what the build left
-    beside it, and the request that was built. Puts itself on record by the key of that request.
+@dataclass(frozen=True)
+class BuildEngine:
+    """Compile one engine, upload it, and put it on record by its build key.
 
-    workspace_mib: instead of the request's, in MiB, for a build whose first try ran out of memory. What is built is
-    then another request, and it is put on record that it stands for the one asked for.
+    instead_of: the request, with a larger workspace, whose build ran out of memory. It is then put on record that this
+    one stands for it, and a note says so.
     """
-    from builders.digest import digest_of
-    from pipeline.registry.records import remember
 
-    place = open_store(store)
-    asked = BuildRequest.from_json(request)
-    wanted = asked if workspace_mib is None else asked.with_option("workspace_mib", workspace_mib)
-    backend = backends.configure(wanted.backend, dict(wanted.options))
-    backends.check_toolchain(backend, wanted)
-    enter_phase("fetching")
-    model = fetch(place, wanted.model, workdir / "model.onnx")
-    timing = TimingCache(place, backend, workdir)
-    timing.fetch()
-    enter_phase("compiling")
-    begun = time.monotonic()
-    try:
-        engine = backend.build(wanted, model, workdir)
-    except EngineryError:
-        timing.keep()  # what was measured until then makes the next try shorter
-        raise
-    seconds = round(time.monotonic() - begun, 3)
-    enter_phase("storing")
-    stored = place.seal_file(engine.path)
-    extras = {name: place.put_file(path) for name, path in engine.extras}
-    timing.keep()
-    value: Json = {
-        "digest": stored.digest,
-        "blake3": stored.blake3,
-        "size_bytes": engine.size_bytes,
-        "suffix": engine.suffix,
-        "notes": [*engine.notes, *timing.notes, *_reduced_notes(asked, wanted)],
-        "seconds": seconds,
-        "extras": extras,
-        "request": wanted.to_json(),
-    }
-    remember(place, "build", digest_of({"build": wanted.key}), value, [value["digest"], *extras.values()])
-    if wanted != asked:
-        remember(place, "reduced-workspace", digest_of({"build": asked.key}), {"request": wanted.to_json()})
-    return value
+    request: BuildRequest
+    instead_of: BuildRequest | None = None
+
+    def run(self, context: WorkerContext) -> EngineRecord:
+        """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
+        place, wanted = open_store(context.store), self.request
+        backend = backends.configure(wanted.backend, dict(wanted.options))
+        backends.check_toolchain(backend, wanted)
+        enter_phase("fetching")
+        model = fetch(place, wanted.model, context.workdir / "model.onnx")
+        timing = TimingCache(place, backend, context.workdir)
+        timing.fetch()
+        enter_phase("compiling")
+        begun = time.monotonic()
+        try:
+            engine = backend.build(wanted, model, context.workdir)
+        except EngineryError:
+            timing.keep()  # what was measured until then makes the next try shorter
+            raise
+        seconds = round(time.monotonic() - begun, 3)
+        enter_phase("storing")
+        notes = (*engine.notes, *timing.notes, *_reduced_notes(wanted, self.instead_of))
+        extras = {name: place.put_file(path) for name, path in engine.extras}
+        record = record_engine(place, replace(engine, request=wanted, notes=notes), seconds, extras)
+        timing.keep()
+        if self.instead_of:
+            asked = digest_of({"build": self.instead_of.key})
+            remember(place, "reduced-workspace", asked, {"request": encode(wanted)})
+        return record
 
 
-def _reduced_notes(asked: BuildRequest, built: BuildRequest) -> list[str]:
-    if built == asked:
+def _reduced_notes(built: BuildRequest, asked: BuildRequest | None) -> list[str]:
+    if asked is None:
         return []
     before, now = (dict(request.options)["workspace_mib"] for request in (asked, built))
     return [f"built with workspace_mib {now} instead of {before}: a first build had run out of memory"]
 
 
-def check_engine(
-    store: str,
-    request: Json,
-    suffix: str,
-    engine: str,
-    golden: str,
-    limits: Mapping[str, float],
-    metric: Json | None,
-    contract: Json | None,
-    calls: Json | None,
-    workdir: Path,
-) -> Json:
-    """Run an engine against the graph it was built from (the engine joint), with its contract and the task metric.
+def record_engine(
+    store: Store, engine: Engine, seconds: float, extras: Mapping[str, str], refitted_from: str | None = None
+) -> EngineRecord:
+    """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
+    sealed = store.seal_file(engine.path)
+    told = engine.size_bytes, engine.suffix, seconds, engine.notes, sealed.blake3, extras, refitted_from
+    record = EngineRecord(engine.request, sealed.digest, *told)
+    key = digest_of({"build": engine.request.key})
+    remember(store, "build", key, encode(record), [record.digest, *extras.values()])
+    return record
 
-    contract: of the spec, and the shapes that it speaks of; None when there is none.  calls: as `tried_calls` takes it.
+
+@dataclass(frozen=True)
+class ContractTerms:
+    """The contract of a spec, as it is written there, and the shapes that it speaks of."""
+
+    terms: Json
+    shapes: ModelShapes
+
+
+@dataclass(frozen=True)
+class CheckEngine:
+    """Run an engine against the graph it was built from (the engine stage), with its contract and the task metric.
+
+    golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
     """
-    from builders.onnxruntime import OrtSession
-    from validation.budget import default_budget
-    from validation.compare import drift_checks
-    from validation.fuzz.outcome import Pair
-    from validation.tally import Spreads
 
-    place, spreads, started = open_store(store), Spreads(), time.perf_counter()
-    wanted = BuildRequest.from_json(request)
-    frozen = golden_set(place, golden, workdir)
-    graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-    with (
-        OrtSession(graph, optimized=False) as expected,
-        engine_session(place, wanted, engine, suffix, workdir) as actual,
-    ):
-        held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        usual: dict[str, Drift] = {}
-        checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
-        documented = default_budget("engine", wanted.precision)
-        pair = Pair(expected, actual, wanted.precision, held, documented, usual=usual)
-        checks += tried_calls(calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
-        if contract:
-            checks += _contract_checks(contract, expected, actual, frozen, held)
-        return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
+    engine: EngineBlob
+    golden: str
+    limits: Mapping[str, float]
+    metric: TaskMetric | None = None
+    contract: ContractTerms | None = None
+    calls: Calls | None = None
+
+    def run(self, context: WorkerContext) -> Proof:
+        """The checks. Raises EngineryError for an engine that cannot be opened."""
+        from builders.onnxruntime import OrtSession
+        from validation.budget import default_budget
+        from validation.compare import drift_checks
+        from validation.fuzz.outcome import Pair
+        from validation.tally import Spreads
+
+        place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
+        wanted, workdir = self.engine.request, context.workdir
+        frozen = golden_set(place, self.golden, workdir)
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with (
+            OrtSession(graph, optimized=False, threads=threads_for(graph)) as expected,
+            open_session(place, self.engine, workdir) as actual,
+        ):
+            held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            usual: dict[str, Drift] = {}
+            checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            documented = default_budget("engine", wanted.precision)
+            pair = Pair(expected, actual, wanted.precision, held, documented, usual=usual)
+            checks += tried_calls(self.calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
+            if self.contract:
+                checks += _contract_checks(self.contract, expected, actual, frozen, held)
+            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
 
 
 def _contract_checks(
-    contract: Json, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
+    contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> "tuple[Check, ...]":
     from validation.batches import leading_dim
     from validation.contracts.contract import Contract, contract_checks
 
-    inputs, dims = tensors_from(contract["shapes"]["inputs"]), dims_from(contract["shapes"]["dims"])
-    batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
-    promised = Contract.from_json(contract)
+    inputs = contract.shapes.inputs
+    batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
+    promised = Contract.from_json(contract.terms)
     budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
     return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 
@@ -142,19 +159,17 @@ class OpenEngine:
     open: Callable[[Path], AbstractContextManager[Session]]
 
 
-def open_engine(place: Store, request: Json, digest: str, suffix: str, workdir: Path) -> OpenEngine:
+def open_engine(place: Store, blob: EngineBlob, workdir: Path) -> OpenEngine:
     """Fetch an engine that can be taken apart. Raises InputError for another backend's."""
     from builders.onnxruntime import OnnxRuntime
 
-    wanted = BuildRequest.from_json(request)
+    wanted = blob.request
     backend = backends.configure(wanted.backend, dict(wanted.options))
     if not isinstance(backend, OnnxRuntime):
         raise InputError(f"engines of {wanted.backend} cannot be tapped yet; attribute their graph")
-    return OpenEngine(wanted, fetch(place, digest, workdir / f"engine{suffix}"), backend.session)
+    return OpenEngine(wanted, fetch(place, blob.digest, workdir / f"engine{blob.suffix}"), backend.session)
 
 
-def engine_session(
-    place: Store, request: BuildRequest, digest: str, suffix: str, workdir: Path
-) -> AbstractContextManager[Session]:
-    """The engine of this digest, fetched and verified, opened by its backend."""
-    return fitting.open_engine(fetched_engine(place, request, digest, suffix, workdir))
+def open_session(place: Store, blob: EngineBlob, workdir: Path) -> AbstractContextManager[Session]:
+    """The engine, fetched and verified, opened by its backend."""
+    return fitting.open_engine(fetch_engine(place, blob, workdir))

@@ -1,67 +1,83 @@
 """Fuzzing one engine, in a process of its own: an engine that crashes on a shape takes only that process with it."""
 
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.types import BuildRequest, Precision
-from pipeline.jobs.blobs import dims_from, fetch, golden_set, runnable, tensors_from
-from pipeline.jobs.engines import engine_session
+from builders.jobs import WorkerContext
+from builders.types import Precision
+from pipeline.jobs.blobs import fetch, golden_set, runnable
+from pipeline.jobs.engines import open_session
 from pipeline.jobs.limits import engine_limits
 from pipeline.registry.store import open_store
-from pipeline.values import Json
+from pipeline.values import EngineBlob, Json, ModelShapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from builders.types import Tensors
-    from validation.fuzz.cases import Values
+    from validation.fuzz.cases import FuzzCase, Values
 
 
-def fuzz_engine(
-    store: str,
-    request: Json,
-    suffix: str,
-    engine: str,
-    golden: str,
-    model: Json,
-    limits: Mapping[str, float],
-    asked: Json,
-    workdir: Path,
-) -> Json:
-    """Try an engine against its graph on drawn cases: the report, as `Fuzzed.to_json` writes it.
+@dataclass(frozen=True)
+class FuzzTerms:
+    """What is tried. count: random cases, besides the boundaries.  histogram: {dim: {size: count}} of traffic.
 
-    model: inputs and dims of the spec.  asked: seed, count, command (words), and histogram and only, or None.
+    only: one case.  command: the words that fuzz this engine, for messages.
     """
-    import shlex
 
-    from builders.onnxruntime import OrtSession
-    from validation.budget import default_budget
-    from validation.comparison import golden_drifts
-    from validation.fuzz.cases import draw, histogram_from_json, parse_only
-    from validation.fuzz.groups import Groups
-    from validation.fuzz.outcome import Pair
-    from validation.fuzz.run import fuzz
+    seed: int
+    count: int
+    command: tuple[str, ...]
+    histogram: Json | None = None
+    only: str | None = None
 
-    place = open_store(store)
-    wanted = BuildRequest.from_json(request)
-    frozen = golden_set(place, golden, workdir)
-    specs, dims = tensors_from(model["inputs"]), dims_from(model["dims"])
-    histogram = histogram_from_json(asked["histogram"]) if asked["histogram"] else None
-    drawn = draw(dims, asked["seed"], asked["count"], histogram, _values(wanted.precision))
-    cases = [parse_only(asked["only"], dims)] if asked["only"] else drawn
-    source = fetch(place, wanted.model, workdir / "graph.onnx")
-    graph = runnable(source, wanted.precision)
-    documented = default_budget("engine", wanted.precision).override(limits)
-    with (
-        OrtSession(graph, optimized=False) as expected,
-        engine_session(place, wanted, engine, suffix, workdir) as actual,
-    ):
-        exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)
-        held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        pair = Pair(expected, actual, wanted.precision, held, documented, exact, usual)
-        found = fuzz(cases, specs, dims, Groups(frozen), pair, asked["seed"])
-    return found.to_json(lambda case: shlex.join([*asked["command"], "--only", str(case)]))
+
+@dataclass(frozen=True)
+class FuzzEngine:
+    """Try an engine against its graph on drawn cases."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    limits: Mapping[str, float]
+    terms: FuzzTerms
+
+    def run(self, context: WorkerContext) -> Json:
+        """The report, as `Fuzzed.to_json` writes it. Raises InputError for a histogram or a case that does not fit."""
+        from builders.onnxruntime import OrtSession
+        from validation.budget import default_budget
+        from validation.comparison import golden_drifts
+        from validation.fuzz.groups import Groups
+        from validation.fuzz.outcome import Pair
+        from validation.fuzz.run import fuzz
+
+        place, workdir, terms = open_store(context.store), context.workdir, self.terms
+        wanted = self.engine.request
+        frozen, cases = golden_set(place, self.golden, workdir), self._cases()
+        source = fetch(place, wanted.model, workdir / "graph.onnx")
+        graph = runnable(source, wanted.precision)
+        documented = default_budget("engine", wanted.precision).override(self.limits)
+        with (
+            OrtSession(graph, optimized=False) as expected,
+            open_session(place, self.engine, workdir) as actual,
+        ):
+            exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)
+            held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            pair = Pair(expected, actual, wanted.precision, held, documented, exact, usual)
+            found = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), pair, terms.seed)
+        return found.to_json(lambda case: shlex.join([*terms.command, "--only", str(case)]))
+
+    def _cases(self) -> "Sequence[FuzzCase]":
+        from validation.fuzz.cases import draw, histogram_from_json, parse_only
+
+        terms, dims = self.terms, self.shapes.dims
+        if terms.only:
+            return [parse_only(terms.only, dims)]
+        histogram = histogram_from_json(terms.histogram) if terms.histogram else None
+        return draw(dims, terms.seed, terms.count, histogram, _values(self.engine.request.precision))
 
 
 def _values(precision: Precision) -> "Sequence[Values]":

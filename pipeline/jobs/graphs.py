@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builders.types import CALIBRATED, QUANTIZED, Precision, QuantizationScheme
+from builders.codec import encode
+from builders.jobs import WorkerContext
+from builders.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.jobs.limits import graph_limits
-from pipeline.jobs.ranges import chosen_ranges
+from pipeline.jobs.ranges import CalibrationMethod, chosen_ranges
+from pipeline.quantization.schemes.overrides import Override
 from pipeline.registry.store import Store, open_store
-from pipeline.values import Json
-
-RECIPE_FORMAT = 1
+from pipeline.values import Flavour, Json, Proof, SearchResult
+from validation.report import Check
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -22,64 +25,97 @@ if TYPE_CHECKING:
     from pipeline.quantization.record.record import Evidence
 
 
-def quantize(
-    store: str,
-    onnx: str,
-    flavour: Json,
-    observations: str | None,
-    calibration: Json | None,
-    overrides: list[Json],
-    choice: Json | None,
-    workdir: Path,
-) -> Json:
-    """Write the model in one flavour: digests of graph, scales file and quantization record, and notes for people.
+@dataclass(frozen=True)
+class GraphRecipe:
+    """How a graph was written, with all that writing it again with other overrides takes. Kept as a blob.
 
-    Its recipe is kept too, with all that writing the graph again with other overrides takes (`jobs.attribution`).
-
-    choice: what `choose` gave; then its model, in float, and its ranges are written instead.
+    model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
+    with the reason.  searched: whether a search chose model and ranges.
     """
-    import onnx as onnx_package
 
-    from pipeline.quantization.calibration.ranges import Ranges
-    from pipeline.quantization.schemes.overrides import Override
-    from pipeline.quantization.schemes.write import write
-    from pipeline.sources.onnx_model import save_onnx, specs_of
+    model: str
+    flavour: Flavour
+    ranges: Json | None
+    overrides: tuple[Override, ...]
+    left: Mapping[str, str]
+    searched: bool
 
-    place = open_store(store)
-    model = onnx_package.load(fetch(place, choice["model"] if choice else onnx, workdir / "model.onnx"))
-    measured = chosen_ranges(place, flavour, observations, calibration)
-    if choice:
-        measured = Ranges.from_json(json.loads(place.read_blob(choice["ranges"])))
-    scheme = QuantizationScheme(**flavour["scheme"]) if flavour["scheme"] else None
-    rules = [Override.from_json(item) for item in overrides]
-    left = choice["left"] if choice else {}
-    keep_io = not flavour["native_io"]
-    written, notes = write(model, flavour["precision"], scheme, measured, rules, keep_io=keep_io, left=left)
-    inputs, outputs = specs_of(written)
-    save_onnx(written, workdir / "graph.onnx")
-    recipe = {
-        "format": RECIPE_FORMAT,
-        "onnx": choice["model"] if choice else onnx,
-        "flavour": flavour,
-        "ranges": measured.to_json() if measured else None,
-        "overrides": overrides,
-        "left": left,
-        "searched": choice is not None,
-    }
-    told = None
-    if measured and observations and flavour["precision"] in CALIBRATED:
-        told = _record(written, notes, _evidence(place, model, measured, observations, choice, scheme))
-    return {
-        "model": place.put_file(workdir / "graph.onnx"),
-        "inputs": [vars(tensor) for tensor in inputs],
-        "outputs": [vars(tensor) for tensor in outputs],
-        "notes": [*([choice["summary"]] if choice else []), *notes.lines()],
-        "scales": measured.digest if measured and flavour["precision"] in CALIBRATED else None,
-        "ranges": place.put_bytes(text_of(measured.to_json())) if measured else None,
-        "record": place.put_bytes(text_of(told)) if told else None,
-        "recipe": place.put_bytes(text_of(recipe)),
-        "written_from": recipe["onnx"],
-    }
+
+@dataclass(frozen=True)
+class WrittenGraph:
+    """The model in one flavour. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
+
+    written_from: digest of the float model behind it.
+    """
+
+    model: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...]
+    scales: str | None
+    ranges: str | None
+    record: str | None
+    recipe: str
+    written_from: str
+
+    @property
+    def blobs(self) -> list[str]:
+        """Digests of the blobs that it names."""
+        named = (self.model, self.ranges, self.record, self.recipe, self.written_from)
+        return [digest for digest in named if digest]
+
+
+@dataclass(frozen=True)
+class WriteGraph:
+    """Write the model in one flavour. model, observations: digests.
+
+    choice: what a search gave; then its model, in float, and its ranges are written instead.
+    """
+
+    model: str
+    flavour: Flavour
+    observations: str | None
+    calibration: CalibrationMethod | None
+    overrides: tuple[Override, ...]
+    choice: SearchResult | None
+
+    def run(self, context: WorkerContext) -> WrittenGraph:
+        """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
+        matches no node."""
+        import onnx
+
+        from pipeline.quantization.calibration.ranges import Ranges
+        from pipeline.quantization.schemes.write import write
+        from pipeline.sources.onnx_model import save_onnx, specs_of
+
+        place, workdir, flavour, choice = open_store(context.store), context.workdir, self.flavour, self.choice
+        source = choice.model if choice else self.model
+        model = onnx.load(fetch(place, source, workdir / "model.onnx"))
+        measured = chosen_ranges(place, flavour, self.observations, self.calibration)
+        if choice:
+            measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
+        left = choice.left if choice else {}
+        told = flavour.scheme, measured, self.overrides
+        written, notes = write(model, flavour.precision, *told, keep_io=not flavour.native_io, left=left)
+        inputs, outputs = specs_of(written)
+        save_onnx(written, workdir / "graph.onnx")
+        ranges = measured.to_json() if measured else None
+        recipe = GraphRecipe(source, flavour, ranges, self.overrides, left, choice is not None)
+        calibrated = flavour.precision in CALIBRATED
+        record = None
+        if measured and self.observations and calibrated:
+            record = _record(written, notes, _evidence(place, model, measured, self.observations, choice, flavour))
+        return WrittenGraph(
+            model=place.put_file(workdir / "graph.onnx"),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            notes=(*([choice.summary] if choice else []), *notes.lines()),
+            scales=measured.digest if measured and calibrated else None,
+            ranges=place.put_bytes(text_of(ranges)) if ranges else None,
+            record=place.put_bytes(text_of(record)) if record else None,
+            recipe=place.put_bytes(text_of(encode(recipe))),
+            written_from=source,
+        )
 
 
 def _record(written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence") -> Json | None:
@@ -94,53 +130,67 @@ def _evidence(
     model: "ModelProto",
     ranges: "Ranges",
     observations: str,
-    choice: Json | None,
-    scheme: QuantizationScheme | None,
+    choice: SearchResult | None,
+    flavour: Flavour,
 ) -> "Evidence":
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.record.record import Evidence
 
     seen = Observations.from_bytes(place.read_blob(observations))
-    levels = scheme.weight_levels if scheme else 127
+    levels = flavour.scheme.weight_levels if flavour.scheme else 127
     if choice is None:
         return Evidence(model, ranges, seen, weight_levels=levels)
-    found = json.loads(place.read_blob(choice["choice"]))
-    smoothed = Observations.from_bytes(place.read_blob(choice["smoothed"])).tensors
+    found = json.loads(place.read_blob(choice.choice))
+    smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
     return Evidence(model, ranges, seen, smoothed, found, levels)
 
 
-def check_graph(
-    store: str,
-    reference: str,
-    graph: str,
-    golden: str,
-    samples: Json | None,
-    precision: Precision,
-    limits: Mapping[str, float],
-    metric: Json | None,
-    workdir: Path,
-) -> Json:
-    """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization joint).
+@dataclass(frozen=True)
+class SampleDigests:
+    """Blobs with the digests of the golden samples and of the calibration samples, which must not be the same."""
 
-    samples: of a calibrated graph, the digests of golden and calibration samples, as blobs, which are compared too.
+    golden: str
+    calibration: str
+
+
+@dataclass(frozen=True)
+class CheckGraph:
+    """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization stage).
+
+    reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph.
     """
-    from builders.onnxruntime import OrtSession
-    from validation.compare import drift_checks
-    from validation.decisions import decision_checks
-    from validation.overlap import overlap_check
-    from validation.tally import Spreads
 
-    place, spreads = open_store(store), Spreads()
-    read = {name: place.read_blob(digest) for name, digest in samples.items()} if samples else {}
-    overlap = [overlap_check(**read)] if read else []
-    frozen = golden_set(place, golden, workdir)
-    candidate = runnable(fetch(place, graph, workdir / "graph.onnx"), precision)
-    original = fetch(place, reference, workdir / "reference.onnx")
-    with (
-        OrtSession(original, optimized=False) as expected,
-        OrtSession(candidate, optimized=False) as actual,
-    ):
-        held = graph_limits(original, expected, precision, frozen, limits, metric, workdir)
-        checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
-        decided = decision_checks(checks, frozen, metric, limits) if precision in QUANTIZED else []
-        return proof_of([*overlap, *checks, *decided], actual, frozen, metric, "graph", spreads.at("quantization"))
+    reference: str
+    graph: str
+    golden: str
+    precision: Precision
+    limits: Mapping[str, float]
+    metric: TaskMetric | None = None
+    samples: SampleDigests | None = None
+
+    def run(self, context: WorkerContext) -> Proof:
+        """The checks, that of the samples among them."""
+        from builders.onnxruntime import OrtSession
+        from validation.compare import drift_checks
+        from validation.decisions import decision_checks
+        from validation.tally import Spreads
+
+        place, spreads, workdir = open_store(context.store), Spreads(), context.workdir
+        frozen = golden_set(place, self.golden, workdir)
+        candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), self.precision)
+        original = fetch(place, self.reference, workdir / "reference.onnx")
+        with (
+            OrtSession(original, optimized=False) as expected,
+            OrtSession(candidate, optimized=False) as actual,
+        ):
+            held = graph_limits(original, expected, self.precision, frozen, self.limits, self.metric, workdir)
+            checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
+            decided = decision_checks(checks, frozen, self.metric, self.limits) if self.precision in QUANTIZED else []
+            found = [*self._overlap(place), *checks, *decided]
+            return proof_of(found, actual, frozen, self.metric, "graph", spreads.at("quantization"))
+
+    def _overlap(self, place: Store) -> "list[Check]":
+        from validation.overlap import overlap_check
+
+        found = self.samples
+        return [overlap_check(place.read_blob(found.golden), place.read_blob(found.calibration))] if found else []

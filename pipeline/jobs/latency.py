@@ -1,19 +1,22 @@
 """Timing engines, each in processes of its own: nothing else was loaded, and nothing else runs in them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from builders import backends
+from builders.codec import encode
 from builders.digest import canonical_json
 from builders.fitting import open_engine
+from builders.jobs import WorkerContext
 from builders.profiles import Profiling, RunProfile
-from builders.types import Backend, BuildRequest, Engine
-from pipeline.jobs.blobs import dims_from, fetch, fetched_engine, golden_set, tensors_from
+from builders.types import Backend, Engine
+from pipeline.jobs.blobs import fetch, fetch_engine, golden_set
 from pipeline.moment import now
 from pipeline.registry.store import Store, open_store
-from pipeline.values import Json
+from pipeline.values import EngineBlob, Json, ModelShapes
 
 if TYPE_CHECKING:
     from validation.latency.buckets import Bucket
@@ -23,81 +26,111 @@ if TYPE_CHECKING:
 
 # Runs under the profiler: as many as fit the bucket's time, within these.
 FEWEST_PROFILED, MOST_PROFILED = 5, 60
+# A size of each dim.
+Sizes = Mapping[str, int]
+Buckets = Literal["few", "all"] | tuple[Sizes, ...]
 
 
-def measure_engine(
-    store: str, request: Json, suffix: str, engine: str, golden: str, model: Json, asked: Json, workdir: Path
-) -> Json:
-    """Latency, memory and anatomy of one engine, put into the store: the digest of the latency report.
+@dataclass(frozen=True)
+class LatencyTerms:
+    """How an engine is timed. seconds: for each bucket.  buckets: 'few', 'all', or the sizes of each.
 
-    model: inputs and dims of the spec.  asked: seconds (of each bucket), buckets ('few', 'all' or a list of sizes) and
-    streams.
+    streams: sessions at once.
     """
-    from validation.latency.buckets import tuned_for
-    from validation.latency.graph_costs import graph_costs
-    from validation.latency.machine import machine
-    from validation.latency.measure import FORMAT, Asked, measure_speed
 
-    place = open_store(store)
-    wanted = BuildRequest.from_json(request)
-    backend = backends.configure(wanted.backend, dict(wanted.options))
-    made = fetched_engine(place, wanted, engine, suffix, workdir)
-    buckets = _buckets(place, golden, model, asked, workdir)
-    imports = backend.load_runtime if isinstance(backend, Profiling) else None
-    wanted_runs = Asked(asked["seconds"], asked["streams"])
-    speed = measure_speed(partial(open_engine, made), buckets, wanted_runs, workdir, imports)
-    dims = dims_from(model["dims"])
-    at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned_for(dims)), len(buckets) - 1)
-    graph = graph_costs(
-        fetch(place, wanted.model, workdir / "graph.onnx"), tensors_from(model["inputs"]), buckets[at].sizes
-    )
-    parts = _taken_apart(backend, made, graph, (buckets[at], speed, at), asked["seconds"], workdir)
-    report = {
-        "format": FORMAT,
-        "unit": wanted.unit,
-        "engine": engine,
-        "golden": golden,
-        "machine": machine(),
-        "created_at": now(),
-        "asked": asked,
-        "size_bytes": made.size_bytes,
-        **speed.to_json(),
-        "anatomy": parts,
-    }
-    return {"latency": place.put_bytes(canonical_json(report))}
+    seconds: float
+    buckets: Buckets
+    streams: int = 1
 
 
-def race_engines(store: str, sides: Sequence[Json], golden: str, model: Json, asked: Json, workdir: Path) -> Json:
-    """Two engines side by side at one bucket. sides: request, suffix and engine of each.
+@dataclass(frozen=True)
+class TimedEngine:
+    """latency: digest of the latency report, as a blob."""
 
-    asked: seconds, seed and sizes.
-    """
-    from validation.latency.against import judge, race
-    from validation.latency.surroundings import Watch
-
-    place = open_store(store)
-    opens = []
-    for index, side in enumerate(sides):
-        wanted = BuildRequest.from_json(side["request"])
-        folder = workdir / str(index)
-        folder.mkdir()
-        opens.append(partial(open_engine, fetched_engine(place, wanted, side["engine"], side["suffix"], folder)))
-    (bucket,) = _buckets(place, golden, model, {"buckets": [asked["sizes"]]}, workdir)
-    watch = Watch()
-    pairs = race((opens[0], opens[1]), bucket.inputs, asked["seconds"], asked["seed"])
-    told = {"bucket": bucket.name, "items": bucket.items, "seed": asked["seed"], "surroundings": watch.stop().to_json()}
-    return {**told, **judge(pairs, asked["seed"]).to_json()}
+    latency: str
 
 
-def _buckets(place: Store, golden: str, model: Json, asked: Mapping[str, object], workdir: Path) -> "list[Bucket]":
+@dataclass(frozen=True)
+class MeasureEngine:
+    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    terms: LatencyTerms
+
+    def run(self, context: WorkerContext) -> TimedEngine:
+        """The report, in the store."""
+        from validation.latency.buckets import tuned_for
+        from validation.latency.graph_costs import graph_costs
+        from validation.latency.machine import machine
+        from validation.latency.measure import FORMAT, Asked, measure_speed
+
+        place, workdir, terms = open_store(context.store), context.workdir, self.terms
+        wanted = self.engine.request
+        backend = backends.configure(wanted.backend, dict(wanted.options))
+        made = fetch_engine(place, self.engine, workdir)
+        buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
+        imports = backend.load_runtime if isinstance(backend, Profiling) else None
+        wanted_runs = Asked(terms.seconds, terms.streams)
+        speed = measure_speed(partial(open_engine, made), buckets, wanted_runs, workdir, imports)
+        tuned = tuned_for(self.shapes.dims)
+        at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
+        model = fetch(place, wanted.model, workdir / "graph.onnx")
+        graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
+        parts = _taken_apart(backend, made, graph, (buckets[at], speed, at), terms.seconds, workdir)
+        report = {
+            "format": FORMAT,
+            "unit": wanted.unit,
+            "engine": self.engine.digest,
+            "golden": self.golden,
+            "machine": machine(),
+            "created_at": now(),
+            "asked": encode(terms),
+            "size_bytes": made.size_bytes,
+            **speed.to_json(),
+            "anatomy": parts,
+        }
+        return TimedEngine(place.put_bytes(canonical_json(report)))
+
+
+@dataclass(frozen=True)
+class RaceEngines:
+    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order."""
+
+    first: EngineBlob
+    second: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    sizes: Sizes
+    seconds: float
+    seed: int
+
+    def run(self, context: WorkerContext) -> Json:
+        """The bucket, what else ran on the machine, and `validation.latency.against.Judgement` as JSON."""
+        from validation.latency.against import judge, race
+        from validation.latency.surroundings import Watch
+
+        place, opens = open_store(context.store), []
+        for name, side in (("first", self.first), ("second", self.second)):
+            folder = context.workdir / name
+            folder.mkdir()
+            opens.append(partial(open_engine, fetch_engine(place, side, folder)))
+        (bucket,) = _buckets(place, self.golden, self.shapes, (self.sizes,), context.workdir)
+        watch = Watch()
+        pairs = race((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
+        load = watch.stop().to_json()
+        told = {"bucket": bucket.name, "items": bucket.items, "seed": self.seed, "surroundings": load}
+        return {**told, **judge(pairs, self.seed).to_json()}
+
+
+def _buckets(place: Store, golden: str, shapes: ModelShapes, which: Buckets, workdir: Path) -> "list[Bucket]":
     """Inputs from the first golden group."""
     from validation.latency.buckets import make_buckets, sizes_of_buckets
 
-    specs, dims = tensors_from(model["inputs"]), dims_from(model["dims"])
-    which = asked["buckets"]
-    sizes = which if isinstance(which, list) else sizes_of_buckets(dims, which)  # type: ignore[arg-type]
+    sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
     real = next(golden_set(place, golden, workdir).of_kind("golden")).inputs
-    return make_buckets(sizes, specs, real)
+    return make_buckets(sizes, shapes.inputs, real)
 
 
 def _taken_apart(

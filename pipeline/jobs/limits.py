@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builders import backends
 from builders.types import QUANTIZED, BuildRequest, Precision, Session
-from pipeline.values import Json
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from builders.onnxruntime import OrtSession
@@ -20,6 +20,8 @@ WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or l
 DECIDED = (
     "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
 )
+# Of a graph, below which it is run in one thread.
+ONE_THREAD_BYTES = 1 << 20
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
@@ -61,7 +63,7 @@ def graph_limits(
     precision: Precision,
     golden: "GoldenSet",
     limits: Mapping[str, float],
-    metric: Json | None,
+    metric: TaskMetric | None,
     workdir: Path,
 ) -> "Limits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
@@ -84,9 +86,25 @@ def _unknown(honest: "Honest") -> str:
 
 
 def _as_written(path: Path) -> "OrtSession":
-    from builders.onnxruntime import OrtSession
+    """A graph with rounding in it, opened for a few runs.
 
-    return OrtSession(path, optimized=False)
+    ONNX Runtime plans which tensors share a buffer in a time that grows with the square of their number (0.7 s for
+    1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same.
+    """
+    from builders.onnxruntime import OrtSession
+    from builders.onnxruntime.cpu import open_model
+
+    def opened(model: Path, options: Any) -> Any:
+        options.enable_mem_reuse = False
+        return open_model(model, options)
+
+    return OrtSession(path, optimized=False, threads=threads_for(path), opens=opened)
+
+
+def threads_for(graph: Path) -> int:
+    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
+    between the operators, and costs as much as the first."""
+    return 1 if graph.stat().st_size < ONE_THREAD_BYTES else 0
 
 
 def _noted(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":

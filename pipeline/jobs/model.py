@@ -1,67 +1,130 @@
 """Export to canonical ONNX, golden set and parity."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.errors import DataError
+from builders.jobs import WorkerContext
+from builders.types import TensorSpec
 from pipeline.jobs.blobs import fetch, proof_of
 from pipeline.registry.store import Store, open_store
-from pipeline.values import Json
+from pipeline.sources.request import ExportRequest
+from pipeline.values import Proof
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from pipeline.export import ExportRequest
     from validation.samples import Samples
 
 
-def export_model(
-    store: str,
-    request: Json,
-    onnx: str | None,
-    data: str | None,
-    labels: str | None,
-    metric: Json | None,
-    limits: Mapping[str, float],
-    workdir: Path,
-) -> Json:
-    """Export to canonical ONNX, freeze the golden set and compare the two (the export joint).
+@dataclass(frozen=True)
+class ExportedModel:
+    """The exported model. onnx: digest of the canonical file.  blake3: where who uploaded it had the library.
 
-    onnx: digest of the exported model when only the golden set is new. Gives 'model' and 'golden', each a step's value;
-    'inputs' of the latter are the digests of real samples (blob).
+    carries_qdq: it was quantized by its author (QAT).
     """
-    from builders.onnxruntime import OrtSession
-    from pipeline.export import ExportRequest, export
-    from pipeline.sources.onnx_model import load_onnx
-    from validation.golden import GoldenSet
-    from validation.overlap import golden_digests
 
-    place = open_store(store)
-    wanted = ExportRequest.from_json(request)
-    samples = _golden(data, wanted, labels) if data else None
-    column = samples.column(labels) if samples and labels else None
-    known = fetch(place, onnx, workdir / "known.onnx") if onnx else None
-    exported = export(wanted, samples, column, workdir, limits, known)
-    frozen = GoldenSet.load(exported.golden)
-    with OrtSession(exported.onnx, optimized=False, name="the exported model") as session:
-        proof = proof_of(exported.checks, session, frozen, metric, "exported model", exported.spreads)
-    groups = (case.inputs for case in frozen.of_kind("golden"))
-    inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
-    return {
-        "model": None if onnx else _model_value(place, exported.onnx, load_onnx(exported.onnx, workdir)),
-        "golden": {"golden": place.put_file(exported.golden), "inputs": inputs, "notes": list(exported.notes), **proof},
-    }
+    onnx: str
+    blake3: str | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    opset: int
+    carries_qdq: bool
 
 
-def external_data(path: str, root: str) -> list[str]:
-    """Names of an ONNX file's external data files, seen from its folder. root: the spec's folder."""
+@dataclass(frozen=True)
+class FrozenGolden:
+    """A golden set. golden: its digest.  inputs: blob with the digests of real samples; None where they are random.
+
+    notes: for people.  proof: the parity of framework and ONNX.
+    """
+
+    golden: str
+    inputs: str | None
+    notes: tuple[str, ...]
+    proof: Proof
+
+    @property
+    def blobs(self) -> list[str]:
+        """Digests of the blobs that it names."""
+        return [digest for digest in (self.golden, self.inputs) if digest]
+
+
+@dataclass(frozen=True)
+class ExportOutcome:
+    """What an export gave. model: None where it was known."""
+
+    model: ExportedModel | None
+    golden: FrozenGolden
+
+
+@dataclass(frozen=True)
+class ExportModel:
+    """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
+
+    known: digest of the exported model when only the golden set is new.  data: the file of the golden inputs, labels:
+    its array of class indices; None where there are none.
+    """
+
+    source: ExportRequest
+    known: str | None
+    data: Path | None
+    labels: str | None
+    metric: TaskMetric | None
+    limits: Mapping[str, float]
+
+    def run(self, context: WorkerContext) -> ExportOutcome:
+        """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
+        from builders.onnxruntime import OrtSession
+        from pipeline.export import export
+        from pipeline.sources.onnx_model import load_onnx
+        from validation.golden import GoldenSet
+        from validation.overlap import golden_digests
+
+        place, workdir, labels = open_store(context.store), context.workdir, self.labels
+        samples = _golden(self.data, self.source, labels) if self.data else None
+        column = samples.column(labels) if samples and labels else None
+        known = fetch(place, self.known, workdir / "known.onnx") if self.known else None
+        exported = export(self.source, samples, column, workdir, self.limits, known)
+        frozen = GoldenSet.load(exported.golden)
+        with OrtSession(exported.onnx, optimized=False, name="the exported model") as session:
+            proof = proof_of(exported.checks, session, frozen, self.metric, "exported model", exported.spreads)
+        groups = (case.inputs for case in frozen.of_kind("golden"))
+        inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
+        model = None if self.known else _exported_model(place, exported.onnx, load_onnx(exported.onnx, workdir))
+        return ExportOutcome(model, FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof))
+
+
+@dataclass(frozen=True)
+class ExternalFiles:
+    """Names of an ONNX file's external data files, seen from its folder."""
+
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReadExternalFiles:
+    """Read which files an ONNX file keeps its data in. root: the spec's folder."""
+
+    path: Path
+    root: Path
+
+    def run(self, context: WorkerContext) -> ExternalFiles:  # noqa: ARG002 - the protocol's
+        """Their names. Raises ModelError for a file that is no ONNX model, or leads out of the spec's folder."""
+        return external_data(self.path, self.root)
+
+
+def external_data(path: Path, root: Path) -> ExternalFiles:
+    """Names of an ONNX file's external data files. Arguments and errors as for `ReadExternalFiles`."""
     from pipeline.sources.onnx_model import external_files
 
-    return [str(item.relative_to(Path(path).parent)) for item in external_files(Path(path), Path(root))]
+    return ExternalFiles(tuple(str(item.relative_to(path.parent)) for item in external_files(path, root)))
 
 
-def _golden(data: str, wanted: "ExportRequest", labels: str | None) -> "Samples":
+def _golden(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
     """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
     source has."""
     from pipeline.sources.canonical import check_names
@@ -69,7 +132,7 @@ def _golden(data: str, wanted: "ExportRequest", labels: str | None) -> "Samples"
     from validation.samples import Samples
 
     try:
-        return Samples.open(Path(data), wanted.inputs, wanted.dims, (labels,) if labels else ())
+        return Samples.open(data, wanted.inputs, wanted.dims, (labels,) if labels else ())
     except DataError:
         if wanted.kind == "onnx":
             own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root))
@@ -77,17 +140,11 @@ def _golden(data: str, wanted: "ExportRequest", labels: str | None) -> "Samples"
         raise
 
 
-def _model_value(place: Store, path: Path, model: "ModelProto") -> Json:
+def _exported_model(place: Store, path: Path, model: "ModelProto") -> ExportedModel:
     from pipeline.quantization.schemes.qdq import carries_qdq
     from pipeline.sources.onnx_model import specs_of
 
     inputs, outputs = specs_of(model)
     stored = place.seal_file(path)
-    return {
-        "onnx": stored.digest,
-        "blake3": stored.blake3,
-        "inputs": [vars(tensor) for tensor in inputs],
-        "outputs": [vars(tensor) for tensor in outputs],
-        "opset": max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx")),
-        "carries_qdq": carries_qdq(model),
-    }
+    opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    return ExportedModel(stored.digest, stored.blake3, tuple(inputs), tuple(outputs), opset, carries_qdq(model))

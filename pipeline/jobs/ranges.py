@@ -1,14 +1,21 @@
 """Calibration: observing the samples, and searching with them what to quantize."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from builders import backends
+from builders.codec import encode
 from builders.errors import DataError, IntegrityError
-from builders.types import QuantizationScheme, WeightLevels
-from pipeline.jobs.blobs import dims_from, fetch, tensors_from, text_of
+from builders.jobs import WorkerContext
+from builders.types import BuildRequest, QuantizationScheme
+from pipeline.jobs.blobs import fetch, text_of
+from pipeline.quantization.choice.floor import Floor
+from pipeline.quantization.schemes.overrides import Override
 from pipeline.registry.store import Store, open_store
-from pipeline.values import Activation, Json
+from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,158 +27,203 @@ if TYPE_CHECKING:
     from validation.samples import Samples, SampleSource
 
 
-def observe_part(
-    store: str,
-    onnx: str,
-    part: list[int],
-    samples: Json,
-    workdir: Path,
-) -> Json:
-    """One streaming pass over a part of the calibration samples: observations (blob), digest of what was seen, samples,
-    and the digest of each of them (blob).
+@dataclass(frozen=True)
+class CalibrationSamples:
+    """root, data: the spec's folder, and what the spec names there.  digest: of the data when the step was keyed.
 
-    part: its index, and of how many.  samples: root and data (the spec's folder, and what the spec names there), digest
-    (of it when the step was keyed), labels (an array that no input takes), inputs and dims. Raises DataError when the
-    data has changed since.
+    labels: an array that no input takes.
     """
-    import onnx as onnx_package
 
-    from pipeline.quantization.calibration.observe import observe
-    from pipeline.quantization.graphs.placement import tensors_to_measure
-    from pipeline.quantization.graphs.sites import activations, prepared
-    from validation.overlap import Noted
-    from validation.samples import Samples
-
-    place = open_store(store)
-    model = fetch(place, onnx, workdir / "model.onnx")
-    graph = prepared(onnx_package.load(model))
-    everything, needed = activations(graph), tensors_to_measure(graph)
-    del graph
-    with _opened(samples) as source:
-        index, count = part
-        span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
-        noted = Noted(source)
-        seen = observe(model, noted, everything, histograms=needed, span=span)
-    if seen.dataset != samples["digest"]:
-        raise DataError(f"{samples['data']} changed while it was read; nothing was kept: run again")
-    return _observations_value(place, seen, noted.seen)
+    root: Path
+    data: str
+    digest: str
+    labels: str | None
+    shapes: ModelShapes
 
 
-def observe_part_there(store: str, onnx: str, part: list[int], samples: Json, workdir: Path) -> Json | None:
-    """`observe_part` on a node that may not see the samples; None where it does not."""
-    if not Path(samples["root"], samples["data"].partition(":")[0]).exists():
-        return None
-    return observe_part(store, onnx, part, samples, workdir)
+@dataclass(frozen=True)
+class CalibrationMethod:
+    """How ranges are chosen, as a spec says it."""
+
+    method: str
+    percentile: float | None
 
 
-def _opened(samples: Json) -> "AbstractContextManager[SampleSource]":
+@dataclass(frozen=True)
+class ObservePart:
+    """One streaming pass over a part of the calibration samples. model: digest.  part: its index, and of how many."""
+
+    model: str
+    part: tuple[int, int]
+    samples: CalibrationSamples
+
+    def run(self, context: WorkerContext) -> Observed:
+        """What the samples showed. Raises DataError when the data has changed since the step was keyed."""
+        import onnx
+
+        from pipeline.quantization.calibration.observe import observe
+        from pipeline.quantization.graphs.placement import tensors_to_measure
+        from pipeline.quantization.graphs.sites import activations, prepared
+        from validation.overlap import Noted
+        from validation.samples import Samples
+
+        place = open_store(context.store)
+        model = fetch(place, self.model, context.workdir / "model.onnx")
+        graph = prepared(onnx.load(model))
+        everything, needed = activations(graph), tensors_to_measure(graph)
+        del graph
+        with _opened(self.samples) as source:
+            index, count = self.part
+            span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
+            noted = Noted(source)
+            seen = observe(model, noted, everything, histograms=needed, span=span)
+        if seen.dataset != self.samples.digest:
+            raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
+        return _observed(place, seen, noted.seen)
+
+
+@dataclass(frozen=True)
+class ObservePartRemotely:
+    """The same on a node that may not see the samples."""
+
+    part: ObservePart
+
+    def run(self, context: WorkerContext) -> Observed | None:
+        """What the samples showed; None where they are not there."""
+        samples = self.part.samples
+        there = Path(samples.root, samples.data.partition(":")[0]).exists()
+        return self.part.run(context) if there else None
+
+
+@dataclass(frozen=True)
+class MergeParts:
+    """Observations of parts of one data set as one, which is what a single pass would have seen."""
+
+    parts: tuple[Observed, ...]
+
+    def run(self, context: WorkerContext) -> Observed:
+        """What all the samples showed."""
+        from pipeline.quantization.calibration.observations import Observations
+        from validation.overlap import merged
+
+        place = open_store(context.store)
+        blobs = [part.observations for part in self.parts]
+        found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in blobs]
+        inputs = merged(place.read_blob(part.inputs) for part in self.parts)
+        return _observed(place, reduce(Observations.merge, found), inputs)
+
+
+def _opened(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
     from pipeline.quantization.calibration.sources import open_source
 
-    shapes = tensors_from(samples["inputs"]), dims_from(samples["dims"])
-    return open_source(Path(samples["root"]), samples["data"], samples["digest"], *shapes, samples["labels"])
+    shapes = samples.shapes.inputs, samples.shapes.dims
+    return open_source(samples.root, samples.data, samples.digest, *shapes, samples.labels)
 
 
-def _classes(source: "Samples", samples: Json) -> "NDArray[Any]":
-    found = source.column(samples["labels"])
+def _classes(source: "Samples", samples: CalibrationSamples) -> "NDArray[Any]":
+    found = source.column(samples.labels or "")
     if found.dtype.kind not in "iu":
-        where = f"{samples['labels']!r} of {samples['data']}"
+        where = f"{samples.labels!r} of {samples.data}"
         raise DataError(f"calibration.labels: {where} is {found.dtype}; class indices are integers")
     return found
 
 
-def merge_parts(store: str, parts: list[str], inputs: list[str]) -> Json:
-    """Observations of parts of one data set, and the samples' digests, both by digest, as one: the same four."""
-    from functools import reduce
-
-    from pipeline.quantization.calibration.observations import Observations
-    from validation.overlap import merged
-
-    place = open_store(store)
-    found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in parts]
-    return _observations_value(place, reduce(Observations.merge, found), merged(map(place.read_blob, inputs)))
+def _observed(place: Store, seen: "Observations", inputs: bytes) -> Observed:
+    return Observed(place.put_bytes(seen.to_bytes()), place.put_bytes(inputs), seen.digest, seen.samples)
 
 
-def _observations_value(place: Store, seen: "Observations", inputs: bytes) -> Json:
-    blobs = {"observations": place.put_bytes(seen.to_bytes()), "inputs": place.put_bytes(inputs)}
-    return {**blobs, "seen": seen.digest, "samples": seen.samples}
+@dataclass(frozen=True)
+class SearchTerms:
+    """How int8 is searched, as a spec says it."""
+
+    smoothing: Literal["none", "auto"]
+    floor: Floor | None
+    overrides: tuple[Override, ...]
 
 
-def choose(
-    store: str,
-    onnx: str,
-    activation: Activation,
-    weight_levels: WeightLevels,
-    observations: str,
-    calibration: Json,
-    search: Json,
-    race: Json | None,
-    answer: str | None,
-    samples: Json,
-    workdir: Path,
-) -> Json:
-    """Search what to quantize and how: digests of model, ranges, choice and of what the smoothed activations hold, and
-    the nodes left in float with reasons.
+@dataclass(frozen=True)
+class LatencyProbe:
+    """The engine that measures what int8 saves, and the machine that its times hold for; without a request, the reason
+    why none of that kind runs here."""
 
-    activation, weight_levels: as in `QuantizationScheme`.  search: the spec's smoothing, floor and overrides.
-    race: of `steps.race.engine_to_race`.  answer: the output that is judged by labels.  samples: as in `observe_part`.
+    request: BuildRequest | None = None
+    cpu: str = ""
+    cores: int = 0
+    cannot: str = ""
+
+
+@dataclass(frozen=True)
+class SearchQuantization:
+    """Search what to quantize and how, for one kind of int8. model, observations: digests.
+
+    probe: None where nothing is timed.  answer: the output that is judged by labels.
     """
-    import onnx as onnx_package
 
-    from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.choice.chosen import Floor
-    from pipeline.quantization.choice.runs import Labels, grouped
-    from pipeline.quantization.choice.search import choose as search_for
-    from pipeline.quantization.graphs.sites import prepared
-    from pipeline.quantization.schemes.overrides import Override, resolve
-    from pipeline.sources.onnx_model import save_onnx
-    from validation.samples import Samples
+    model: str
+    kind: Searched
+    observations: str
+    calibration: CalibrationMethod
+    search: SearchTerms
+    probe: LatencyProbe | None
+    answer: str | None
+    samples: CalibrationSamples
 
-    place = open_store(store)
-    model = onnx_package.load(fetch(place, onnx, workdir / "model.onnx"))
-    scheme = QuantizationScheme(activation, activation == "uint8", "fp32", weight_levels)
-    measured = chosen_ranges(
-        place, {"precision": "int8", "scheme": {"activation": activation}}, observations, calibration
-    )
-    if measured is None:
-        raise IntegrityError("int8 was to be searched without observations; calibrate first")
-    rules = [Override.from_json(item) for item in search["overrides"]]
-    overrides = resolve(prepared(model), rules) if rules else {}
-    floor = Floor(**search["floor"]) if search["floor"] else None
-    shapes = tensors_from(samples["inputs"]), dims_from(samples["dims"])
-    with _opened(samples) as source:
-        first = next(grouped(source.runs(), *shapes))[1] if race else {}
-        labels = Labels(answer, _classes(source, samples)) if answer and isinstance(source, Samples) else None
-        with _race(race, first, workdir) as timer:
-            runs = grouped(source.runs(), *shapes)
-            found = search_for(model, measured, scheme, runs, floor, search["smoothing"], overrides, timer, labels)
-    save_onnx(found.model, workdir / "chosen.onnx")
-    return {
-        "model": place.put_file(workdir / "chosen.onnx"),
-        "ranges": place.put_bytes(text_of(found.ranges.to_json())),
-        "choice": place.put_bytes(text_of({**found.to_json(), "floor": search["floor"]})),
-        "smoothed": place.put_bytes(Observations(onnx, samples["digest"], (), found.smoothed).to_bytes()),
-        "left": dict(found.left),
-        "summary": "; ".join(filter(None, [found.summary, _not_measured(race)])),
-    }
+    def run(self, context: WorkerContext) -> SearchResult:
+        """What was chosen. Raises DataError for labels that are no classes, InputError for rules that match no node."""
+        import onnx
+
+        from pipeline.quantization.calibration.observations import Observations
+        from pipeline.quantization.choice.runs import Labels, grouped
+        from pipeline.quantization.choice.search import choose
+        from pipeline.quantization.graphs.sites import prepared
+        from pipeline.quantization.schemes.overrides import resolve
+        from pipeline.sources.onnx_model import save_onnx
+        from validation.samples import Samples
+
+        place, workdir, search = open_store(context.store), context.workdir, self.search
+        model = onnx.load(fetch(place, self.model, workdir / "model.onnx"))
+        activation = self.kind.activation
+        scheme = QuantizationScheme(activation, activation == "uint8", "fp32", self.kind.weight_levels)
+        measured = chosen_ranges(place, Flavour("int8", scheme), self.observations, self.calibration)
+        if measured is None:
+            raise IntegrityError("int8 was to be searched without observations; calibrate first")
+        overrides = resolve(prepared(model), search.overrides) if search.overrides else {}
+        shapes = self.samples.shapes.inputs, self.samples.shapes.dims
+        with _opened(self.samples) as source:
+            first = next(grouped(source.runs(), *shapes))[1] if self.probe else {}
+            labels = None
+            if self.answer and isinstance(source, Samples):
+                labels = Labels(self.answer, _classes(source, self.samples))
+            with _race(self.probe, first, workdir) as timer:
+                runs = grouped(source.runs(), *shapes)
+                told = search.floor, search.smoothing, overrides, timer, labels
+                found = choose(model, measured, scheme, runs, *told)
+        save_onnx(found.model, workdir / "chosen.onnx")
+        told_floor = encode(search.floor)
+        cannot = self.probe.cannot if self.probe else ""
+        return SearchResult(
+            place.put_file(workdir / "chosen.onnx"),
+            place.put_bytes(text_of(found.ranges.to_json())),
+            place.put_bytes(text_of({**found.to_json(), "floor": told_floor})),
+            place.put_bytes(Observations(self.model, self.samples.digest, (), found.smoothed).to_bytes()),
+            dict(found.left),
+            "; ".join(filter(None, [found.summary, f"latency was not measured: {cannot}" if cannot else ""])),
+        )
 
 
-def _race(wanted: Json | None, inputs: "Tensors", workdir: Path) -> "AbstractContextManager[EngineRace | None]":
+def _race(probe: LatencyProbe | None, inputs: "Tensors", workdir: Path) -> "AbstractContextManager[EngineRace | None]":
     """The engines that measure what int8 saves, on the first run of the samples; none where there is nothing to run."""
-    from builders import backends
-    from builders.types import BuildRequest
     from pipeline.quantization.choice.engine_race import EngineRace
 
-    if wanted is None or "cannot" in wanted:
+    if probe is None or probe.request is None:
         return nullcontext()
-    request = BuildRequest.from_json(wanted["request"])
-    return EngineRace(backends.configure(request.backend, dict(request.options)), request, inputs, workdir)
+    backend = backends.configure(probe.request.backend, dict(probe.request.options))
+    return EngineRace(backend, probe.request, inputs, workdir)
 
 
-def _not_measured(race: Json | None) -> str:
-    return f"latency was not measured: {race['cannot']}" if race and "cannot" in race else ""
-
-
-def chosen_ranges(place: Store, flavour: Json, observations: str | None, calibration: Json | None) -> "Ranges | None":
+def chosen_ranges(
+    place: Store, flavour: Flavour, observations: str | None, calibration: CalibrationMethod | None
+) -> "Ranges | None":
     """Chosen for the flavour's scheme; fp8 and casts need to know the extremes only."""
     from pipeline.quantization.calibration.methods import MinMax, method, ranges
     from pipeline.quantization.calibration.observations import Observations
@@ -179,7 +231,7 @@ def chosen_ranges(place: Store, flavour: Json, observations: str | None, calibra
     if observations is None or calibration is None:
         return None
     seen = Observations.from_bytes(place.read_blob(observations))
-    if flavour["precision"] != "int8":
+    if flavour.precision != "int8" or flavour.scheme is None:
         return ranges(seen, MinMax(), "int8")
-    chosen = method(calibration["method"], calibration["percentile"])
-    return ranges(seen, chosen, flavour["scheme"]["activation"])
+    chosen = method(calibration.method, calibration.percentile)
+    return ranges(seen, chosen, flavour.scheme.activation)

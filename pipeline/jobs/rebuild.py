@@ -1,35 +1,45 @@
 """Building a published engine once more, in a process of its own, and asking it the golden cases."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from builders import backends
+from builders.jobs import WorkerContext
 from builders.types import BuildRequest
 from pipeline.jobs.blobs import fetch, golden_set
 from pipeline.registry.store import open_store
-from pipeline.values import Json
 
 # Of each kind: enough to see other kernels.
 MOST_CASES = 8
 
 
-def rebuild_engine(store: str, request: Json, golden: str, out: str, workdir: Path) -> Json:
-    """Build, run and forget: nothing is put into the registry. Gives the engine's digest; answers are written to `out`.
+@dataclass(frozen=True)
+class RebuildEngine:
+    """Build an engine once more and run it on golden cases; nothing is put into the registry.
 
-    Raises what the backend raises, and InputError where its versions are not those that the engine was built with.
+    golden: digest of the golden set.  answers: the file that the answers are written to.
     """
-    from validation.compare import run
-    from validation.golden import GoldenSet
 
-    place = open_store(store)
-    wanted = BuildRequest.from_json(request)
-    backend = backends.configure(wanted.backend, dict(wanted.options))
-    backends.check_toolchain(backend, wanted)
-    frozen = golden_set(place, golden, workdir)
-    engine = backend.build(wanted, fetch(place, wanted.model, workdir / "model.onnx"), workdir)
-    with backend.open(engine) as session:
-        cases = [case for kind in ("golden", "edge") for case in islice(frozen.of_kind(kind), MOST_CASES)]
-        answers = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]
-    GoldenSet(answers).save(Path(out))
-    return {"engine": engine.digest}
+    request: BuildRequest
+    golden: str
+    answers: Path
+
+    def run(self, context: WorkerContext) -> str:
+        """The digest of the engine.
+
+        Raises what the backend raises, and InputError where its versions are not those that the engine was built with.
+        """
+        from validation.compare import run
+        from validation.golden import GoldenSet
+
+        place, workdir = open_store(context.store), context.workdir
+        backend = backends.configure(self.request.backend, dict(self.request.options))
+        backends.check_toolchain(backend, self.request)
+        frozen = golden_set(place, self.golden, workdir)
+        engine = backend.build(self.request, fetch(place, self.request.model, workdir / "model.onnx"), workdir)
+        with backend.open(engine) as session:
+            cases = [case for kind in ("golden", "edge") for case in islice(frozen.of_kind(kind), MOST_CASES)]
+            answers = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]
+        GoldenSet(answers).save(self.answers)
+        return engine.digest

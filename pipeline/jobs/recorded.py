@@ -2,49 +2,55 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.errors import DataError, IntegrityError
+from builders.jobs import WorkerContext
 from builders.types import BuildRequest
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.jobs.limits import engine_limits
 from pipeline.registry.store import open_store
-from pipeline.values import Json
+from pipeline.values import Proof
+from validation.task import TaskMetric
 
 if TYPE_CHECKING:
     from validation.golden import GoldenSet
     from validation.gpu.recorded import Recording
 
 
-def check_recorded(
-    store: str,
-    request: Json,
-    golden: str,
-    limits: Mapping[str, float],
-    metric: Json | None,
-    answers: str,
-    workdir: Path,
-) -> Json:
-    """The engine joint of `jobs.engines.check_engine`, of answers in a file instead of a session.
+@dataclass(frozen=True)
+class CheckRecording:
+    """The engine stage of `jobs.engines.CheckEngine`, of answers in a file instead of a session.
 
-    Raises IntegrityError where an answer is damaged or missing: that says nothing about the engine.
+    request: what the engine was built from.  answers: the file, as `validation.gpu.recorded.Recording` reads it.
     """
-    from builders.onnxruntime import OrtSession
-    from validation.compare import drift_checks
-    from validation.gpu.recorded import Recording
-    from validation.tally import Spreads
 
-    place, spreads = open_store(store), Spreads()
-    wanted = BuildRequest.from_json(request)
-    frozen = golden_set(place, golden, workdir)
-    actual = Recording(wanted.inputs, wanted.outputs, json.loads(Path(answers).read_text()))
-    _check_whole(actual, frozen)
-    graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-    with OrtSession(graph, optimized=False) as expected:
-        held = engine_limits(graph, expected, wanted, frozen, limits, workdir)
-        checks = drift_checks("engine", expected, actual, frozen, held, spreads)
-        return proof_of(checks, actual, frozen, metric, "engine", spreads.at("engine"))
+    request: BuildRequest
+    golden: str
+    limits: Mapping[str, float]
+    metric: TaskMetric | None
+    answers: Path
+
+    def run(self, context: WorkerContext) -> Proof:
+        """The checks. Raises IntegrityError where an answer is damaged or missing: that says nothing about the
+        engine."""
+        from builders.onnxruntime import OrtSession
+        from validation.compare import drift_checks
+        from validation.gpu.recorded import Recording
+        from validation.tally import Spreads
+
+        place, spreads = open_store(context.store), Spreads()
+        wanted, workdir = self.request, context.workdir
+        frozen = golden_set(place, self.golden, workdir)
+        actual = Recording(wanted.inputs, wanted.outputs, json.loads(self.answers.read_text()))
+        _check_whole(actual, frozen)
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with OrtSession(graph, optimized=False) as expected:
+            held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            checks = drift_checks("engine", expected, actual, frozen, held, spreads)
+            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
 
 
 def _check_whole(actual: "Recording", golden: "GoldenSet") -> None:

@@ -2,37 +2,53 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from builders.errors import EngineryError
 from builders.fitting import open_engine
-from builders.types import BuildRequest, Dim, Engine, Session, Tensors, TensorSpec
-from pipeline.jobs.blobs import dims_from, fetch, golden_set, runnable, tensors_from
+from builders.jobs import WorkerContext
+from builders.types import BuildRequest, Dim, Session, Tensors, TensorSpec
+from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, runnable
 from pipeline.registry.store import open_store
-from pipeline.values import Json
+from pipeline.values import EngineBlob, ModelShapes
 
 Sizes = Mapping[str, int]
 
 
-def probe_shapes(store: str, request: Json, suffix: str, engine: str, golden: str, model: Json, workdir: Path) -> Json:
-    """What an engine answers: {'within': sizes between the ends of the buckets, 'outside': beyond the dims}.
+@dataclass(frozen=True)
+class AnsweredShapes:
+    """Which sizes an engine answers. within: between the ends of the buckets.  outside: beyond the dims.
 
-    Each is True, False, or None where there is no such size or the graph itself does not answer there. A wrong answer
-    counts as none.
+    Each is None where there is no such size, or the graph itself does not answer there.
     """
-    from builders.onnxruntime import OrtSession
 
-    place, wanted = open_store(store), BuildRequest.from_json(request)
-    specs, dims = tensors_from(model["inputs"]), dims_from(model["dims"])
-    real = next(golden_set(place, golden, workdir).of_kind("golden")).inputs
-    path = fetch(place, engine, workdir / f"engine{suffix}")
-    graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-    made = Engine(wanted, path, engine, path.stat().st_size, suffix)
-    with OrtSession(graph, optimized=False) as expected, open_engine(made) as actual:
-        return {
-            kind: _answers(expected, actual, wanted, [_inputs(real, specs, sizes) for sizes in tried])
-            for kind, tried in (("within", sizes_within(dims)), ("outside", sizes_outside(dims)))
-        }
+    within: bool | None
+    outside: bool | None
+
+
+@dataclass(frozen=True)
+class ProbeShapes:
+    """Run an engine at sizes that it was not proven at. golden: digest of the set that the inputs are from."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+
+    def run(self, context: WorkerContext) -> AnsweredShapes:
+        """Which sizes it answers; a wrong answer counts as none."""
+        from builders.onnxruntime import OrtSession
+
+        place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
+        real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs
+        made = fetch_engine(place, self.engine, workdir)
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with OrtSession(graph, optimized=False) as expected, open_engine(made) as actual:
+
+            def answers(tried: Sequence[Sizes]) -> bool | None:
+                inputs = [_inputs(real, self.shapes.inputs, sizes) for sizes in tried]
+                return _answers(expected, actual, wanted, inputs)
+
+            return AnsweredShapes(answers(sizes_within(self.shapes.dims)), answers(sizes_outside(self.shapes.dims)))
 
 
 def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:

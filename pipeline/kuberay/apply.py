@@ -8,23 +8,21 @@ of the status changed, for which `helm --wait` waits.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import yaml
 
 from builders.errors import EngineryError, InputError, UnavailableError
 from pipeline.fleet.cluster import Access
+from pipeline.kuberay.changes import CONSENT, Object, planned, suspended
 from pipeline.kuberay.kubernetes import Kubernetes
-from pipeline.kuberay.workers import Pod, orphans, stale, stopped
+from pipeline.kuberay.workers import Pod, stopped
 
-# On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
-CONSENT = "enginery.io/may-stop-workers"
-_QUEUE = "kueue.x-k8s.io/queue-name"
-_ROUNDS = 10
-
-Object = dict[str, Any]
+# How often it is looked at, with a second in between: KubeRay takes milliseconds, and half a minute when it starts.
+_ROUNDS = 120
 
 
 class Cluster(Protocol):
@@ -42,69 +40,42 @@ class Cluster(Protocol):
     def pods(self) -> list[Pod]:
         """Its pods, without those that are ending."""
 
-    def delete(self, pod: Pod) -> None:
-        """Delete one of its pods."""
-
     def owner(self, name: str) -> Object:
         """A reference to the ConfigMap: Kubernetes deletes the RayCluster with it."""
 
 
-def apply(cluster: Cluster, wanted: Object, owner: str) -> str:
-    """Make or change the RayCluster; what was done.
+def apply(cluster: Cluster, wanted: Object, owner: str, wait: Callable[[float], None] = time.sleep) -> str:
+    """Make or change the RayCluster, and have KubeRay end pods of another version and of no group; what was done.
 
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
-    being deleted or changes all the time.
+    being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """
     name, reference = wanted["metadata"]["name"], cluster.owner(owner)
-    gone: list[str] = []
+    ended: list[str] = []
+    problem = ""
     for _ in range(_ROUNDS):
         live = cluster.find()
         if live is None:
-            cluster.create(merged(None, wanted, reference))
+            cluster.create(_owned(wanted, reference))
             return f"{name}: created"
         if "deletionTimestamp" in live["metadata"]:
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
         _check(live, wanted, pods)
-        unwanted = {*stale(pods, wanted), *orphans(pods, wanted)}
-        changed = merged(live, wanted, reference)
-        if unwanted and CONSENT in live["metadata"].get("annotations", {}):
-            # Until they are gone, so that a Job that is killed half way is followed by one that may go on.
-            changed["metadata"]["annotations"][CONSENT] = live["metadata"]["annotations"][CONSENT]
+        changed, going = planned(live, wanted, pods, reference)
         if not cluster.replace(changed):
-            continue
-        if not unwanted:
-            return f"{name}: up to date" + (f"; deleted {', '.join(gone)}" if gone else "")
-        # KubeRay makes the head, and workers as they are needed.
-        for pod in (pod for pod in pods if pod in unwanted):
-            cluster.delete(pod)
-            gone.append(pod.name)
-    raise UnavailableError(f"{name} changes faster than it is written; run again")
+            problem = f"{name} changes faster than it is written; run again"
+        elif going:
+            ended += [item for item in going if item not in ended]
+            problem = f"{name}: KubeRay does not end {', '.join(going)}; see that its operator runs, and run again"
+        else:
+            return f"{name}: {suspended(changed) or 'up to date'}" + (f"; ended {', '.join(ended)}" if ended else "")
+        wait(1)
+    raise UnavailableError(problem)
 
 
-def merged(live: Object | None, wanted: Object, owner: Object) -> Object:
-    """What is wanted, with what others write: the autoscaler the number of workers, Kueue whether it is suspended."""
-    metadata, spec = dict(wanted["metadata"]), dict(wanted["spec"])
-    if live is None:
-        return {**wanted, "metadata": {**metadata, "ownerReferences": [owner]}}
-    kept = {name: value for name, value in live["metadata"].items() if name != "managedFields"}
-    annotations = {**kept.get("annotations", {}), **metadata.get("annotations", {})}
-    annotations.pop(CONSENT, None)
-    owners = [item for item in kept.get("ownerReferences", ()) if item["uid"] != owner["uid"]]
-    found = {**kept, **metadata, "annotations": annotations, "ownerReferences": [*owners, owner]}
-    groups = {group["groupName"]: group for group in live["spec"].get("workerGroupSpecs", ())}
-    spec["workerGroupSpecs"] = [
-        _scaled(group, groups.get(group["groupName"], {})) for group in spec["workerGroupSpecs"]
-    ]
-    # Who leaves Kueue is suspended by nobody any more; who was never in a queue was by hand.
-    if "suspend" in live["spec"] and (_QUEUE in metadata.get("labels", {}) or _QUEUE not in kept.get("labels", {})):
-        spec["suspend"] = live["spec"]["suspend"]
-    return {**wanted, "metadata": found, "spec": spec}
-
-
-def _scaled(group: Object, live: Mapping[str, Any]) -> Object:
-    scale = {name: live[name] for name in ("replicas", "scaleStrategy") if name in live}
-    return {**group, **scale, "replicas": max(group["minReplicas"], scale.get("replicas", 0))}
+def _owned(wanted: Object, owner: Object) -> Object:
+    return {**wanted, "metadata": {**wanted["metadata"], "ownerReferences": [owner]}}
 
 
 def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:

@@ -57,10 +57,6 @@ class Kubernetes:
         data: bytes = answer.data
         return data
 
-    def delete(self, pod: Pod) -> None:
-        """Delete one of its pods; one that is gone is none."""
-        self._ask(self._core.delete_namespaced_pod, pod.name, self._namespace, absent=[_NOT_FOUND])
-
     def owner(self, name: str) -> dict[str, Any]:
         """A reference to the ConfigMap: Kubernetes deletes the RayCluster with it."""
         uid = self._ask(self._core.read_namespaced_config_map, name, self._namespace).metadata.uid

@@ -47,9 +47,17 @@ def orphans(pods: Sequence[Pod], wanted: Mapping[str, Any]) -> list[Pod]:
     return [pod for pod in pods if pod.group is not None and pod.group not in groups]
 
 
+def left_over(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Groups of the RayCluster `live` that are not wanted and for which workers are asked."""
+    groups = {group["groupName"] for group in wanted["spec"]["workerGroupSpecs"]}
+    found = live["spec"].get("workerGroupSpecs", ())
+    return [group["groupName"] for group in found if group["groupName"] not in groups and group.get("replicas", 0)]
+
+
 def stopped(pods: Sequence[Pod], live: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """What bringing the RayCluster `live` to `wanted` would stop, a line for each worker or group; the head builds
     nothing. A worker that the operator has yet to make for a group that goes counts, too: nobody would end it."""
+    old_head = next((pod for pod in stale(pods, wanted) if pod.group is None), None)
     pods = [pod for pod in pods if pod.group is not None and not pod.ended]
     old, without_group = stale(pods, wanted), orphans(pods, wanted)
     for pod in pods:
@@ -57,11 +65,13 @@ def stopped(pods: Sequence[Pod], live: Mapping[str, Any], wanted: Mapping[str, A
             yield f"{pod.name}: its group {pod.group} is not wanted any more"
         elif pod in old:
             yield f"{pod.name}: has Ray {pod.version}, and {wanted['spec']['rayVersion']} is wanted"
+        elif old_head:
+            version = f"{old_head.version}, and {wanted['spec']['rayVersion']} is wanted"
+            yield f"{pod.name}: ends with {old_head.name}, which has Ray {version}"
     running = Counter(pod.group for pod in pods)
-    groups = {group["groupName"] for group in wanted["spec"]["workerGroupSpecs"]}
-    for group in live["spec"].get("workerGroupSpecs", ()):
-        name, asked = group["groupName"], group.get("replicas", 0)
-        if name not in groups and asked > running[name]:
+    asks = {group["groupName"]: group.get("replicas", 0) for group in live["spec"].get("workerGroupSpecs", ())}
+    for name in left_over(live, wanted):
+        if (asked := asks[name]) > running[name]:
             yield f"group {name}: {asked} workers are asked for, {running[name]} run, and it is not wanted any more"
     fresh = Counter(pod.group for pod in pods if pod not in old)
     for group in wanted["spec"]["workerGroupSpecs"]:

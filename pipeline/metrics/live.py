@@ -9,15 +9,12 @@ from builders.errors import UnavailableError
 from builders.jobs import Usage
 from pipeline.metrics import names
 from pipeline.metrics.names import Metric
-from pipeline.progress.events import Silent, state_of
+from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started
 from pipeline.registry import trouble
 from pipeline.runs.totals import BUCKETS_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-
-    from pipeline.publication import Outcome
-    from pipeline.values import BuildPlan
 
 
 class LiveMetrics(Silent):
@@ -46,36 +43,38 @@ class LiveMetrics(Silent):
         made(Gauge, names.RUNNING).set_function(lambda: len(self._running))
         self.registry.register(Trouble())
 
-    def planned(self, plan: "BuildPlan") -> None:
-        """Units that will be built wait."""
-        with self._lock:
-            self._units |= {unit.name: (unit.request.target.name, unit.request.backend) for unit in plan.units}
-            self._waiting |= {unit.name for unit in plan.wanted}
-
-    def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - nodes are no label
-        """It does not wait any more."""
-        with self._lock:
-            if name in self._units:
-                self._waiting.discard(name)
-                self._running.add(name)
-
-    def retrying(self, name: str, why: str) -> None:  # noqa: ARG002 - reasons are no label
+    def emit(self, event: Event) -> None:
         """Count it."""
-        if unit := self._units.get(name):
-            self._retries.labels(*unit).inc()
+        match event:
+            case Planned(plan):
+                with self._lock:
+                    self._units |= {unit.name: (unit.request.target.name, unit.request.backend) for unit in plan.units}
+                    self._waiting |= {unit.name for unit in plan.wanted}
+            case RunConcluded(outcome):
+                self._unproven.clear()
+                for engine in outcome.engines:
+                    if engine.status == "unproven":
+                        self._unproven.labels(engine.target, engine.backend).inc()
+            case Started() | Retrying() | ProcessEnded() | Finished():
+                if unit := self._units.get(event.name):
+                    self._count(event, unit)
 
-    def ended(self, name: str, usage: Usage) -> None:
-        """Note what it took."""
-        if unit := self._units.get(name):
-            self._usage[name] = usage
-            self._peak.labels(*unit).set(usage.peak_mib * 2**20)
+    def _count(self, event: Started | Retrying | ProcessEnded | Finished, unit: tuple[str, str]) -> None:
+        """Count what happened to a unit of the plan. unit: its labels."""
+        match event:
+            case Started(name):
+                with self._lock:
+                    self._waiting.discard(name)
+                    self._running.add(name)
+            case Retrying():
+                self._retries.labels(*unit).inc()
+            case ProcessEnded(name, usage):
+                self._usage[name] = usage
+                self._peak.labels(*unit).set(usage.peak_mib * 2**20)
+            case Finished(name, state):
+                self._count_end(name, state, unit)
 
-    def finished(self, name: str, outcome: str) -> None:
-        """Count how it ended."""
-        unit = self._units.get(name)
-        if unit is None:
-            return
-        state, _ = state_of(outcome)
+    def _count_end(self, name: str, state: str, unit: tuple[str, str]) -> None:
         with self._lock:
             self._waiting.discard(name)
             self._running.discard(name)
@@ -83,15 +82,8 @@ class LiveMetrics(Silent):
         self._cache.labels("hit" if state == "cached" else "miss").inc()
         if state != "cached":
             self._builds.labels(state, *unit).inc()
-        if usage and state != "cached":
-            self._seconds.labels(state, *unit).observe(usage.seconds)
-
-    def concluded(self, outcome: "Outcome") -> None:
-        """Count the engines that are published unproven."""
-        self._unproven.clear()
-        for engine in outcome.engines:
-            if engine["status"] == "unproven":
-                self._unproven.labels(engine["target"], engine["backend"]).inc()
+            if usage:
+                self._seconds.labels(state, *unit).observe(usage.seconds)
 
 
 class Trouble:

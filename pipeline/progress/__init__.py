@@ -5,7 +5,7 @@ Whoever wants to know is a `Progress`; `together` tells several.
 
 from pipeline.progress.by_model import by_model
 from pipeline.progress.display import progress_display
-from pipeline.progress.events import Progress, Silent, Told, state_of
+from pipeline.progress.events import Progress, Silent
 from pipeline.progress.json_lines import JsonLines
 from pipeline.progress.lines import Lines
 from pipeline.progress.table import LiveTable
@@ -17,9 +17,7 @@ __all__ = [
     "LiveTable",
     "Progress",
     "Silent",
-    "Told",
     "by_model",
     "progress_display",
-    "state_of",
     "together",
 ]

@@ -1,26 +1,151 @@
-"""What is told of a run: the protocol that displays, the run's state, metrics and traces answer."""
+"""What happens in a run, as values; and the protocol of displays, run state, metrics and traces, which are told it."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from builders.jobs import Usage
+from builders.jobs import Unwatched, Usage
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 
-# What the steps call the proof of a unit: this and the unit's name.
-VERDICT = "verdict on "
+State = Literal["done", "cached", "built", "refitted", "failed"]
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """A run of this model has begun. run: its name in the registry."""
+
+    model: str
+    run: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """These units are going to be built, or were before, or are refused."""
+
+    plan: "BuildPlan"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """How long a unit will probably take, and how much memory; before it starts."""
+
+    name: str
+    expectation: "Expectation"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A step or unit is in the queue. why: for what."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A step or unit runs. where: 'here', or the name of a node; told again after a retry."""
+
+    name: str
+    where: str = "here"
+
+
+@dataclass(frozen=True)
+class PhaseEntered:
+    """What a step or unit does now."""
+
+    name: str
+    phase: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the process of a step or unit printed, in pieces that end anywhere."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """A step or unit is going to be started once more."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """The process of a step or unit is gone; what came of it is told by `Finished`, if anything came of it."""
+
+    name: str
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a step or unit ended. reason: of a failure, or what a person should know.
+
+    words: for people, where state and reason do not say it: 'built in 2.1 s'.
+    """
+
+    name: str
+    state: State = "done"
+    reason: str = ""
+    words: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """In words: 'cached', 'failed: out of memory'."""
+        return self.words or (f"{self.state}: {self.reason}" if self.reason else self.state)
+
+
+@dataclass(frozen=True)
+class VerdictReached:
+    """What was found of a unit's engine: 'proven', 'unproven' or 'failed', and why."""
+
+    name: str
+    verdict: str
+    reason: str
+
+    @property
+    def outcome(self) -> str:
+        """In words: 'proven: 12 checks passed'."""
+        return f"{self.verdict}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class VersionSettled:
+    """A version is in the registry. name: 'digits@3', or the model where nothing new was published.
+
+    words: 'published', 'already published', or 'same as digits@2'.
+    """
+
+    name: str
+    words: str
+
+
+@dataclass(frozen=True)
+class RunConcluded:
+    """The run is over, and this is what came of it."""
+
+    outcome: "Outcome"
+
+
+# Events about one step or unit, by its name.
+StepEvent = Predicted | Waiting | Started | PhaseEntered | Printed | Retrying | ProcessEnded | Finished | VerdictReached
+Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 
 
 class Progress(Protocol):
-    """Told about every step and unit, by its name; called from several threads.
+    """Told of everything that happens in a run; called from several threads.
 
-    What is told of one job comes in order, from the thread that runs it. What this raises stops the run.
+    The events of one job come in order, from the thread that runs it. What this raises stops the run.
     by: what started the run, such as a Prefect flow run; '' for a person's command.
     """
 
@@ -30,41 +155,13 @@ class Progress(Protocol):
         """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
         ...
 
-    def began(self, model: str, run: str) -> None:
-        """A run of this model has begun."""
-
-    def planned(self, plan: "BuildPlan") -> None:
-        """These units are going to be built, or were before, or are refused."""
-
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """How long a unit will probably take, and how much memory; told before it starts."""
-
-    def waiting(self, name: str, why: str) -> None:
-        """It is in the queue, and for what."""
-
-    def started(self, name: str, where: str = "here") -> None:
-        """It runs, on this node; told again after a retry."""
-
-    def phase(self, name: str, phase: str) -> None:
-        """What it does now."""
-
-    def said(self, name: str, text: str) -> None:
-        """What its process printed, in pieces that end anywhere."""
-
-    def retrying(self, name: str, why: str) -> None:
-        """It is going to be started once more."""
-
-    def ended(self, name: str, usage: Usage) -> None:
-        """Its process is gone; what came of it is told by `finished`, if anything came of it."""
-
-    def finished(self, name: str, outcome: str) -> None:
-        """How it ended. The first word is its state: 'done', 'cached', 'built in 2.1 s', 'failed: why'."""
-
-    def concluded(self, outcome: "Outcome") -> None:
-        """The run is over, and this is what came of it."""
+    def emit(self, event: Event) -> None:
+        """Tell of an event."""
+        ...
 
     def recorded(self, run: "RunState") -> None:
         """The run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
+        ...
 
     def watching(self, name: str) -> AbstractContextManager[None]:
         """Surround long work with this, so that the display knows that it is alive."""
@@ -72,7 +169,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Hears nothing: for tests and library use, and a base for who wants to hear a part."""
+    """Is told everything and does nothing: for tests and library use, and a base for listeners."""
 
     by = ""
 
@@ -80,37 +177,7 @@ class Silent:
         """Runs are not told apart."""
         return self
 
-    def began(self, model: str, run: str) -> None:
-        """Ignore it."""
-
-    def planned(self, plan: "BuildPlan") -> None:
-        """Ignore it."""
-
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """Ignore it."""
-
-    def waiting(self, name: str, why: str) -> None:
-        """Ignore it."""
-
-    def started(self, name: str, where: str = "here") -> None:
-        """Ignore it."""
-
-    def phase(self, name: str, phase: str) -> None:
-        """Ignore it."""
-
-    def said(self, name: str, text: str) -> None:
-        """Ignore it."""
-
-    def retrying(self, name: str, why: str) -> None:
-        """Ignore it."""
-
-    def ended(self, name: str, usage: Usage) -> None:
-        """Ignore it."""
-
-    def finished(self, name: str, outcome: str) -> None:
-        """Ignore it."""
-
-    def concluded(self, outcome: "Outcome") -> None:
+    def emit(self, event: Event) -> None:
         """Ignore it."""
 
     def recorded(self, run: "RunState") -> None:
@@ -122,42 +189,32 @@ class Silent:
         yield
 
 
-@dataclass(frozen=True)
-class Told:
-    """The `Watch` of one job that passes on what it hears, with the name of its step or unit."""
+class JobEvents(Unwatched):
+    """The `Watch` of one job, as events of its step or unit. The memory it holds comes with its end."""
 
-    progress: Progress
-    name: str
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._emit, self._name = progress.emit, name
 
     def waiting(self, why: str) -> None:
         """See `Watch.waiting`."""
-        self.progress.waiting(self.name, why)
+        self._emit(Waiting(self._name, why))
 
     def started(self, where: str) -> None:
         """See `Watch.started`."""
-        self.progress.started(self.name, where)
+        self._emit(Started(self._name, where))
 
     def phase(self, name: str) -> None:
         """See `Watch.phase`."""
-        self.progress.phase(self.name, name)
+        self._emit(PhaseEntered(self._name, name))
 
     def said(self, text: str) -> None:
         """See `Watch.said`."""
-        self.progress.said(self.name, text)
-
-    def holds(self, mib: float) -> None:
-        """Nothing shows it while it changes; the most of it comes with `ended`."""
+        self._emit(Printed(self._name, text))
 
     def retrying(self, why: str) -> None:
         """See `Watch.retrying`."""
-        self.progress.retrying(self.name, why)
+        self._emit(Retrying(self._name, why))
 
     def ended(self, usage: Usage) -> None:
         """See `Watch.ended`."""
-        self.progress.ended(self.name, usage)
-
-
-def state_of(outcome: str) -> tuple[str, str]:
-    """The first word of what `finished` was told, and the reason after a colon: ('failed', 'out of memory')."""
-    word, _, reason = outcome.partition(":")
-    return word.split(" ", 1)[0], reason.strip()
+        self._emit(ProcessEnded(self._name, usage))

@@ -9,18 +9,27 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from builders.jobs import Usage
 from builders.visible import visible_json
 from pipeline.moment import precise_now
 from pipeline.progress.clocks import Clocks
-from pipeline.progress.events import VERDICT, Silent, state_of
-
-if TYPE_CHECKING:
-    from pipeline.history import Expectation
-    from pipeline.publication import Outcome
-    from pipeline.values import BuildPlan
+from pipeline.progress.events import (
+    Event,
+    Finished,
+    PhaseEntered,
+    Planned,
+    Predicted,
+    ProcessEnded,
+    Retrying,
+    RunBegan,
+    RunConcluded,
+    Silent,
+    Started,
+    VerdictReached,
+    VersionSettled,
+    Waiting,
+)
 
 _LEVELS = {"failed": "error", "unproven": "warning"}
 
@@ -46,53 +55,46 @@ class JsonLines(Silent):
         """Both stand on every line about it."""
         return JsonLines(self._write_alone, **self._about, model=model, run=run)
 
-    def began(self, model: str, run: str) -> None:  # noqa: ARG002 - they stand on the line
-        """That it did."""
-        self.tell("began")
-
     def _write_alone(self, line: str) -> None:
         with self._lock:
             self._write(line)
 
-    def planned(self, plan: "BuildPlan") -> None:
-        """How many units are built, cached and refused."""
-        found = Counter(unit.action for unit in plan.units)
-        self.tell("planned", build=found["build"], cached=found["cached"], refused=found["refused"])
+    def emit(self, event: Event) -> None:
+        """Write the event's line; of a wait when it is news, of what is printed nothing."""
+        match event:
+            case RunBegan():  # model and run stand on the line
+                self.tell("began")
+            case Planned(plan):
+                found = Counter(unit.action for unit in plan.units)
+                self.tell("planned", build=found["build"], cached=found["cached"], refused=found["refused"])
+            case RunConcluded(outcome):
+                level = "error" if outcome.version is None or outcome.failed else "info"
+                failed = len(outcome.failed)
+                self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=failed)
+            case VersionSettled(name, words):
+                self.tell("finished", unit=name, state="done", outcome=words)
+            case Finished(name, state, reason):
+                told = {"unit": name, "state": state, "outcome": event.outcome, "reason": reason or None}
+                self.tell("finished", _LEVELS.get(state, "info"), **told)
+            case VerdictReached(name, verdict, reason):
+                told = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
+                self.tell("verdict", _LEVELS.get(verdict, "info"), **told)
+            case _:
+                self._tell_on_the_way(event)
 
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """The prediction."""
-        self.tell("predicted", unit=name, **expectation.to_json())
-
-    def waiting(self, name: str, why: str) -> None:
-        """What it waits for, when that is news."""
-        if self._clocks.waiting(name, why):
-            self.tell("waiting", unit=name, why=why)
-
-    def started(self, name: str, where: str = "here") -> None:
-        """Where it runs."""
-        self._clocks.gone(name)
-        self.tell("started", unit=name, where=where)
-
-    def phase(self, name: str, phase: str) -> None:
-        """What it does."""
-        self.tell("phase", unit=name, phase=phase)
-
-    def retrying(self, name: str, why: str) -> None:
-        """Why it is started once more."""
-        self.tell("retrying", "warning", unit=name, why=why)
-
-    def ended(self, name: str, usage: Usage) -> None:
-        """What it took."""
-        self.tell("ended", unit=name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1))
-
-    def finished(self, name: str, outcome: str) -> None:
-        """How it ended; the verdict on a unit is an event of its own."""
-        state, reason = state_of(outcome)
-        event = "verdict" if name.startswith(VERDICT) else "finished"
-        level = _LEVELS.get(state, "info")
-        self.tell(event, level, unit=name.removeprefix(VERDICT), state=state, outcome=outcome, reason=reason or None)
-
-    def concluded(self, outcome: "Outcome") -> None:
-        """The version."""
-        level = "error" if outcome.version is None or outcome.failed else "info"
-        self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=len(outcome.failed))
+    def _tell_on_the_way(self, event: Event) -> None:
+        match event:
+            case Predicted(name, expectation):
+                self.tell("predicted", unit=name, **expectation.to_json())
+            case Waiting(name, why):
+                if self._clocks.waiting(name, why):
+                    self.tell("waiting", unit=name, why=why)
+            case Started(name, where):
+                self._clocks.gone(name)
+                self.tell("started", unit=name, where=where)
+            case PhaseEntered(name, phase):
+                self.tell("phase", unit=name, phase=phase)
+            case Retrying(name, why):
+                self.tell("retrying", "warning", unit=name, why=why)
+            case ProcessEnded(name, usage):
+                self.tell("ended", unit=name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1))

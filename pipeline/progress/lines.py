@@ -5,14 +5,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from builders.visible import visible
 from pipeline.progress.clocks import Clocks
-from pipeline.progress.events import Silent
-
-if TYPE_CHECKING:
-    from pipeline.history import Expectation
+from pipeline.progress.events import (
+    Event,
+    Finished,
+    PhaseEntered,
+    Predicted,
+    Retrying,
+    Silent,
+    Started,
+    VerdictReached,
+    VersionSettled,
+    Waiting,
+)
 
 # A plain log says that a long step is alive, this often.
 HEARTBEAT_S = 15.0
@@ -26,32 +33,28 @@ class Lines(Silent):
         self._lock = threading.Lock()
         self._clocks = Clocks()
 
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """Remember it for the heartbeat."""
-        self._clocks.expects(name, expectation)
-
-    def waiting(self, name: str, why: str) -> None:
-        """Print what it waits for, when that is news: once for all that wait for the same."""
-        if self._clocks.waiting(name, why, once=True):
-            self._print(f"{name}: waiting: {why}")
-
-    def started(self, name: str, where: str = "here") -> None:
-        """Print that it began."""
-        self._clocks.started(name)
-        self._print(f"{name} ..." if where == "here" else f"{name} ... on {where}")
-
-    def phase(self, name: str, phase: str) -> None:
-        """Remember it for the heartbeat."""
-        self._clocks.phase(name, phase)
-
-    def retrying(self, name: str, why: str) -> None:
-        """Print why."""
-        self._print(f"{name}: once more: {why}")
-
-    def finished(self, name: str, outcome: str) -> None:
-        """Print how it ended."""
-        self._clocks.gone(name)
-        self._print(f"{name}: {outcome}")
+    def emit(self, event: Event) -> None:
+        """Print what is news; a wait once for all that wait for the same."""
+        match event:
+            case Predicted(name, expectation):
+                self._clocks.expects(name, expectation)
+            case Waiting(name, why):
+                if self._clocks.waiting(name, why, once=True):
+                    self._print(f"{name}: waiting: {why}")
+            case Started(name, where):
+                self._clocks.started(name)
+                self._print(f"{name} ..." if where == "here" else f"{name} ... on {where}")
+            case PhaseEntered(name, phase):
+                self._clocks.phase(name, phase)
+            case Retrying(name, why):
+                self._print(f"{name}: once more: {why}")
+            case Finished(name):
+                self._clocks.gone(name)
+                self._print(f"{name}: {event.outcome}")
+            case VerdictReached(name):
+                self._print(f"verdict on {name}: {event.outcome}")
+            case VersionSettled(name, words):
+                self._print(f"{name}: {words}")
 
     @contextmanager
     def watching(self, name: str) -> Iterator[None]:

@@ -5,12 +5,24 @@ from typing import TYPE_CHECKING
 from builders.text import join_first
 from builders.visible import visible
 from pipeline.progress.clocks import Clocks
-from pipeline.progress.events import Silent
+from pipeline.progress.events import (
+    Event,
+    Finished,
+    PhaseEntered,
+    Predicted,
+    Retrying,
+    Silent,
+    Started,
+    VerdictReached,
+    VersionSettled,
+    Waiting,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pipeline.history import Expectation
+
+_MARKS = {"failed": "[red]✗[/red]", "unproven": "[yellow]-[/yellow]"}
 
 
 class LiveTable(Silent):
@@ -31,32 +43,32 @@ class LiveTable(Silent):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """Remember it for the row."""
-        self._clocks.expects(name, expectation)
+    def emit(self, event: Event) -> None:
+        """Change the table, or print a line above it."""
+        match event:
+            case Predicted(name, expectation):
+                self._clocks.expects(name, expectation)
+            case Waiting(name, why):
+                self._clocks.waiting(name, why)
+            case Started(name):
+                self._clocks.started(name)
+            case PhaseEntered(name, phase):
+                self._clocks.phase(name, phase)
+            case Retrying(name, why):
+                self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
+            case Finished(name, state):
+                seconds = self._clocks.gone(name)
+                # Of a build the compiler's own time is told, without the wait for its process.
+                took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
+                self._print(state, name, event.outcome, took)
+            case VerdictReached(name, verdict):
+                self._print(verdict, f"verdict on {name}", event.outcome)
+            case VersionSettled(name, words):
+                self._print("done", name, words)
 
-    def waiting(self, name: str, why: str) -> None:
-        """Show it below what runs."""
-        self._clocks.waiting(name, why)
-
-    def started(self, name: str, where: str = "here") -> None:  # noqa: ARG002 - `enginery status` has a column for it
-        """Show it among what runs."""
-        self._clocks.started(name)
-
-    def phase(self, name: str, phase: str) -> None:
-        """Show it in its row."""
-        self._clocks.phase(name, phase)
-
-    def retrying(self, name: str, why: str) -> None:
-        """Say why."""
-        self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
-
-    def finished(self, name: str, outcome: str) -> None:
-        """Move it to the lines above."""
-        seconds = self._clocks.gone(name)
-        said = outcome.startswith("built in")  # the compiler's own time, without the wait for its process
-        took = "" if seconds is None or said else f" [dim]{seconds:.1f} s[/dim]"
-        self._console.print(f"{_mark(outcome)} {_plain(name)}: {_plain(outcome)}{took}", highlight=False)
+    def _print(self, state: str, name: str, words: str, took: str = "") -> None:
+        mark = _MARKS.get(state, "[green]✓[/green]")
+        self._console.print(f"{mark} {_plain(name)}: {_plain(words)}{took}", highlight=False)
 
     def _draw(self) -> "RenderableType":
         from rich.spinner import Spinner
@@ -69,12 +81,6 @@ class LiveTable(Silent):
             told = f"{join_first(names)}: waiting: {why}"
             table.add_row("…", f"[dim]{_plain(told)}[/dim]", "")
         return table
-
-
-def _mark(outcome: str) -> str:
-    if outcome.startswith(("failed", "error")):
-        return "[red]✗[/red]"
-    return "[yellow]-[/yellow]" if outcome.startswith(("refused", "unproven")) else "[green]✓[/green]"
 
 
 def _plain(text: str) -> str:

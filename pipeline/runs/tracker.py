@@ -10,13 +10,26 @@ from builders.jobs import Usage
 from builders.plural import pluralize
 from pipeline.history import Past
 from pipeline.moment import precise_now
-from pipeline.progress.events import VERDICT, Silent, state_of
+from pipeline.progress.events import (
+    Event,
+    Finished,
+    PhaseEntered,
+    Planned,
+    Predicted,
+    Printed,
+    ProcessEnded,
+    Retrying,
+    RunConcluded,
+    Silent,
+    Started,
+    VerdictReached,
+    Waiting,
+)
 from pipeline.runs.logs import KeptLog
 from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
 
 if TYPE_CHECKING:
-    from pipeline.history import Expectation
-    from pipeline.publication import Outcome
+    from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
 
@@ -35,8 +48,45 @@ class Tracker(Silent):
 
     # what is told
 
-    def planned(self, plan: "BuildPlan") -> None:
-        """List the units."""
+    def emit(self, event: Event) -> None:
+        """Keep it; what is printed without credentials."""
+        match event:
+            case Planned(plan):
+                self._plan(plan)
+            case Finished(name, state, reason):
+                kept = state if state in ITEM_STATES else "done"
+                self._note(name, state=kept, why=self._scrub(reason), phase="")
+                self._learn(name, state)
+            case VerdictReached(name):
+                self._note(name, verdict=self._scrub(event.outcome))
+            case RunConcluded(outcome):
+                self._conclude(outcome)
+            case _:
+                self._follow(event)
+
+    def _follow(self, event: Event) -> None:
+        """What happens to a step or unit before it ends."""
+        match event:
+            case Predicted(name, expectation):
+                self._note(name, predicted=expectation)
+            case Waiting(name, why):
+                known = self._items.get(name)
+                if known is None or (known.state, known.why) != ("waiting", why):
+                    self._note(name, state="waiting", why=why, phase="")
+            case Started(name, where):
+                at = precise_now()
+                self._note(name, state="running", where=where, why="", phase="", started_at=at, ended_at=None)
+            case PhaseEntered(name, phase):
+                self._note(name, phase=phase)
+            case Printed(name, text):
+                self._print(name, text)
+            case Retrying(name, why):
+                known = self._items.get(name)
+                self._note(name, retries=(*(known.retries if known else ()), self._scrub(why)), phase="")
+            case ProcessEnded(name, usage):
+                self._end_process(name, usage)
+
+    def _plan(self, plan: "BuildPlan") -> None:
         with self._lock:
             for unit in plan.units:
                 request, refused = unit.request, unit.action == "refused"
@@ -46,38 +96,14 @@ class Tracker(Silent):
                 self._graphs[unit.name] = request.model
             self._changes += 1
 
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """Note the prediction."""
-        self._note(name, predicted=expectation)
-
-    def waiting(self, name: str, why: str) -> None:
-        """Note what it waits for."""
-        known = self._items.get(name)
-        if known is None or (known.state, known.why) != ("waiting", why):
-            self._note(name, state="waiting", why=why, phase="")
-
-    def started(self, name: str, where: str = "here") -> None:
-        """Note where and since when."""
-        self._note(name, state="running", where=where, why="", phase="", started_at=precise_now(), ended_at=None)
-
-    def phase(self, name: str, phase: str) -> None:
-        """Note it."""
-        self._note(name, phase=phase)
-
-    def said(self, name: str, text: str) -> None:
-        """Keep it, without credentials."""
+    def _print(self, name: str, text: str) -> None:
         with self._lock:
             if name not in self._logs:
                 self._logs[name] = KeptLog(self._scrub)
             self._logs[name].feed(text)
             self._printed += 1
 
-    def retrying(self, name: str, why: str) -> None:
-        """Note why."""
-        known = self._items.get(name)
-        self._note(name, retries=(*(known.retries if known else ()), self._scrub(why)), phase="")
-
-    def ended(self, name: str, usage: Usage) -> None:
+    def _end_process(self, name: str, usage: Usage) -> None:
         """Note what it took, and hand its log over."""
         self._note(name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1), ended_at=precise_now())
         with self._lock:
@@ -87,19 +113,7 @@ class Tracker(Silent):
                     self._closed.append((name, log))
                 self._printed += 1
 
-    def finished(self, name: str, outcome: str) -> None:
-        """Note how it ended; a verdict belongs to its unit."""
-        state, reason = state_of(outcome)
-        if name.startswith(VERDICT):
-            self._note(name.removeprefix(VERDICT), verdict=self._scrub(outcome))
-            return
-        if name.startswith(f"{self._run.model}@"):
-            return  # the version, of which `concluded` tells
-        self._note(name, state=state if state in ITEM_STATES else "done", why=self._scrub(reason), phase="")
-        self._learn(name, state)
-
-    def concluded(self, outcome: "Outcome") -> None:
-        """Note the version."""
+    def _conclude(self, outcome: "Outcome") -> None:
         failed = len(outcome.failed)
         reason = (
             "no engine passed" if outcome.version is None else f"{pluralize(failed, 'unit')} failed" if failed else ""

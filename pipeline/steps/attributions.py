@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from builders.codec import encode
 from builders.errors import EngineryError, StepError, UnavailableError
-from builders.jobs import Job
-from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, metric_of, step_limits
-from pipeline.values import Attributed, Built, Json
+from builders.jobs import Job, Request
+from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
+from pipeline.progress.events import Finished
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.keys import CHECK_CODE, MEASURING, limits_of, metric_of, step_limits
+from pipeline.values import Attributed, Built
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
 from validation.report import OVERLAP, Check
@@ -82,43 +85,37 @@ def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, sh
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
-        value = _found(suspect, spec, reference, golden, shop)
+        found = _found(suspect, spec, reference, golden, shop)
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(f"attribute {suspect.name}", f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
-    return Attributed(suspect.joint, suspect.name, suspect.units, value["attribution"], value["headline"])
+    return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline)
 
 
-def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> Json:
-    built = suspect.built
-    precision = built.unit.request.precision
-    arguments = {
-        "golden": golden,
-        "limits": dict(overrides(spec, precision, suspect.joint)),
-        "metric": metric_of(spec),
-        **(_of_graph(built, reference) if suspect.joint == "quantization" else _of_engine(suspect)),
-    }
-    key = {**arguments, "versions": versions(*MEASURING), "code": code_of(*ATTRIBUTION_CODE)}
-    function = "attribute_graph" if suspect.joint == "quantization" else "attribute_engine"
+def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> AttributionFound:
+    if suspect.joint == "quantization":
+        return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, shop)
+    return _run(_engine_request(suspect, spec, golden), suspect, spec, shop)
+
+
+def _run(request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, shop: Workshop) -> AttributionFound:
+    key = {**encode(request), "versions": versions(*MEASURING), "code": code_of(*ATTRIBUTION_CODE)}
     name = f"attribute {suspect.name}"
-
-    def job() -> Job:
-        given = {"store": shop.store.uri, **arguments}
-        return Job(name, f"pipeline.jobs.attribution:{function}", given, step_limits(spec, "attribution"))
-
-    return shop.once("attribute", name, key, job, lambda value: [value["attribution"]])
+    job = Job(name, request, shop.store.uri, step_limits(spec, "attribution"))
+    return shop.once("attribute", name, key, job, lambda found: [found.attribution])
 
 
-def _of_graph(built: Built, reference: str) -> Json:
-    graph, request = built.unit.graph, built.unit.request
-    recipe = graph.recipe.digest if graph.recipe else None
-    return {"reference": reference, "graph": request.model, "recipe": recipe, "precision": request.precision}
+def _graph_request(suspect: Suspect, spec: ModelSpec, reference: str, golden: str) -> AttributeGraph:
+    graph, request = suspect.built.unit.graph, suspect.built.unit.request
+    recipe, precision = graph.recipe.digest if graph.recipe else None, request.precision
+    limits = limits_of(spec, precision, "quantization")
+    return AttributeGraph(reference, request.model, recipe, golden, precision, limits, metric_of(spec))
 
 
-def _of_engine(suspect: Suspect) -> Json:
-    built, sizes = suspect.built, list(suspect.sizes)
-    return {"request": built.unit.request.to_json(), "suffix": built.suffix, "engine": built.digest, "sizes": sizes}
+def _engine_request(suspect: Suspect, spec: ModelSpec, golden: str) -> AttributeEngine:
+    limits = limits_of(spec, suspect.built.unit.request.precision, "engine")
+    return AttributeEngine(suspect.built.blob, golden, limits, metric_of(spec), suspect.sizes)

@@ -2,17 +2,21 @@
 
 import math
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 
 from builders import backends
+from builders.codec import decode
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Needs
+from builders.jobs import Job, Needs, Reduced
 from builders.scrub import scrubber
-from builders.types import BuildFailure, BuildRequest
+from builders.types import BuildFailure, BuildRequest, Target
 from pipeline.history import Expectation
+from pipeline.jobs.engines import BuildEngine
+from pipeline.progress.events import Finished, Predicted
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import engine_limits
-from pipeline.values import Built, Json, Unit
+from pipeline.values import Built, EngineRecord, Unit
 from pipeline.workshop import Workshop
 
 # What compilers of small and middling models take.
@@ -28,19 +32,19 @@ LEAN_WORKSPACE_MIB = 1024
 def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
     if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
-        shop.progress.finished(unit.name, "cached")
-        return Built(unit, **known, cached=True)
+        shop.progress.emit(Finished(unit.name, "cached"))
+        return Built.from_record(unit, known, cached=True)
     expected = shop.history.expected(spec.model, unit.request)
     if expected:
-        shop.progress.expects(unit.name, expected)
+        shop.progress.emit(Predicted(unit.name, expected))
     try:
-        value = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
+        record = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
         return Built(unit, failure=_failure(unit, spec, shop, error))
-    shop.progress.finished(unit.name, f"built in {value['seconds']:.1f} s")
-    return Built(replace(unit, request=BuildRequest.from_json(value["request"])), **_engine_fields(value))
+    shop.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
+    return Built.from_record(replace(unit, request=record.request), record)
 
 
 def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
@@ -48,17 +52,15 @@ def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) 
     if kind == "cancelled":
         raise error
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
-    shop.progress.finished(unit.name, f"failed: {reason.splitlines()[0]}")
+    shop.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
     return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, shop.store.uri))
 
 
-def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job:
+def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job[EngineRecord]:
     limits = engine_limits(spec, "build")
-    arguments = {"store": shop.store.uri, "request": unit.request.to_json()}
     needed = needs(unit.request, memory_request(spec, expected))
-    return Job(
-        unit.name, "pipeline.jobs.engines:build_engine", arguments, limits, needed, reduce_workspace(unit.request)
-    )
+    request = BuildEngine(unit.request)
+    return Job(unit.name, request, shop.store.uri, limits, needed, reduce_workspace(request))
 
 
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
@@ -74,9 +76,13 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
     target = request.target
     if target.is_cpu:
         return Needs(memory_mib=memory_mib)
-    labels = {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
     tunes = backends.load(request.backend).tunes_on_target
-    return Needs(labels, required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+    return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+
+
+def gpu_labels(target: Target) -> dict[str, str]:
+    """Labels of the nodes that have a GPU: its generation, and its product where one is named."""
+    return {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
 
 
 def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
@@ -91,34 +97,31 @@ def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
     return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
 
 
-def reduce_workspace(request: BuildRequest) -> Json:
-    """Arguments of a second build when the first ran out of memory: half the compiler's scratch memory in MiB, where it
-    has an option for that. It is another request, with a build key of its own (`recall_reduced`)."""
-    workspace = dict(request.options).get("workspace_mib")
+def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
+    """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
+    is another request, with a build key of its own (`recall_reduced`)."""
+    workspace = dict(build.request.options).get("workspace_mib")
     if workspace is None:
-        return {}
-    return {"workspace_mib": max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB}
+        return None
+    mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
+    smaller = build.request.with_option("workspace_mib", mib)
+    return Reduced(BuildEngine(smaller, instead_of=build.request), f"with workspace_mib {mib}")
 
 
 def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:
     """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
     value = shop.recall("reduced-workspace", {"build": request.key})
-    return None if value is None else BuildRequest.from_json(value["request"])
+    with suppress(IntegrityError):
+        return None if value is None else decode(value["request"], BuildRequest)
+    return None
 
 
-def recall_engine(request: BuildRequest, shop: Workshop) -> Json | None:
-    """The engine on record for a build key, as fields of `Built`; None where its blob is missing or cut."""
+def recall_engine(request: BuildRequest, shop: Workshop) -> EngineRecord | None:
+    """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
     value = shop.recall("build", {"build": request.key}, lambda value: {value["digest"]: value["size_bytes"]})
-    return None if value is None else _engine_fields(value)
-
-
-def _engine_fields(value: Json) -> Json:
-    fields = {name: value[name] for name in ("digest", "size_bytes", "suffix", "seconds")}
-    extras = tuple(sorted(value.get("extras", {}).items()))
-    return {
-        **fields,
-        "notes": tuple(value["notes"]),
-        "blake3": value["blake3"],
-        "extras": extras,
-        "refitted_from": value.get("refitted_from"),
-    }
+    if value is None:
+        return None
+    try:
+        return decode(value, EngineRecord)
+    except IntegrityError:
+        return None

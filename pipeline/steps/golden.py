@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from builders.errors import DataError
 from pipeline.jobs.blobs import fetch
+from pipeline.progress.events import Finished
 from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.workshop import Workshop
@@ -24,7 +25,8 @@ def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
     if before == golden:
         return
     if before is not None:
-        shop.progress.finished("golden set", f"changed since the last run: {told_change(shop.store, before, golden)}")
+        change = told_change(shop.store, before, golden)
+        shop.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
     shop.remember("latest-golden", {"model": spec.model}, {"golden": golden}, [])
 
 

@@ -1,14 +1,17 @@
 """The step that writes a model in one flavour, and measures what that cost."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
+from builders.codec import encode
 from builders.errors import DataError, InputError
 from builders.jobs import Job
-from builders.types import CALIBRATED, tensor_from_json
-from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, metric_of, step_limits
-from pipeline.values import Exported, Flavour, Graph, Json, Proof, Recipe, Searched
+from builders.types import CALIBRATED
+from pipeline.jobs.graphs import CheckGraph, SampleDigests, WriteGraph
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, limits_of, metric_of, step_limits
+from pipeline.steps.ranges import calibration_method, node_overrides
+from pipeline.values import Exported, Flavour, Graph, Observed, Proof, Recipe, Searched, SearchResult
 from pipeline.workshop import Workshop, code_of, versions
 
 
@@ -16,8 +19,8 @@ def quantize(
     flavour: Flavour,
     spec: ModelSpec,
     exported: Exported,
-    ranges: Json | None,
-    choices: Mapping[Searched, Json],
+    ranges: Observed | None,
+    choices: Mapping[Searched, SearchResult],
     shop: Workshop,
 ) -> Graph:
     """Write the model in one flavour and measure what that cost (the quantization joint). Arguments as for `write`."""
@@ -29,8 +32,8 @@ def write(
     flavour: Flavour,
     spec: ModelSpec,
     exported: Exported,
-    ranges: Json | None,
-    choices: Mapping[Searched, Json],
+    ranges: Observed | None,
+    choices: Mapping[Searched, SearchResult],
     shop: Workshop,
 ) -> Graph:
     """Write the model in one flavour.
@@ -50,56 +53,41 @@ def write(
         raise DataError(
             f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
         )
+    request = WriteGraph(
+        model.digest,
+        flavour,
+        ranges.observations if ranges else None,
+        calibration_method(spec),
+        node_overrides(spec),
+        choices.get(flavour.searched) if flavour.searched else None,
+    )
     key = {
-        "onnx": model.digest,
-        "flavour": asdict(flavour),
-        "seen": ranges and ranges["seen"],
-        "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
-        "overrides": [item.model_dump() for item in spec.quantization.overrides],
-        "choice": choices.get(flavour.searched) if flavour.searched else None,
+        **encode(request),
+        "observations": ranges.seen if ranges else None,
         "versions": versions(*MEASURING),
         "code": code_of(*QUANTIZATION_CODE),
     }
-
-    def job() -> Job:
-        arguments = {name: key[name] for name in ("onnx", "flavour", "calibration", "overrides", "choice")}
-        arguments["observations"] = ranges and ranges["observations"]
-        limits = step_limits(spec, "quantization")
-        return Job("quantize", "pipeline.jobs.graphs:quantize", {"store": shop.store.uri, **arguments}, limits)
-
-    value = shop.once("quantize", f"write {flavour.name}", key, job, _graph_blobs)
-    inputs, outputs = (tuple(map(tensor_from_json, value[name])) for name in ("inputs", "outputs"))
-    graph = Graph(flavour, value["model"], inputs, outputs, value["scales"], tuple(value["notes"]))
-    return replace(graph, record=value["record"], recipe=_recipe(value, model.digest))
+    job = Job("quantize", request, shop.store.uri, step_limits(spec, "quantization"))
+    found = shop.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
+    recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
+    shown = found.inputs, found.outputs, found.scales, found.notes
+    return Graph(flavour, found.model, *shown, record=found.record, recipe=recipe)
 
 
-def _graph_blobs(value: Json) -> list[str]:
-    named = ("model", "ranges", "record", "recipe", "written_from")
-    return [value[name] for name in named if value[name]]
-
-
-def _recipe(value: Json, onnx: str) -> Recipe:
-    return Recipe(value["recipe"], value["written_from"] if value["written_from"] != onnx else None)
-
-
-def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Json | None, shop: Workshop) -> Proof:
+def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Observed | None, shop: Workshop) -> Proof:
     precision = graph.flavour.precision
-    compared = precision in CALIBRATED and ranges and exported.golden_inputs
-    key = {
-        "reference": exported.model.digest,
-        "graph": graph.model,
-        "golden": exported.golden,
-        "samples": {"golden": exported.golden_inputs, "calibration": ranges["inputs"]} if ranges and compared else None,
-        "precision": precision,
-        "limits": dict(overrides(spec, precision, "quantization")),
-        "metric": metric_of(spec),
-        "versions": versions(*MEASURING),
-        "code": code_of(*CHECK_CODE),
-    }
-
-    def job() -> Job:
-        arguments = {name: value for name, value in key.items() if name not in ("versions", "code")}
-        limits = step_limits(spec, "proof")
-        return Job("check graph", "pipeline.jobs.graphs:check_graph", {"store": shop.store.uri, **arguments}, limits)
-
-    return Proof.from_json(shop.once("check-graph", f"check {graph.flavour.name}", key, job, lambda _: []))
+    samples = None
+    if precision in CALIBRATED and ranges and exported.golden_inputs:
+        samples = SampleDigests(exported.golden_inputs, ranges.inputs)
+    check = CheckGraph(
+        exported.model.digest,
+        graph.model,
+        exported.golden,
+        precision,
+        limits_of(spec, precision, "quantization"),
+        metric_of(spec),
+        samples,
+    )
+    key = {**encode(check), "versions": versions(*MEASURING), "code": code_of(*CHECK_CODE)}
+    job = Job("check graph", check, shop.store.uri, step_limits(spec, "proof"))
+    return shop.once("check-graph", f"check {graph.flavour.name}", key, job)

@@ -5,8 +5,12 @@ from dataclasses import asdict
 from typing import Literal
 
 from builders.jobs import Limits
-from pipeline.spec.model import ModelSpec
-from pipeline.values import Json
+from builders.types import Precision
+from pipeline.jobs.calls import Calls
+from pipeline.jobs.engines import ContractTerms
+from pipeline.spec.model import ModelSpec, overrides
+from pipeline.values import Json, ModelShapes
+from validation.task import TaskMetric
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
@@ -49,22 +53,34 @@ def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -
     return Limits(timeout_s, spec.build.memory_mib, *remedies)
 
 
-def metric_of(spec: ModelSpec) -> Json | None:
+def limits_of(
+    spec: ModelSpec, precision: Precision, stage: Literal["export", "quantization", "engine"]
+) -> dict[str, float]:
+    """The limits that the spec sets for the checks of a stage, by metric."""
+    return dict(overrides(spec, precision, stage))
+
+
+def metric_of(spec: ModelSpec) -> TaskMetric | None:
     """The task metric that the spec asks for."""
-    return spec.golden.metric.model_dump() if spec.golden and spec.golden.metric else None
+    return TaskMetric(**spec.golden.metric.model_dump()) if spec.golden and spec.golden.metric else None
 
 
-def contract_of(spec: ModelSpec) -> Json | None:
+def contract_of(spec: ModelSpec) -> ContractTerms | None:
     """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
     contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
     asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
-    return {**contract, "shapes": shapes_of(spec)} if asks else None
+    return ContractTerms(contract, model_shapes(spec)) if asks else None
 
 
-def calls_of(spec: ModelSpec) -> Json | None:
-    """The calls beside the golden set that the spec asks for, as `pipeline.jobs.calls` takes them."""
+def calls_of(spec: ModelSpec) -> Calls | None:
+    """The calls beside the golden set that the spec asks for."""
     calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
-    return {"seconds": calls.seconds, "bitwise": bitwise, "shapes": shapes_of(spec)} if calls else None
+    return Calls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+
+
+def model_shapes(spec: ModelSpec) -> ModelShapes:
+    """Inputs and dims."""
+    return ModelShapes(tuple(spec.tensors()), tuple(spec.named_dims()))
 
 
 def shapes_of(spec: ModelSpec) -> Json:

@@ -3,14 +3,17 @@
 from dataclasses import replace
 
 from builders import backends
+from builders.codec import encode
 from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Needs
+from pipeline.jobs.latency import LatencyTerms, MeasureEngine
 from pipeline.moment import now
+from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, engine_limits, shapes_of
-from pipeline.values import Built, Exported, Json
+from pipeline.steps.keys import MEASURING, engine_limits, model_shapes
+from pipeline.values import Built, Exported
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, code_of, versions
 from validation.latency.machine import machine
@@ -39,38 +42,22 @@ def time_engine(
     Raises UnavailableError, and StepError when cancelled.
     """
     name = f"latency {built.unit.name}"
-    arguments = arguments_of(built, spec, golden) | {"asked": {**asked.model_dump(), "streams": 1}}
+    measure = MeasureEngine(built.blob, golden, model_shapes(spec), LatencyTerms(asked.seconds, asked.buckets))
     key = {
-        **arguments,
+        **encode(measure),
         "machine": machine(),
         "versions": versions(*MEASURING),
         "code": code_of(*LATENCY_CODE),
         **({"at": now()} if afresh else {}),
     }
 
-    def job() -> Job:
-        limits = engine_limits(spec, "latency")
-        given = {"store": shop.store.uri, **arguments}
-        return Job(name, "pipeline.jobs.latency:measure_engine", given, limits, Needs(alone=True))
-
+    job = Job(name, measure, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        return str(shop.once("latency", name, key, job, lambda value: [value["latency"]])["latency"])
+        return shop.once("latency", name, key, job, lambda timed: [timed.latency]).latency
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.finished(name, f"failed: {str(error).splitlines()[0]}")
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None
-
-
-def arguments_of(built: Built, spec: ModelSpec, golden: str) -> Json:
-    """What a job that times an engine is given, but for what was asked and where the store is."""
-    shapes = shapes_of(spec)
-    return {
-        "request": built.unit.request.to_json(),
-        "suffix": built.suffix,
-        "engine": built.digest,
-        "golden": golden,
-        "model": {"inputs": shapes["inputs"], "dims": shapes["dims"]},
-    }

@@ -1,11 +1,17 @@
 """The step that exports a model and freezes its golden set."""
 
+from contextlib import suppress
+
+from builders.codec import decode, encode
 from builders.digest import digest_of, digest_of_file
-from builders.errors import InputError
-from builders.jobs import Job
-from pipeline.spec.model import ModelSpec, overrides
+from builders.errors import InputError, IntegrityError, StepError
+from builders.jobs import Job, Result
+from pipeline.jobs.model import ExportedModel, ExportModel, ExportOutcome, FrozenGolden
+from pipeline.progress.events import Finished
+from pipeline.sources.request import ExportRequest
+from pipeline.spec.model import ModelSpec
 from pipeline.steps.golden import settle_golden
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, metric_of, shapes_of, step_limits
+from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, limits_of, metric_of, shapes_of, step_limits
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from pipeline.workshop import Workshop, code_of, versions
@@ -18,52 +24,56 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     """
     reads = _export_reads(spec, shop)
     model_key = _model_key(spec, reads)
-    model = shop.recall("export", model_key)
-    if model and (golden := shop.recall("golden", _golden_key(spec, reads, model["onnx"]))):
-        shop.progress.finished("export", "cached")
-        settle_golden(spec, golden["golden"], shop)
-        return _exported(model, golden, model_key, _golden_key(spec, reads, model["onnx"]))
+    model = _recall(shop, "export", model_key, ExportedModel)
+    if model and (golden := _recall(shop, "golden", _golden_key(spec, reads, model.onnx), FrozenGolden)):
+        shop.progress.emit(Finished("export", "cached"))
+        settle_golden(spec, golden.golden, shop)
+        return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
     name = "golden set" if model else "export"
-    value = shop.shown(shop.local, name, _export_job(spec, shop, model))
+    outcome = shop.shown(shop.local, name, _export_job(spec, shop, model))
     if reads != _export_reads(spec, shop):
         raise InputError("the model's files changed while they were read; nothing was kept: run again")
+    model, golden = model or outcome.model, outcome.golden
     if model is None:
-        model = value["model"]
-        shop.remember("export", model_key, model, [model["onnx"]])
-    golden = value["golden"]
-    shop.remember("golden", _golden_key(spec, reads, model["onnx"]), golden, _golden_blobs(golden))
-    shop.progress.finished(name, "done")
-    settle_golden(spec, golden["golden"], shop)
-    return _exported(model, golden, model_key, _golden_key(spec, reads, model["onnx"]))
-
-
-def _golden_blobs(golden: Json) -> list[str]:
-    return [golden[name] for name in ("golden", "inputs") if golden[name]]
+        raise StepError("export: no model came of it; run again")
+    if outcome.model:
+        shop.remember("export", model_key, encode(model), [model.onnx])
+    shop.remember("golden", _golden_key(spec, reads, model.onnx), encode(golden), golden.blobs)
+    shop.progress.emit(Finished(name))
+    settle_golden(spec, golden.golden, shop)
+    return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
 
 
 def recorded_export(spec: ModelSpec, shop: Workshop) -> Exported | None:
     """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
     reads = _export_reads(spec, shop)
     model_key = _model_key(spec, reads)
-    model = shop.recall("export", model_key)
+    model = _recall(shop, "export", model_key, ExportedModel)
     if model is None:
         return None
-    golden_key = _golden_key(spec, reads, model["onnx"])
-    golden = shop.recall("golden", golden_key)
+    golden_key = _golden_key(spec, reads, model.onnx)
+    golden = _recall(shop, "golden", golden_key, FrozenGolden)
     if golden is not None:
-        settle_golden(spec, golden["golden"], shop)
-    none: Json = {"golden": "", "inputs": None, "notes": (), "checks": (), "metrics": {}}
-    return _exported(model, golden or none, model_key, golden_key)
+        settle_golden(spec, golden.golden, shop)
+    return _exported(model, golden or FrozenGolden("", None, (), Proof()), model_key, golden_key)
 
 
-def _exported(model: Json, golden: Json, *read: Json) -> Exported:
+def _recall(shop: Workshop, kind: str, key: Json, result: type[Result]) -> Result | None:
+    """The value on record for a key, where it can be read."""
+    value = shop.recall(kind, key)
+    with suppress(IntegrityError):
+        return None if value is None else decode(value, result)
+    return None
+
+
+def _exported(model: ExportedModel, golden: FrozenGolden, *read: Json) -> Exported:
     return Exported(
-        OnnxModel.from_json(model),
-        golden["golden"],
-        Proof.from_json(golden),
-        tuple(golden["notes"]),
-        model["blake3"],
-        golden["inputs"],
+        OnnxModel(model.onnx, model.inputs, model.outputs, model.opset, model.carries_qdq),
+        golden.golden,
+        golden.proof,
+        golden.notes,
+        model.blake3,
+        golden.inputs,
         digest_of(read),
     )
 
@@ -91,35 +101,36 @@ def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
         "onnx": onnx,
         "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
         "shapes": shapes_of(spec),
-        "limits": dict(overrides(spec, "fp32", "export")),
+        "limits": limits_of(spec, "fp32", "export"),
         "versions": versions("torch", "onnxruntime", "numpy"),
         "code": code_of(*EXPORT_CODE, *CHECK_CODE),
     }
 
 
-def _export_job(spec: ModelSpec, shop: Workshop, known: Json | None) -> Job:
+def _export_job(spec: ModelSpec, shop: Workshop, known: ExportedModel | None) -> Job[ExportOutcome]:
     golden = spec.golden
-    arguments = {
-        "store": shop.store.uri,
-        "request": _export_request(spec),
-        "onnx": known["onnx"] if known else None,
-        "data": str(spec.file(golden.data)) if golden else None,
-        "labels": golden.labels if golden else None,
-        "metric": metric_of(spec),
-        "limits": dict(overrides(spec, "fp32", "export")),
-    }
-    return Job("export", "pipeline.jobs.model:export_model", arguments, step_limits(spec, "export"))
+    request = ExportModel(
+        _export_request(spec),
+        known.onnx if known else None,
+        spec.file(golden.data) if golden else None,
+        golden.labels if golden else None,
+        metric_of(spec),
+        limits_of(spec, "fp32", "export"),
+    )
+    return Job("export", request, shop.store.uri, step_limits(spec, "export"))
 
 
-def _export_request(spec: ModelSpec) -> Json:
+def _export_request(spec: ModelSpec) -> ExportRequest:
     source = spec.source
-    return {
-        "kind": source.kind,
-        "root": str(spec.folder),
-        "file": source.file,
-        "function": source.function,
-        "arguments": dict(source.arguments),
-        "weights": source.weights,
-        "opset": source.opset,
-        **shapes_of(spec),
-    }
+    return ExportRequest(
+        source.kind,
+        spec.folder,
+        source.file,
+        tuple(spec.tensors()),
+        tuple(spec.named_dims()),
+        tuple(spec.outputs) if spec.outputs else None,
+        source.function or "",
+        dict(source.arguments),
+        source.weights,
+        source.opset,
+    )

@@ -1,17 +1,23 @@
 """The step that proves an engine where it can run, and reaches a verdict."""
 
+from dataclasses import replace
+
 from builders import backends
+from builders.codec import encode
 from builders.cpu_kinds import this_kind, why_no_proof
 from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job
 from builders.types import BuildRequest
+from pipeline.jobs.engines import CheckEngine
 from pipeline.moment import now
-from pipeline.spec.model import ModelSpec, overrides
-from pipeline.steps.keys import CHECK_CODE, MEASURING, calls_of, contract_of, engine_limits, metric_of
+from pipeline.progress.events import VerdictReached
+from pipeline.spec.model import ModelSpec
+from pipeline.steps.keys import CHECK_CODE, MEASURING, calls_of, contract_of, engine_limits, limits_of, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop, code_of, versions
+from validation.report import Check
 
 
 def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
@@ -24,19 +30,11 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     proofs = [exported.proof, built.unit.graph.proof]
     proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
     judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
-    shop.progress.finished(f"verdict on {built.unit.name}", f"{judged.verdict}: {judged.reason}")
+    shop.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
 
 
-CRASHED = {
-    "joint": "engine",
-    "name": "runs",
-    "output": "",
-    "case": "all",
-    "value": None,
-    "limit": None,
-    "passed": False,
-}
+CRASHED = Check("engine", "runs", "", "all", None, None, False)
 
 
 def try_to_prove(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
@@ -51,22 +49,23 @@ def try_to_prove(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        return Proof(({**CRASHED, "note": str(error)},))
+        return Proof((replace(CRASHED, note=str(error)),))
 
 
 def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
     """Run an engine against the graph it was built from. afresh: also when the same proof is on record."""
     request = built.unit.request
-    arguments = {
-        "engine": built.digest,
-        "golden": golden,
-        "limits": dict(overrides(spec, request.precision, "engine")),
-        "metric": metric_of(spec),
-        "contract": contract_of(spec),
-        "calls": calls_of(spec),
-    }
+    check = CheckEngine(
+        built.blob,
+        golden,
+        limits_of(spec, request.precision, "engine"),
+        metric_of(spec),
+        contract_of(spec),
+        calls_of(spec),
+    )
     key = {
-        **arguments,
+        **encode(check),
+        "engine": built.digest,
         "request": request.key,
         "machine": _machine(request),
         "versions": versions(*MEASURING),
@@ -74,12 +73,8 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         **({"at": now()} if afresh else {}),
     }
 
-    def job() -> Job:
-        limits = engine_limits(spec, "proof")
-        known = {"store": shop.store.uri, "request": request.to_json(), "suffix": built.suffix}
-        return Job(f"prove {built.unit.name}", "pipeline.jobs.engines:check_engine", {**known, **arguments}, limits)
-
-    return Proof.from_json(shop.once("check-engine", f"prove {built.unit.name}", key, job, lambda _: []))
+    name = f"prove {built.unit.name}"
+    return shop.once("check-engine", name, key, Job(name, check, shop.store.uri, engine_limits(spec, "proof")))
 
 
 def _machine(request: BuildRequest) -> list[str]:

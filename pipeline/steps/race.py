@@ -5,15 +5,15 @@ import os
 from builders import backends
 from builders.cpu_kinds import this_kind, why_no_proof
 from builders.types import Backend, BuildRequest, Target
+from pipeline.jobs.ranges import LatencyProbe
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Json, Searched
+from pipeline.values import Exported, Searched
 
 
-def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> Json | None:
+def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> LatencyProbe | None:
     """What to build and where, for one kind of int8; None when the spec does not ask for measuring.
 
-    With 'cannot', the reason, when no engine of that kind runs here. `machine` says what the times hold for: on another
-    kind of CPU, or with another number of cores, they are measured anew.
+    On another kind of CPU, or with another number of cores, the times are measured anew.
     """
     if spec.quantization.latency == "ignore":
         return None
@@ -27,9 +27,9 @@ def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> Json 
         request = _request(tool, target, spec, exported)
         reason = tool.refuses(request) or tool.runs(target) or why_no_proof(request)
         if reason is None:
-            return {"request": request.to_json(), "machine": {"cpu": this_kind().name, "cores": os.cpu_count()}}
+            return LatencyProbe(request, this_kind().name, os.cpu_count() or 1)
         reasons.append(reason)
-    return {"cannot": reasons[0] if reasons else f"no target of this spec takes {kind.name}"}
+    return LatencyProbe(cannot=reasons[0] if reasons else f"no target of this spec takes {kind.name}")
 
 
 def _request(tool: Backend, target: Target, spec: ModelSpec, exported: Exported) -> BuildRequest:

@@ -1,17 +1,28 @@
 """The steps that read calibration samples: what the tensors hold, and what to quantize."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
+from builders.codec import encode
 from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import DataError
-from builders.jobs import Executor, Job, Needs
+from builders.jobs import Executor, Job, Limits, Needs
+from pipeline.jobs.ranges import (
+    CalibrationMethod,
+    CalibrationSamples,
+    MergeParts,
+    ObservePart,
+    ObservePartRemotely,
+    SearchQuantization,
+    SearchTerms,
+)
+from pipeline.quantization.choice.floor import Floor
+from pipeline.quantization.schemes.overrides import Override
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
-from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, shapes_of, step_limits
+from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, model_shapes, step_limits
 from pipeline.steps.race import engine_to_race
-from pipeline.values import Exported, Flavour, Json, Searched
+from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
 from pipeline.workshop import Workshop, code_of, versions
 
 Part = tuple[int, int]
@@ -27,95 +38,98 @@ def parts_of(spec: ModelSpec, exported: Exported) -> tuple[Part, ...]:
     return tuple((index, spec.calibration.parts) for index in range(spec.calibration.parts))
 
 
-def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Json:
-    """Observe every activation over some of the samples: 'observations' (blob), from which all methods choose, and
-    'inputs' (blob), by which golden samples are recognized.
+def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Observed:
+    """Observe every activation over some of the samples.
 
     A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen. One
     part of several is observed where engines are built, on any node that sees the same samples under the same path.
     """
-    key: Json = {
-        "onnx": exported.model.digest,
-        "data": _samples(spec),
-        "part": list(part),
-        "shapes": shapes_of(spec),
+    request = ObservePart(exported.model.digest, part, _samples(spec))
+    key = {
+        **encode(request),
+        "samples": _without_place(request.samples),
         "versions": versions(*MEASURING),
         "code": code_of(*OBSERVATION_CODE),
     }
 
-    def job() -> Job:
-        samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
-        arguments = {"store": shop.store.uri, "onnx": key["onnx"], "part": key["part"], "samples": samples}
-        return Job("calibrate", "pipeline.jobs.ranges:observe_part", arguments, step_limits(spec, "calibration"))
-
-    def spread(local: Executor, name: str, job: Job) -> Json:
-        value: Json | None = None
-        if shop.executor is not local:
-            value = _elsewhere(name, job, shop)
-        return shop.shown(local, name, job) if value is None else value
+    def spread(local: Executor, name: str, job: Job[Observed]) -> Observed:
+        found = None if shop.executor is local else _observe_remotely(name, request, job.limits, shop)
+        return found or shop.shown(local, name, job)
 
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
-    run = spread if count > 1 else None
-    return shop.once("calibrate", name, key, job, _blobs, run)
+    job = Job("calibrate", request, shop.store.uri, step_limits(spec, "calibration"))
+    return shop.once("calibrate", name, key, job, _blobs, spread if count > 1 else None)
 
 
-def _elsewhere(name: str, job: Job, shop: Workshop) -> Json | None:
-    """What the job gives on a node of the cluster; None where the samples, or what they need, are not to be had."""
-    there = replace(job, function="pipeline.jobs.ranges:observe_part_there", needs=Needs(memory_mib=USUAL_MEMORY_MIB))
+def _observe_remotely(name: str, part: ObservePart, limits: Limits, shop: Workshop) -> Observed | None:
+    """What a node of the cluster observes; None where the samples, or what they need, are not to be had."""
+    needed = Needs(memory_mib=USUAL_MEMORY_MIB)
     try:
-        value: Json | None = shop.shown(shop.executor, name, there)
-        return value
+        return shop.shown(
+            shop.executor, name, Job("calibrate", ObservePartRemotely(part), shop.store.uri, limits, needed)
+        )
     except DataError:
         return None  # it is said again here, if it is true
 
 
-def merge(parts: Sequence[Json], spec: ModelSpec, shop: Workshop) -> Json:
+def merge(parts: Sequence[Observed], spec: ModelSpec, shop: Workshop) -> Observed:
     """The observations of all parts as one, which is what a single pass would have seen."""
-    blobs = {"parts": [part["observations"] for part in parts], "inputs": [part["inputs"] for part in parts]}
-    key = {**blobs, "code": code_of(*QUANTIZATION_CODE, "validation.overlap")}
-
-    def job() -> Job:
-        arguments = {"store": shop.store.uri, **blobs}
-        return Job("merge", "pipeline.jobs.ranges:merge_parts", arguments, step_limits(spec, "calibration"))
-
+    request = MergeParts(tuple(parts))
+    key = {**encode(request), "code": code_of(*QUANTIZATION_CODE, "validation.overlap")}
+    job = Job("merge", request, shop.store.uri, step_limits(spec, "calibration"))
     return shop.once("merge", "merge calibration", key, job, _blobs)
 
 
-def _blobs(value: Json) -> list[str]:
-    return [value["observations"], value["inputs"]]
+def _blobs(found: Observed) -> list[str]:
+    return [found.observations, found.inputs]
 
 
-def choose(kind: Searched, spec: ModelSpec, exported: Exported, ranges: Json | None, shop: Workshop) -> Json:
-    """Search what to quantize and how, for one kind of int8: model, ranges and frontier, as blobs."""
-    wanted = spec.quantization
+def choose(
+    kind: Searched, spec: ModelSpec, exported: Exported, ranges: Observed | None, shop: Workshop
+) -> SearchResult:
+    """Search what to quantize and how, for one kind of int8."""
     if exported.model.carries_qdq:
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
-    if ranges is None:
+    method = calibration_method(spec)
+    if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
-    key: Json = {
-        "onnx": exported.model.digest,
-        **kind._asdict(),
-        "seen": ranges["seen"],
-        "data": _samples(spec),
-        "answer": _answer(spec, exported),
-        "calibration": spec.calibration and spec.calibration.model_dump(include={"method", "percentile"}),
-        "search": wanted.model_dump(include={"smoothing", "floor", "overrides"}, mode="json"),
-        "race": engine_to_race(kind, spec, exported),
-        "shapes": shapes_of(spec),
+    request = SearchQuantization(
+        exported.model.digest,
+        kind,
+        ranges.observations,
+        method,
+        _search_terms(spec),
+        engine_to_race(kind, spec, exported),
+        _answer(spec, exported),
+        _samples(spec),
+    )
+    key = {
+        **encode(request),
+        "observations": ranges.seen,
+        "samples": _without_place(request.samples),
         "versions": versions(*MEASURING),
         "code": code_of(*OBSERVATION_CODE),
     }
+    job = Job("choose", request, shop.store.uri, step_limits(spec, "quantization"))
+    return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v.model, v.ranges, v.choice, v.smoothed])
 
-    def job() -> Job:
-        names = ("onnx", "activation", "weight_levels", "calibration", "search", "race", "answer")
-        arguments = {name: key[name] for name in names}
-        samples = {"root": str(spec.folder), **key["data"], **_inputs(key["shapes"])}
-        arguments |= {"store": shop.store.uri, "observations": ranges["observations"], "samples": samples}
-        return Job("choose", "pipeline.jobs.ranges:choose", arguments, step_limits(spec, "quantization"))
 
-    blobs = ("model", "ranges", "choice", "smoothed")
-    return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v[b] for b in blobs])
+def _search_terms(spec: ModelSpec) -> SearchTerms:
+    wanted = spec.quantization
+    floor = Floor(**wanted.floor.model_dump()) if wanted.floor else None
+    return SearchTerms(wanted.smoothing, floor, node_overrides(spec))
+
+
+def node_overrides(spec: ModelSpec) -> tuple[Override, ...]:
+    """The spec's `quantization.overrides`."""
+    return tuple(Override(item.match, item.precision) for item in spec.quantization.overrides)
+
+
+def calibration_method(spec: ModelSpec) -> CalibrationMethod | None:
+    """How the spec wants ranges to be chosen."""
+    wanted = spec.calibration
+    return CalibrationMethod(wanted.method, wanted.percentile) if wanted else None
 
 
 def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
@@ -125,18 +139,15 @@ def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -
     return tuple(dict.fromkeys(flavour.searched for flavour in flavours if flavour.searched))
 
 
-def _samples(spec: ModelSpec) -> Json:
-    """What the calibration samples are, and the digest that says so."""
+def _samples(spec: ModelSpec) -> CalibrationSamples:
     wanted = spec.calibration
-    return {
-        "data": wanted and wanted.data,
-        "digest": calibration_digest(spec),
-        "labels": wanted and wanted.labels,
-    }
+    data, labels = (wanted.data, wanted.labels) if wanted else ("", None)
+    return CalibrationSamples(spec.folder, data, calibration_digest(spec), labels, model_shapes(spec))
 
 
-def _inputs(shapes: Json) -> Json:
-    return {name: shapes[name] for name in ("inputs", "dims")}
+def _without_place(samples: CalibrationSamples) -> Json:
+    """The samples as they enter a key: wherever they are."""
+    return {name: value for name, value in encode(samples).items() if name != "root"}
 
 
 def _answer(spec: ModelSpec, exported: Exported) -> str | None:

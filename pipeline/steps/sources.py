@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from builders.codec import decode, encode
 from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.jobs import Job
+from pipeline.jobs.model import ExternalFiles, ReadExternalFiles, external_data
+from pipeline.progress.events import Finished
 from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import step_limits
@@ -45,20 +48,16 @@ def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
     path = spec.file(spec.source.file)
     key = {"onnx": digest_of_file(path)}
     if (known := shop.recall("external-data", key)) is None:
-        known = {"files": _external_names(path, spec, shop)}
+        known = encode(_external_names(path, spec, shop))
         shop.remember("external-data", key, known, [])
-    names: list[str] = known["files"]
-    return names
+    return list(decode(known, ExternalFiles).files)
 
 
-def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> list[str]:
+def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> ExternalFiles:
     if path.stat().st_size <= _HERE_BYTES:
-        from pipeline.jobs.model import external_data
-
-        return external_data(str(path), str(spec.folder))
-    name, arguments = "read model", {"path": str(path), "root": str(spec.folder)}
-    names: list[str] = shop.shown(
-        shop.local, name, Job(name, "pipeline.jobs.model:external_data", arguments, step_limits(spec, "export"))
-    )
-    shop.progress.finished(name, "done")
-    return names
+        return external_data(path, spec.folder)
+    name = "read model"
+    job = Job(name, ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
+    found = shop.shown(shop.local, name, job)
+    shop.progress.emit(Finished(name))
+    return found

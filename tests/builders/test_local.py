@@ -8,13 +8,14 @@ import pytest
 from builders.errors import StepError
 from builders.jobs import Job, Needs
 from builders.local import LocalExecutor
+from tests.calls import call_job
 
 JOBS = "tests.builders.jobs"
 
 
 def test_each_job_gets_a_fresh_process_and_folder_and_the_folder_goes():
     executor = LocalExecutor(1)
-    places = [executor.run(Job("unit", f"{JOBS}:where", {})) for _ in range(2)]
+    places = [executor.run(call_job("unit", f"{JOBS}:where")) for _ in range(2)]
     assert len({place["pid"] for place in places}) == 2
     assert len({place["workdir"] for place in places}) == 2
     assert not any(Path(place["workdir"]).exists() for place in places)
@@ -23,7 +24,7 @@ def test_each_job_gets_a_fresh_process_and_folder_and_the_folder_goes():
 @pytest.mark.parametrize(("jobs", "most"), [(1, 1), (2, 2)])
 def test_at_most_so_many_run_at_once(tmp_path, jobs, most):
     executor = LocalExecutor(jobs)
-    naps = [Job("nap", f"{JOBS}:nap", {"seconds": 0.3, "path": str(tmp_path / str(i))}) for i in range(3)]
+    naps = [call_job("nap", f"{JOBS}:nap", {"seconds": 0.3, "path": str(tmp_path / str(i))}) for i in range(3)]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(executor.run, naps))
     times = [tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()]
@@ -34,7 +35,7 @@ def test_at_most_so_many_run_at_once(tmp_path, jobs, most):
 def test_a_job_that_is_timed_has_the_machine_to_itself(tmp_path):
     executor = LocalExecutor(3)
     naps = [
-        Job("nap", f"{JOBS}:nap", {"seconds": 0.15, "path": str(tmp_path / f"{i}")}, needs=Needs(alone=i % 3 == 0))
+        call_job("nap", f"{JOBS}:nap", {"seconds": 0.15, "path": str(tmp_path / f"{i}")}, needs=Needs(alone=i % 3 == 0))
         for i in range(6)
     ]
     with ThreadPoolExecutor(6) as pool:
@@ -46,15 +47,15 @@ def test_a_job_that_is_timed_has_the_machine_to_itself(tmp_path):
 
 
 def test_labels_are_ignored():
-    job = Job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs=Needs({"enginery/sm": "sm_89"}, required=True))
+    job = call_job("unit", f"{JOBS}:add", {"a": 1, "b": 1}, needs=Needs({"enginery/sm": "sm_89"}, required=True))
     assert LocalExecutor().run(job) == 2
 
 
 def test_cancel_ends_the_running_the_waiting_and_the_coming(tmp_path):
     executor = LocalExecutor(1)
     marked = tmp_path / "marked"
-    hang = Job("hang", f"{JOBS}:hang", {"path": str(marked)})
-    waiting = Job("waiting", f"{JOBS}:mark", {"path": str(tmp_path / "never")})
+    hang = call_job("hang", f"{JOBS}:hang", {"path": str(marked)})
+    waiting = call_job("waiting", f"{JOBS}:mark", {"path": str(tmp_path / "never")})
 
     def failure(job: Job) -> str:
         with pytest.raises(StepError) as caught:
@@ -80,12 +81,12 @@ def test_cancel_ends_the_running_the_waiting_and_the_coming(tmp_path):
 def test_a_failed_job_frees_its_slot():
     executor = LocalExecutor(1)
     with pytest.raises(StepError):
-        executor.run(Job("boom", f"{JOBS}:boom", {}))
-    assert executor.run(Job("add", f"{JOBS}:add", {"a": 1, "b": 2})) == 3
+        executor.run(call_job("boom", f"{JOBS}:boom"))
+    assert executor.run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2})) == 3
 
 
 def test_no_thread_and_no_file_is_left_open():
     threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
-    LocalExecutor().run(Job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
+    LocalExecutor().run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
     assert threading.active_count() == threads
     assert len(list(Path("/proc/self/fd").iterdir())) == files

@@ -2,9 +2,10 @@ import pytest
 
 from builders import process
 from builders.errors import StepError
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Reduced
 from builders.local import LocalExecutor
 from builders.oom import oom_kills
+from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"
 
@@ -22,7 +23,7 @@ def test_the_cgroups_own_count_comes_first(tmp_path):
 
 
 def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(tmp_path, monkeypatch):
-    killed = Job("unit", f"{JOBS}:signal_self", {"number": 9})
+    killed = call_job("unit", f"{JOBS}:signal_self", {"number": 9})
     counts = iter([3, 4, 3, 3])
     monkeypatch.setattr(process, "oom_kills", lambda: next(counts))
     for kind, words in (("node-memory", "by the kernel, which ran out of memory; it held"), ("crash", "SIGKILL")):
@@ -31,9 +32,12 @@ def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(t
         assert caught.value.kind == kind
 
 
-def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_leaner():
-    limits = Limits(60, 200)
-    assert LocalExecutor(1).run(Job("unit", f"{JOBS}:hold", {"mib": 400}, limits, leaner={"mib": 20})) == 20
+def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_reduced():
+    def job(mib: int) -> Job:
+        reduced = Reduced(Call(f"{JOBS}:hold", {"mib": mib}), f"with mib {mib}")
+        return call_job("unit", f"{JOBS}:hold", {"mib": 400}, limits=Limits(60, 200), reduced=reduced)
+
+    assert LocalExecutor(1).run(job(20)) == 20
     with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as caught:
-        LocalExecutor(1).run(Job("unit", f"{JOBS}:hold", {"mib": 400}, limits, leaner={"mib": 300}))
+        LocalExecutor(1).run(job(300))
     assert caught.value.kind == "memory" and caught.value.peak_mib > 200

@@ -9,15 +9,17 @@ import psutil
 import pytest
 
 from builders import errors
+from builders.codec import encode_request
 from builders.errors import ModelError, StepError
 from builders.jobs import Job, Limits, Unwatched, Usage
 from builders.process import LOG_TAIL_BYTES, run_job
+from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"
 
 
 def job(function: str, arguments: dict | None = None, **limits: float) -> Job:
-    return Job("unit", f"{JOBS}:{function}", arguments or {}, Limits(**limits))
+    return call_job("unit", f"{JOBS}:{function}", arguments, limits=Limits(**limits))
 
 
 def failure(workdir: Path, *args, **kwargs) -> StepError:
@@ -128,7 +130,7 @@ def test_an_exit_without_a_result_is_an_error(tmp_path, status):
 
 
 def test_a_value_that_is_not_json_is_an_error(tmp_path):
-    assert "not JSON serializable" in str(failure(tmp_path, "unencodable"))
+    assert "object cannot be written as JSON" in str(failure(tmp_path, "unencodable"))
 
 
 @pytest.mark.parametrize("function", ["nowhere", "jobs_of_no_module:x"])
@@ -180,8 +182,8 @@ def test_the_log_is_a_tail(tmp_path):
 def test_a_killed_parent_takes_its_child_along(tmp_path):
     noted = tmp_path / "pid"
     code = (
-        "from pathlib import Path; from builders.process import run_job; from builders.jobs import Job; "
-        f"run_job(Job('unit', '{JOBS}:hang', {{'path': {str(noted)!r}}}), Path({str(tmp_path)!r}))"
+        "from pathlib import Path; from builders.process import run_job; from tests.calls import call_job; "
+        f"run_job(call_job('unit', '{JOBS}:hang', {{'path': {str(noted)!r}}}), Path({str(tmp_path)!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
@@ -194,8 +196,8 @@ def test_a_killed_parent_takes_its_child_along(tmp_path):
 def test_a_killed_parent_takes_along_what_its_child_has_started(tmp_path):
     noted = tmp_path / "pid"
     code = (
-        "from pathlib import Path; from builders.process import run_job; from builders.jobs import Job; "
-        f"run_job(Job('unit', '{JOBS}:spawn', {{'path': {str(noted)!r}, 'wait': True}}), Path({str(tmp_path)!r}))"
+        "from pathlib import Path; from builders.process import run_job; from tests.calls import call_job; "
+        f"run_job(call_job('unit', '{JOBS}:spawn', {{'path': {str(noted)!r}, 'wait': True}}), Path({str(tmp_path)!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
@@ -212,11 +214,12 @@ def test_no_guard_is_left_behind(tmp_path):
 
 
 def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
-    """The parent's pid in job.json is not the real parent: the child must leave without calling the function."""
+    """The parent's pid in job.json is not the real parent: the child must leave without running the request."""
     import json
 
     marked = tmp_path / "marked"
-    task = {"function": f"{JOBS}:mark", "arguments": {"path": str(marked)}, "parent": 1, "lifeline": 0}
+    request = encode_request(Call(f"{JOBS}:mark", {"path": str(marked)}))
+    task = {"request": request, "store": "", "parent": 1, "lifeline": 0}
     (tmp_path / "job.json").write_text(json.dumps(task))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
     ended = subprocess.run([sys.executable, "-m", "builders.child", str(tmp_path)], env=environment)

@@ -1,11 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
 from builders.errors import ModelError, StepError, UnavailableError
-from builders.jobs import Job, Limits, Needs, Unwatched
+from builders.jobs import Job, Limits, Needs, Reduced, Unwatched
 from builders.retries import MOST_LOST, more_memory, next_try, run_with_retries
+from tests.calls import Call, call_job
 
-PLAIN = Job("unit", "m:f", {"x": 1}, Limits(memory_mib=4096), Needs(memory_mib=1000))
-LEAN = Job("unit", "m:f", {"x": 1}, Limits(memory_mib=4096), Needs(memory_mib=1000), {"workspace_mib": 512})
+LIMITED = {"limits": Limits(memory_mib=4096), "needs": Needs(memory_mib=1000)}
+PLAIN = call_job("unit", "m:f", {"x": 1}, **LIMITED)
+REDUCED = Call("m:f", {"x": 1, "workspace_mib": 512})
+LEAN = replace(PLAIN, reduced=Reduced(REDUCED, "with workspace_mib 512"))
 
 
 def failed(*kinds: str, peak_mib: float = 0.0) -> list[StepError]:
@@ -42,17 +47,17 @@ def test_a_crash_and_a_lost_node_move_on():
         assert following and following.elsewhere and following.job == PLAIN
 
 
-def test_out_of_memory_comes_back_leaner_and_its_limit_stays():
+def test_out_of_memory_comes_back_reduced_and_its_limit_stays():
     following = next_try(LEAN, failed("memory"), False)
     assert following and not following.elsewhere
-    assert following.job.arguments == {"x": 1, "workspace_mib": 512} and following.job.leaner == {}
+    assert following.job.request == REDUCED and following.job.reduced is None
     assert following.job.limits == LEAN.limits and following.job.needs == LEAN.needs
     assert "with workspace_mib 512" in following.why
 
 
 def test_a_node_out_of_memory_has_more_set_aside_too():
     following = next_try(LEAN, failed("node-memory", peak_mib=2000), True)
-    assert following and following.job.needs.memory_mib == 2500 and following.job.arguments["workspace_mib"] == 512
+    assert following and following.job.needs.memory_mib == 2500 and following.job.request == REDUCED
     assert following.why.endswith("with workspace_mib 512, with 2500 MiB set aside for it")
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from charts import renders
 from pipeline.cli import COMMANDS, enginery
+from pipeline.gpu_workers import gpu_named
+from pipeline.steps.engines import gpu_labels
 from tests.charts.kube import (
     EXAMPLES,
     MANIFESTS,
@@ -141,15 +143,44 @@ def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) ->
         assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
 
 
-def test_each_gpu_group_gets_a_flow_that_proves_on_its_hardware() -> None:
-    _, *proofs, fleet = deploy_commands("aws")
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_itself() -> None:
+    first, *proofs, fleet = deploy_commands("aws")
     assert "--only=reconcile-fleet" in fleet
-    assert [words[words.index("--name") + 1] for words in proofs] == ["t4", "a10g", "l4", "h100"]
-    variables = job_variables(proofs[2])
-    assert variables["gpu_count"] == 1
-    assert variables["node_selector"] == {"karpenter.k8s.aws/instance-gpu-name": "l4"}
-    assert "/worker@sha256:" in variables["image"]
-    assert all("--only=validate-pending" in words for words in proofs)
+    assert [option(words, "--name") for words in proofs] == ["t4", "a10g", "l4", "h100"]
+    assert all("--only=validate-pending" in words for words in [first, *proofs]), "CPU engines are proven by the first"
+    assert "--on" not in [*first, *fleet]
+    for words in proofs:
+        assert (option(words, "--on"), option(words, "--executor")) == (option(words, "--name"), "ray")
+        assert option(words, "--ray-address").startswith("ray://enginery-ray-head-svc")
+        variables = job_variables(words)
+        pod = flow_run_job(variables)["spec"]["template"]["spec"]
+        assert "nvidia.com/gpu" not in str(pod) and "karpenter" not in str(pod)
+        assert "/control@sha256:" in variables["image"]
+        assert {"name": "ray-token", "mountPath": "/etc/enginery/ray", "readOnly": True} in variables["volume_mounts"]
+        assert (variables["cpu_request"], variables["memory_limit"]) == ("100m", "2Gi"), "it waits for a worker"
+
+
+def test_a_groups_flows_ask_for_the_labels_that_its_workers_have() -> None:
+    """What `--on` means to the flows (`gpu_labels`) are the labels of the RayCluster's group, for each sample."""
+    for sample in ("aws", "gke", "onprem"):
+        (cluster,) = [item for item in sample_objects(sample) if item["kind"] == "RayCluster"]
+        labels = {item["groupName"]: item.get("labels") for item in cluster["spec"]["workerGroupSpecs"]}
+        on = {option(words, "--name"): option(words, "--on") for words in deploy_commands(sample) if "--on" in words}
+        assert on and {name: gpu_labels(gpu_named(gpu)) for name, gpu in on.items()} == {
+            name: labels[name] for name in on
+        }
+
+
+def test_a_slice_of_a_gpu_proves_nothing_by_itself() -> None:
+    groups = {group["name"]: group.get("gpuResource", "") for group in renders.sample("onprem")["gpuGroups"]}
+    named = {option(words, "--name") for words in deploy_commands("onprem")}
+    assert {name for name, resource in groups.items() if "mig" in resource} and not {
+        name for name, resource in groups.items() if "mig" in resource
+    } & named
 
 
 def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() -> None:
@@ -160,6 +191,12 @@ def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() 
     assert all("--only=canary" in words and "--only=settle-canary" not in words for words in groups)
     assert all(words[words.index("--traffic") + 1].startswith("s3://") for words in groups)
     assert not any("--only=canary" in words for words in deploy_commands("onprem"))
+
+
+def test_how_long_canaries_replay_is_the_same_for_all_that_there_are() -> None:
+    first, *groups, _ = deploy_commands("aws")
+    assert all(words[words.index("--canary-duration") + 1] == "30m" for words in [first, *groups])
+    assert not any("--canary-duration" in words for words in deploy_commands("onprem")), "the traffic once"
 
 
 def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:

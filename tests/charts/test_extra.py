@@ -137,18 +137,14 @@ def test_what_a_group_adds_is_over_what_all_have_and_in_no_other_group() -> None
         "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [here]
     }  # fmt: skip
     made = renders.objects(renders.rendered(values))
-    (proof,) = [item for item in flow_runs(made) if item.get("affinity", {}) and "H100" in json.dumps(item["affinity"])]
-    (other,) = [item for item in flow_runs(made) if item.get("affinity", {}) and "B200" in json.dumps(item["affinity"])]
-    pairs = [
-        (next(pod_specs(group_of(made, "h100"))), next(pod_specs(group_of(made, "b200")))),
-        (flow_run_job(proof)["spec"]["template"]["spec"], flow_run_job(other)["spec"]["template"]["spec"]),
-    ]
-    for mine, others in pairs:
-        env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
-        assert sorted(env) == ["all", "h100"]
-        assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
-        assert cache not in others["volumes"]
-        assert {"name": "MODE", "value": "all"} in others["containers"][0]["env"]
+    mine, others = (next(pod_specs(group_of(made, name))) for name in ("h100", "b200"))
+    env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
+    assert sorted(env) == ["all", "h100"]
+    assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
+    runs = [flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(made)]
+    for pod in [others, *runs]:
+        assert cache not in pod["volumes"]
+        assert {"name": "MODE", "value": "all"} in pod["containers"][0]["env"]
 
 
 def test_a_group_may_claim_its_gpus() -> None:
@@ -158,13 +154,17 @@ def test_a_group_may_claim_its_gpus() -> None:
     made = renders.objects(renders.rendered(values))
     group = group_of(made, "h100")
     assert group["rayStartParams"] == {"num-gpus": "1"}
-    (proof,) = [item for item in flow_runs(made) if "resource_claims" in item]
-    for spec in (group["template"]["spec"], flow_run_job(proof)["spec"]["template"]["spec"]):
+    by_hand = {
+        "image": "registry.example/worker",
+        "resource_claims": [{"name": "gpu", "resourceClaimTemplateName": "one-h100"}],
+        "container_claims": [{"name": "gpu"}],
+    }  # a pool of pods with a GPU each, without Ray
+    job = flow_run_job(by_hand)
+    for spec in (group["template"]["spec"], job["spec"]["template"]["spec"]):
         assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-h100"}]
         resources = spec["containers"][0]["resources"]
         assert resources["claims"] == [{"name": "gpu"}]
-        assert "nvidia.com/gpu" not in {*resources["limits"], *resources["requests"]}
-    job = flow_run_job(proof)
+        assert "nvidia.com/gpu" not in {*resources.get("limits", ()), *resources.get("requests", ())}
     assert not [error.message for error in built_in("1.34", "batch/v1", "Job").iter_errors(job)]
 
 

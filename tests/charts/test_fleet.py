@@ -49,10 +49,10 @@ def test_two_releases_share_no_object_of_the_cluster() -> None:
     values = renders.sample("aws")
     names = [
         {item["metadata"]["name"] for item in made if item["kind"].startswith(("ClusterRole", "ValidatingAdmission"))}
-        for namespace in ("a", "b")
-        for made in [renders.objects(renders.rendered(values, namespace=namespace))]
+        for name, namespace in (("a", "b-c"), ("a-b", "c"), ("a", "b"), ("a-b", "b"))
+        for made in [renders.objects(renders.rendered({**values, "fullnameOverride": name}, namespace=namespace))]
     ]
-    assert names[0] and not names[0] & names[1]
+    assert all(names) and len(set.union(*names)) == sum(map(len, names))
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)

@@ -1,10 +1,9 @@
 """Where a group's pods run: what the user asks for and what the group's GPU asks for hold together."""
 
-import json
 from typing import Any
 
 from charts import renders
-from tests.charts.kube import Object, job_variables, label, pod_specs
+from tests.charts.kube import Object, pod_specs
 
 REQUIRED, PREFERRED = (f"{word}DuringSchedulingIgnoredDuringExecution" for word in ("required", "preferred"))
 ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
@@ -16,16 +15,14 @@ PRODUCT = {
 }
 
 
-def affinities(**group: Any) -> list[Object]:
-    """Affinity of a group's Ray workers, and of the flow runs that prove on its hardware."""
+def affinity(**group: Any) -> Object:
+    """Affinity of a group's Ray workers, which also prove and run canaries."""
     values = renders.sample("onprem")
     values["gpuGroups"] = [{"name": "h100", "generation": "sm_90", "max": 1, **group}]
     made = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    worker = next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1]))
-    (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
-    (proof,) = [words for words in json.loads(config["data"]["commands.json"]) if "--only=validate-pending" in words]
-    return [worker.get("affinity", {}), job_variables(proof)["affinity"]]
+    found: Object = next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
+    return found
 
 
 def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
@@ -34,22 +31,22 @@ def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
         "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [*ZONES, BY_NAME]}, PREFERRED: weighted},
         "podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname"}]},
     }
-    for found in affinities(product="h100", affinity=given):
-        terms = found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-        assert terms == [
-            {"matchExpressions": [*ZONES[0]["matchExpressions"], PRODUCT]},
-            {"matchExpressions": [*ZONES[1]["matchExpressions"], PRODUCT]},
-            {**BY_NAME, "matchExpressions": [PRODUCT]},
-        ]
-        assert found["nodeAffinity"][PREFERRED] == weighted
-        assert found["podAntiAffinity"] == given["podAntiAffinity"]
+    found = affinity(product="h100", affinity=given)
+    terms = found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert terms == [
+        {"matchExpressions": [*ZONES[0]["matchExpressions"], PRODUCT]},
+        {"matchExpressions": [*ZONES[1]["matchExpressions"], PRODUCT]},
+        {**BY_NAME, "matchExpressions": [PRODUCT]},
+    ]
+    assert found["nodeAffinity"][PREFERRED] == weighted
+    assert found["podAntiAffinity"] == given["podAntiAffinity"]
 
 
 def test_a_product_alone_is_the_only_term() -> None:
-    for found in affinities(product="h100"):
-        assert found == {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [PRODUCT]}]}}}
+    wanted = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [PRODUCT]}]}}}
+    assert affinity(product="h100") == wanted
 
 
 def test_without_a_product_the_users_affinity_is_as_given() -> None:
     given = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": ZONES}}}
-    assert affinities(affinity=given) == [given, given]
+    assert affinity(affinity=given) == given

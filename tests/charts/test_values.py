@@ -19,6 +19,7 @@ SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
+BIG = {"name": "BIG", "value": "x" * 120_000}
 
 
 def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
@@ -42,6 +43,10 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("imagePullSecrets", "harbor", "want array"),
         ("podSecurity.runAsUser", 0, "minimum"),
         ("registry.bucket", "Upper_Case", "pattern"),
+        ("registry.prefix", "a/../b", "'a/../b' does not match pattern"),
+        ("registry.prefix", "a//b", "pattern"),
+        ("registry.prefix", "a/.hidden", "pattern"),
+        ("serviceAccounts.rayHead", {"create": True}, "create"),
         ("registry.endpoint", "minio:9000", "pattern"),
         ("registry.endpoint", "https://minio?x=1", "pattern"),
         ("registry.sse", "yes", "aws:kms"),
@@ -73,6 +78,8 @@ def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
         ("gpuGroups.0.gpuResource", "amd.com/gpu", "pattern"),
         ("gpuGroups", [{"name": "l4", "generation": "sm_89"}], "max"),
         ("canary.traffic", "/some/where", "pattern"),
+        ("canary.duration", "0m", "pattern"),
+        ("canary.duration", "soon", "pattern"),
         ("metrics.serviceMonitor.interval", "60", "pattern"),
         ("metrics.rules.failedBuildsPerHour", "many", "want integer"),
         ("networkPolicy.registry.ports", [], "minItems"),
@@ -196,6 +203,26 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("prefect.flowRuns", {"memoryRequest": "32Gi"}, "flowRuns.memoryRequest: 32Gi is more than the limit, 16Gi"),
         ("serviceAccounts", {"builds": {"name": "a"}, "rayHead": {"name": "a"}}, 'rayHead: "a" is made for serviceAcc'),
         (
+            "serviceAccounts.builds.name",
+            "enginery-ray",
+            'rayHead: "enginery-ray" is made for serviceAccounts.builds, too',
+        ),
+        (
+            "gpuGroups.0.nodeSelector",
+            {"nvidia.com/gpu.compute.major": "9"},
+            'gpuGroups.t4.nodeSelector: nvidia.com/gpu.compute.major is "9", and sm_75 is on nodes with "7"',
+        ),
+        (
+            "gpuGroupDefaults",
+            {"nodeSelector": {"nvidia.com/gpu.compute.minor": "0"}},
+            'gpuGroups.t4.nodeSelector: nvidia.com/gpu.compute.minor is "0"',
+        ),
+        (
+            "gpuGroups",
+            [{**L4, "name": f"l4-{count}", "extraEnv": [BIG]} for count in range(9)],
+            r"enginery-ray takes 1\d{6} bytes with 10 groups.*name fewer groups.*extraEnv",
+        ),
+        (
             "serviceAccounts.rayApply",
             {"name": "enginery-builds"},
             'serviceAccounts.rayApply: "enginery-builds" is made for serviceAccounts.builds, too',
@@ -310,14 +337,15 @@ def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
     values["gpuGroups"][0]["cpu"] = 16
     values["prefect"]["flowRuns"]["cpuRequest"] = 2
     values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
-    values["fleet"]["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
+    for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
+        light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
     made = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
     assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
     (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
     for words in json.loads(config["data"]["commands.json"]):
-        assert job_variables(words)["cpu_request"] == ("1" if "--only=reconcile-fleet" in words else "2")
+        assert job_variables(words)["cpu_request"] == ("2" if "--only=compile-model" in words else "1")
 
 
 def test_kueue_admits_seventeen_worker_groups() -> None:

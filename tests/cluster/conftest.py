@@ -74,7 +74,7 @@ class Cluster:
         groups = self.api.get("rayclusters", namespace, name)["spec"]["workerGroupSpecs"]
         index = [item["groupName"] for item in groups].index(group)
         patch = [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/replicas", "value": workers}]
-        self.account(namespace, f"{name}-head").patch("rayclusters", namespace, name, patch, "python-requests")
+        self.account(namespace, name).patch("rayclusters", namespace, name, patch, "python-requests")
         log.info("the autoscaler (manager python-requests) sets replicas of group %s to %d", group, workers)
 
     def account(self, namespace: str, name: str) -> Api:

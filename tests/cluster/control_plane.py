@@ -22,6 +22,7 @@ from tests.cluster.assets import Assets
 from tests.pipeline.flows.server import end
 
 log = logging.getLogger("cluster")
+PORTS = ("api", "client", "peer", "kube-controller-manager", "kube-scheduler", "metrics", "probes")
 # Tokens are the users' names: nothing but this machine reaches the server, and all is gone with the folder.
 USERS = {
     "admin": "system:masters",
@@ -38,7 +39,8 @@ class ControlPlane:
         self.folder = folder
         self._assets = assets
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = dict(zip(("api", "client", "peer"), free_ports(3), strict=True))
+        # All at once: one that is not listened on yet would be given out again.
+        self._ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.server = f"https://127.0.0.1:{self._ports['api']}"
         self.certificates = folder / "certificates/apiserver.crt"
 
@@ -125,7 +127,7 @@ class ControlPlane:
             ways = [
                 f"--{way}={file}" for way in ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
             ]
-            more = ["--bind-address=127.0.0.1", f"--secure-port={free_ports(1)[0]}", "--leader-elect=false"]
+            more = ["--bind-address=127.0.0.1", f"--secure-port={self._ports[name]}", "--leader-elect=false"]
             if name == "kube-controller-manager":
                 # Nodes here have no heartbeat.
                 more += ["--controllers=*,-node-lifecycle-controller", "--use-service-account-credentials=true"]
@@ -140,10 +142,9 @@ class ControlPlane:
         wait_for("KubeRay's kinds", lambda: _served(api), 60)
 
     def _start_operator(self) -> None:
-        metrics, probes = free_ports(2)
         self._run(
-            "kuberay-operator", "--enable-leader-election=false", f"--metrics-addr=127.0.0.1:{metrics}",
-            f"--health-probe-bind-address=127.0.0.1:{probes}",
+            "kuberay-operator", "--enable-leader-election=false", f"--metrics-addr=127.0.0.1:{self._ports['metrics']}",
+            f"--health-probe-bind-address=127.0.0.1:{self._ports['probes']}",
             environment={"KUBECONFIG": str(self.kubeconfig("kuberay-operator"))},
         )  # fmt: skip
 

@@ -82,11 +82,15 @@ class Kubelet:
 
     def _run(self) -> None:
         while not self._ended.wait(0.3):
-            with suppress(HTTPError):  # the server is gone at the end
+            try:
                 for pod in self._api.list("pods"):
                     self._step(pod)
                 for claim in self._api.list("persistentvolumeclaims"):
                     self._bind(claim)
+            except HTTPError:  # the server is gone at the end
+                continue
+            except Exception:  # else no pod of any later test would start, and nothing said why
+                log.exception("kubelet: it goes on")
 
     def _step(self, pod: Object) -> None:
         try:

@@ -29,6 +29,6 @@ def still(cluster: Cluster, namespace: str, count: int) -> set[str]:
         return (found,) if len(found) <= count else None
 
     try:
-        return wait_for(f"{count} objects", look, 30)[0]
+        return wait_for(f"{count} objects", look)[0]
     except TimeoutError:
         return everything(cluster, namespace)

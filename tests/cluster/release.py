@@ -111,7 +111,7 @@ class Release:
             try:
                 with helm_python.Config(kubeconfig_path=kubeconfig, namespace=self.namespace) as config:
                     answer.set_result(getattr(config, verb)(*words, **options))
-            except helm_python.HelmError as error:
+            except Exception as error:  # whoever waits for the answer raises it
                 answer.set_exception(error)
 
         threading.Thread(target=run, name=f"helm {verb}", daemon=True).start()

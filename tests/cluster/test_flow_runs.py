@@ -10,15 +10,15 @@ from tests.cluster.conftest import Cluster
 from tests.cluster.release import Release
 
 log = logging.getLogger("cluster")
-# Where each runs: the other groups' GPUs are taken by their Ray workers.
-PLACES = {
-    "compile-model/enginery": "cpu-", "collect-garbage/enginery": "cpu-", "reconcile-fleet/enginery": "cpu-",
-    "validate-pending/l4": "l4-", "validate-pending/a100": "a100-",
-}  # fmt: skip
+DEPLOYMENTS = (
+    "compile-model/enginery", "collect-garbage/enginery", "reconcile-fleet/enginery",
+    # Of these groups Ray's workers hold every GPU that there is.
+    "validate-pending/t4", "validate-pending/rtx4090",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("deployment", PLACES)
-def test_a_flow_run_ends_on_its_hardware(cluster: Cluster, installed: Release, deployment: str) -> None:
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
+def test_a_flow_run_ends_and_takes_no_gpu(cluster: Cluster, installed: Release, deployment: str) -> None:
     namespace = installed.namespace
     name = flow_runs.start(cluster, namespace, deployment)
 
@@ -30,7 +30,7 @@ def test_a_flow_run_ends_on_its_hardware(cluster: Cluster, installed: Release, d
     (pod,) = cluster.pods(namespace, f"job-name={name}").values()
     node = pod["spec"]["nodeName"]
     log.info("%s: Job %s ran on %s", deployment, name, node)
-    assert node.startswith(PLACES[deployment])
+    assert node.startswith("cpu-"), "what needs a GPU is done by Ray's workers"
     assert job["spec"]["ttlSecondsAfterFinished"] == 86400
     # The fleet's run lists nodes; the others have no token to talk to the API server with.
     mounts = {item["mountPath"] for item in pod["spec"]["containers"][0]["volumeMounts"]}

@@ -52,11 +52,11 @@ def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(
     before = workers(cluster, busy)
     options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
     for most, given in enumerate(options, 3):
-        helm.upgrade(with_max("l4", most), timeout=120, **given)
+        helm.upgrade(with_max("l4", most), timeout=300, **given)
         assert helm.status() == "deployed"
         assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (most, 2)
         cluster.autoscale(busy, "a100", most % 2 + 1)
-    helm.rollback(1, timeout=120, wait="watcher")
+    helm.rollback(1, timeout=300, wait="watcher")
     assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (2, 2)
     assert before <= workers(cluster, busy)
     log.info("no worker was stopped by %d upgrades and a rollback", len(options))
@@ -67,13 +67,13 @@ def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(
 ) -> None:
     before = workers(cluster, busy)
     with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
-        helm.upgrade(without("l4"), timeout=90)
+        helm.upgrade(without("l4"), timeout=300)
     with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
-        helm.upgrade(with_max("l4", 1), timeout=90)
+        helm.upgrade(with_max("l4", 1), timeout=300)
     assert workers(cluster, busy) == before
     assert live(cluster, busy)["l4"]["maxReplicas"] == 2
     cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
-    helm.upgrade(without("l4"), timeout=90)
+    helm.upgrade(without("l4"), timeout=300)
     assert "l4" not in live(cluster, busy)
     wait_for("the workers of the group to go", lambda: not workers(cluster, busy, "l4"))
     now = cluster.api.get("rayclusters", busy, "enginery-ray")["metadata"].get("annotations", {})
@@ -85,11 +85,11 @@ def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy
     newer = {**sample(), "ray": {"version": "2.61.0"}}
     head = workers(cluster, busy, "headgroup")
     with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
-        helm.upgrade(newer, timeout=90)
+        helm.upgrade(newer, timeout=300)
     assert cluster.api.get("rayclusters", busy, "enginery-ray")["spec"]["rayVersion"] == "2.60.0"
     cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
     before = workers(cluster, busy)
-    helm.upgrade(newer, timeout=90)
+    helm.upgrade(newer, timeout=300)
 
     def renewed() -> bool:
         versions = {
@@ -103,8 +103,36 @@ def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy
     log.info("head and %d workers have Ray 2.61.0", len(workers(cluster, busy)) - 1)
 
 
+def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, busy: str, helm: Release) -> None:
+    """Whoever took the group out of the RayCluster by hand left it, with its GPU."""
+    names = [item["groupName"] for item in live(cluster, busy).values()]
+    gone = [{"op": "remove", "path": f"/spec/workerGroupSpecs/{names.index('t4')}"}]
+    cluster.api.patch("rayclusters", busy, "enginery-ray", gone)
+    (orphan,) = workers(cluster, busy, "t4")
+    with pytest.raises(helm_python.HelmError, match="enginery-ray-apply"):
+        helm.upgrade(without("t4"), timeout=300)
+    assert workers(cluster, busy, "t4") == {orphan}
+    cluster.api.patch("rayclusters", busy, "enginery-ray", CONSENT)
+    others = workers(cluster, busy) - {orphan}
+    helm.upgrade(without("t4"), timeout=300)
+    assert workers(cluster, busy) == others
+    assert "t4" not in live(cluster, busy)
+    log.info("KubeRay ended %s, and nothing else", orphan)
+
+
+def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
+    helm.install({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
+    cluster.running(namespace, PODS)
+    cluster.api.patch("rayclusters", namespace, "enginery-ray", {"spec": {"suspend": True}})  # as Kueue does
+    wait_for("KubeRay to suspend it", lambda: not workers(cluster, namespace))
+    helm.upgrade({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
+    assert not workers(cluster, namespace), "it is Kueue that resumes"
+    helm.upgrade(sample(), timeout=300)
+    cluster.running(namespace, PODS)
+
+
 def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm: Release) -> None:
-    helm.uninstall(timeout=90)
+    helm.uninstall(timeout=300)
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", busy))
     wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginery-ray"))
 
@@ -126,7 +154,15 @@ def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redi
     environment = {item["name"]: item for item in container["env"]}
     assert environment["RAY_REDIS_ADDRESS"]["value"] == "redis.example:6379"
     assert environment["REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "redis"
-    # With the RayCluster goes what is in Redis, by a Job of KubeRay's, if its head's account is still there.
-    cluster.api.delete("rayclusters", namespace, "enginery-ray")
-    wait_for("KubeRay to empty the Redis", lambda: not cluster.api.list("rayclusters", namespace))
-    helm.uninstall(timeout=90)
+    # With the RayCluster goes what is in Redis, by a pod of KubeRay's with the head's account.
+    emptied: list[str] = []
+
+    def empty(pod: Object) -> int:
+        emptied.append(pod["metadata"]["labels"]["ray.io/node-type"])
+        return 0
+
+    cluster.kubelet.run("ray-head", empty)
+    helm.uninstall(timeout=300)
+    wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", namespace))
+    assert emptied == ["redis-cleanup"], "KubeRay waits five minutes where it cannot make that pod, and gives up"
+    wait_for("the head's account to go", lambda: not cluster.api.find("serviceaccounts", namespace, "enginery-ray"))

@@ -21,9 +21,9 @@ RIGHTS = {
     },
     "enginery-ray-apply": {
         ("ray.io", "rayclusters"): {"get", "create", "update"}, ("", "configmaps"): {"get"},
-        ("", "pods"): {"list", "delete"},
+        ("", "pods"): {"list"},
     },
-    "enginery-ray-head": {
+    "enginery-ray": {
         ("", "pods"): {*READ, "patch"}, ("", "pods/resize"): {"patch"},
         ("ray.io", "rayclusters"): {"get", "patch"},
     },
@@ -64,7 +64,8 @@ def test_nobody_reads_secrets_nor_leaves_the_namespace(cluster: Cluster, install
     here = installed.namespace
     assert may(cluster, "enginery-prefect-worker", "create", "jobs", here, here)
     assert not may(cluster, "enginery-prefect-worker", "create", "jobs", here, "default")
-    assert not may(cluster, "enginery-ray-head", "create", "pods", here, "default")
+    assert not may(cluster, "enginery-ray", "create", "pods", here, "default")
+    assert not may(cluster, "enginery-ray-apply", "delete", "pods", here, here)
     for account in RIGHTS:
         assert not may(cluster, account, "get", "secrets", here, here)
         with pytest.raises(RefusedError, match="403"):

@@ -16,6 +16,8 @@ from tests.cluster.release import Release, sample
 
 log = logging.getLogger("cluster")
 ROOT = Path(__file__).parents[2]
+# Its one hook is the deploy Job, which so gets all of a short timeout.
+WITHOUT_RAY = {**sample(), "ray": {"enabled": False}, "gpuGroups": []}
 DOCS, UPGRADING = ROOT / "docs/kubernetes.md", ROOT / "charts/enginery/UPGRADING.md"
 
 
@@ -35,13 +37,13 @@ def test_the_same_upgrade_goes_on_after_a_timeout(
 ) -> None:
     kubelet.hold("^enginery-deploy-")
     with pytest.raises(helm_python.HelmError, match=r"timed out|deadline|Timeout|not ready"):
-        helm.install(sample(), timeout=15)
+        helm.install(WITHOUT_RAY, timeout=15)
     assert helm.status() == "failed"
     log.info("the release is 'failed', its Job waits for an image; now the image comes")
     kubelet.release()
-    helm.upgrade(sample(), timeout=120)
+    helm.upgrade(WITHOUT_RAY, timeout=300)
     assert helm.status() == "deployed"
-    assert not cluster.api.list("jobs", namespace), "the Job is gone when it is done"
+    wait_for("the Job to go when it is done", lambda: not cluster.api.list("jobs", namespace))
 
 
 def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(
@@ -51,25 +53,27 @@ def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(
     helm.kill("install", sample(), when=lambda: cluster.api.list("jobs", namespace))
     kubelet.release()
     with pytest.raises(helm_python.HelmError, match="another operation"):
-        helm.upgrade(sample(), timeout=120)
+        helm.upgrade(sample(), timeout=300)
     (selector,) = set(re.findall(r"kubectl delete secret --namespace enginery --selector '(.+)'", DOCS.read_text()))
     (record,) = cluster.api.list("secrets", namespace, selector)
     cluster.api.delete("secrets", namespace, record["metadata"]["name"])
     log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
-    helm.install(sample(), timeout=120)
+    helm.install(sample(), timeout=300)
+    kubelet.hold("^enginery-deploy-")  # or it might be done before it is killed
     helm.kill("upgrade", sample(), when=lambda: cluster.api.list("secrets", namespace, selector))
+    kubelet.release()
     with pytest.raises(helm_python.HelmError, match="another operation"):
-        helm.upgrade(sample(), timeout=120)
+        helm.upgrade(sample(), timeout=300)
     (record,) = cluster.api.list("secrets", namespace, selector)
     cluster.api.delete("secrets", namespace, record["metadata"]["name"])
     log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
-    helm.upgrade(sample(), timeout=120)
+    helm.upgrade(sample(), timeout=300)
     assert helm.status() == "deployed"
 
 
 def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet) -> None:
     helm.install(sample(), timeout=300)
-    helm.test(timeout=120)
+    helm.test(timeout=300)
     kubelet.hang("^validate-pending")
     name = flow_runs.start(cluster, namespace, "validate-pending/l4")
     (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={name}")))
@@ -93,9 +97,9 @@ def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(
     kubelet.hang("^enginery-deploy-")
     kubelet.fail("-test-")
     with pytest.raises(helm_python.HelmError):
-        helm.install(sample(), timeout=15)
+        helm.install(WITHOUT_RAY, timeout=15)
     with pytest.raises(helm_python.HelmError):
-        helm.test(timeout=60)
+        helm.test(timeout=300)
     (job,) = cluster.api.list("jobs", namespace)
     assert job["spec"]["ttlSecondsAfterFinished"] <= 86400
     helm.uninstall()

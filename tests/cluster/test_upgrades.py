@@ -60,11 +60,12 @@ def test_a_rollback_changes_back_what_the_upgrade_changed(cluster: Cluster, name
     cluster.running(namespace, PODS)
     helm.rollback(1, timeout=300)
 
-    def limit() -> str:
-        (pod,) = cluster.pods(namespace, "app.kubernetes.io/component=metrics").values() or [None]
-        return str(pod["spec"]["containers"][0]["resources"]["limits"]["memory"]) if pod else ""
+    def limits() -> set[str]:
+        """Of one pod, and for a moment of the one before it, too."""
+        pods = cluster.pods(namespace, "app.kubernetes.io/component=metrics").values()
+        return {pod["spec"]["containers"][0]["resources"]["limits"]["memory"] for pod in pods}
 
-    wait_for("the metrics pod of before", lambda: limit() == "512Mi")
+    wait_for("the metrics pod of before", lambda: limits() == {"512Mi"})
     after = cluster.running(namespace, PODS)
     changed = changed_pods(
         {name: pod["metadata"]["uid"] for name, pod in first.items()},

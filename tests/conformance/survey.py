@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from builders.errors import StepError
-from builders.jobs import Job, Limits
+from builders.jobs import Limits
 from builders.process import run_job
 from builders.targets import parse_targets
+from tests.calls import call_job
 from tests.conformance.outcomes import Outcome
 
 # An item that takes longer hangs. The slowest compilers take seconds for graphs of this size.
@@ -62,7 +63,7 @@ def _run_some(
         return time.time() - lines.stat().st_mtime > patience_s
 
     arguments = {"backend": backend, "target": target, "suite": suite, "names": list(names), "out": str(lines)}
-    job = Job("survey", "tests.conformance.survey:examine", arguments, Limits(86_400, 16_384))
+    job = call_job("survey", "tests.conformance.survey:examine", arguments, limits=Limits(86_400, 16_384))
     try:
         run_job(job, folder, stuck)
     except StepError as error:

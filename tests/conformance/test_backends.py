@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from builders import backends, targets
-from builders.jobs import Job
 from builders.process import run_job
 from builders.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
+from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims
 from tests.conformance.survey import survey
@@ -43,7 +43,7 @@ def target(name: str) -> str:
 def call(function: str, folder: Path, **arguments: object):
     """A function of the suite in a process of its own."""
     folder.mkdir()
-    return run_job(Job("conformance", f"tests.conformance.{function}", arguments), folder)
+    return run_job(call_job("conformance", f"tests.conformance.{function}", arguments), folder)
 
 
 def probe(name: str, hardware: targets.Target, precision: str) -> BuildRequest:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from builders.jobs import Job
 from builders.process import run_job
+from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.node_tests import BACKENDS, known_failures, surprises
 from tests.conformance.outcomes import Outcome
@@ -23,7 +23,7 @@ def test_a_sample_of_the_node_tests_does_what_the_list_of_known_failures_says(ba
     if not backend_of(backend).versions() or target is None:
         pytest.skip(f"{backend} is not installed")
     (folder := tmp_path / "names").mkdir()
-    names = run_job(Job("names", "tests.conformance.survey:node_names", {"modules": list(MODULES)}), folder)
+    names = run_job(call_job("names", "tests.conformance.survey:node_names", {"modules": list(MODULES)}), folder)
     assert len(names) < 100
     found = survey(backend, target.name, f"nodes/{','.join(MODULES)}", names, tmp_path)
     assert found.keys() == set(names)

@@ -11,16 +11,18 @@ from builders.digest import digest_of_file
 from builders.onnxruntime import OrtSession
 from builders.targets import parse_targets
 from builders.types import BuildRequest
-from pipeline.export import Exported, ExportRequest, export
+from pipeline.export import Exported, export
 from pipeline.plan import profiles
 from pipeline.sources.entry_point import call_entry_point, importing_from
 from pipeline.sources.onnx_model import specs_of
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from validation.budget import default_budget
 from validation.compare import expected_checks, task_check
 from validation.golden import GoldenSet
 from validation.samples import Samples
+from validation.task import TaskMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -81,9 +83,7 @@ def test_the_digits_are_recognised(exported):
     if spec.golden.metric is None:
         pytest.skip("random weights recognise nothing")
     with OrtSession(done.onnx) as session:
-        check = task_check(
-            session, GoldenSet.load(done.golden), {"name": "accuracy", "output": "logits", "floor": 0.97}
-        )
+        check = task_check(session, GoldenSet.load(done.golden), TaskMetric("logits", 0.97))
     assert check.passed, check
 
 

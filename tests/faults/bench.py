@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,24 @@ import onnx
 from onnx import ModelProto
 
 from builders import backends
+from builders.jobs import Request, Result, WorkerContext
 from builders.targets import CPU
 from builders.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
-from pipeline.export import ExportRequest
-from pipeline.jobs.attribution import attribute_engine, attribute_graph
-from pipeline.jobs.engines import build_engine, check_engine
-from pipeline.jobs.fuzz import fuzz_engine
-from pipeline.jobs.graphs import check_graph
-from pipeline.jobs.model import export_model
+from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
+from pipeline.jobs.calls import Calls
+from pipeline.jobs.engines import BuildEngine, CheckEngine, ContractTerms
+from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
+from pipeline.jobs.graphs import CheckGraph
+from pipeline.jobs.model import ExportModel
 from pipeline.registry.store import open_store
+from pipeline.sources.request import ExportRequest
+from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution
 from validation.report import Check
+from validation.task import TaskMetric
 
-METRIC = {"name": "accuracy", "output": "logits", "floor": 0.95}
+METRIC = TaskMetric("logits", 0.95)
 Limits = Mapping[str, float | None]
 
 
@@ -47,13 +50,13 @@ class Bench:
         self.metric = None if labels is None else METRIC
         named = {} if labels is None else {"label": labels}
         np.savez(folder / "golden.npz", **samples, **named)
-        request = ExportRequest("onnx", folder, "model.onnx", self.inputs, self.dims).to_json()
+        source = ExportRequest("onnx", folder, "model.onnx", self.inputs, self.dims)
         label = None if labels is None else "label"
-        data = str(folder / "golden.npz")
-        told = export_model(self.store.uri, request, None, data, label, self.metric, {}, self.room())
-        self.onnx, self.golden = str(told["model"]["onnx"]), str(told["golden"]["golden"])
-        self.outputs = tuple(TensorSpec(**{**item, "shape": tuple(item["shape"])}) for item in told["model"]["outputs"])
-        self.checks = _checks(told["golden"])
+        told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metric, {}))
+        assert told.model is not None
+        self.onnx, self.golden = told.model.onnx, told.golden.golden
+        self.outputs = told.model.outputs
+        self.checks = [*told.golden.proof.checks]
 
     def room(self) -> Path:
         """A folder of its own, as each job has one."""
@@ -61,6 +64,10 @@ class Bench:
         room = self.folder / f"job {self.rooms}"
         room.mkdir()
         return room
+
+    def run(self, request: Request[Result]) -> Result:
+        """Run a request in this process, in a folder of its own."""
+        return request.run(WorkerContext(self.room(), self.store.uri))
 
     def canonical(self) -> ModelProto:
         """The exported model."""
@@ -72,17 +79,14 @@ class Bench:
 
     def graph_checks(self, graph: ModelProto, precision: Precision) -> list[Check]:
         """The quantization joint: a graph against the exported model."""
-        arguments = (self.store.uri, self.onnx, self.put(graph), self.golden, None, precision, {}, None, self.room())
-        return _checks(check_graph(*arguments))
+        return [*self.run(CheckGraph(self.onnx, self.put(graph), self.golden, precision, {})).checks]
 
     def graph_attribution(self, graph: ModelProto, precision: Precision) -> Attribution:
         """Which node of the graph drifted."""
-        digest = self.put(graph)
-        arguments = (self.store.uri, self.onnx, digest, None, self.golden, precision, {}, None, self.room())
-        return self._attribution(attribute_graph(*arguments))
+        return self._attribution(AttributeGraph(self.onnx, self.put(graph), None, self.golden, precision, {}))
 
-    def _attribution(self, told: Mapping[str, Any]) -> Attribution:
-        return Attribution.from_json(json.loads(self.store.read_blob(told["attribution"])))
+    def _attribution(self, request: Request[AttributionFound]) -> Attribution:
+        return Attribution.from_json(json.loads(self.store.read_blob(self.run(request).attribution)))
 
     def engine(
         self, built_from: ModelProto | None = None, graph: ModelProto | None = None, precision: Precision = "fp32"
@@ -105,31 +109,24 @@ class BuiltEngine:
 
     def __init__(self, bench: Bench, claimed: BuildRequest, actual: BuildRequest) -> None:
         self.bench = bench
-        value = build_engine(bench.store.uri, actual.to_json(), bench.room())
-        self.request, self.digest, self.suffix = claimed.to_json(), str(value["digest"]), str(value["suffix"])
+        found = bench.run(BuildEngine(actual))
+        self.blob = EngineBlob(claimed, found.digest, found.suffix)
+        self.shapes = ModelShapes(bench.inputs, bench.dims)
 
     def checks(
         self, contract: Mapping[str, Any] | None = None, limits: Limits | None = None, seconds: float | None = None
     ) -> list[Check]:
         """The engine joint, with a contract and the task metric. seconds: for calls beside the golden set."""
-        shapes = {"inputs": [asdict(i) for i in self.bench.inputs], "dims": [asdict(d) for d in self.bench.dims]}
-        promised = None if contract is None else {**contract, "shapes": shapes}
-        calls = {"seconds": seconds, "bitwise": bool(contract and "bitwise" in contract), "shapes": shapes}
-        place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return _checks(check_engine(*place, limits or {}, self.bench.metric, promised, calls, self.bench.room()))  # type: ignore[arg-type]
+        promised = None if contract is None else ContractTerms(dict(contract), self.shapes)
+        calls = Calls(seconds, bool(contract and "bitwise" in contract), self.shapes)
+        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metric, promised, calls)  # type: ignore[arg-type]
+        return [*self.bench.run(check).checks]
 
     def attribution(self, sizes: Sequence[str] = ()) -> Attribution:
         """Which node drifted. sizes: cases of a failed check of sizes."""
-        place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return self.bench._attribution(attribute_engine(*place, {}, None, sizes, self.bench.room()))
+        return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, None, tuple(sizes)))
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> dict[str, Any]:
         """The report of `enginery fuzz`."""
-        model = {"inputs": [asdict(i) for i in self.bench.inputs], "dims": [asdict(d) for d in self.bench.dims]}
-        asked = {"seed": seed, "count": cases, "histogram": None, "only": only, "command": []}
-        place = (self.bench.store.uri, self.request, self.suffix, self.digest, self.bench.golden)
-        return fuzz_engine(*place, model, {}, asked, self.bench.room())
-
-
-def _checks(told: Mapping[str, Any]) -> list[Check]:
-    return [Check.from_json(item) for item in told["checks"]]
+        terms = FuzzTerms(seed, cases, (), None, only)
+        return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, terms))

@@ -94,7 +94,7 @@ class Subject:
         path = self.bench.room() / "graph.onnx"
         path.write_bytes(graph.SerializeToString())
         built = self.bench.room() / "engine.onnx"
-        built.write_bytes(self.bench.store.read_blob(engine.digest))
+        built.write_bytes(self.bench.store.read_blob(engine.blob.digest))
         inputs = self.family.samples(1000 + self.seed, 48)
         batches = [{name: array[at : at + 8] for name, array in inputs.items()} for at in range(0, 48, 8)]
         with OrtSession(runnable(path, precision), optimized=False) as right, OnnxRuntime().session(built) as other:

@@ -28,14 +28,14 @@ class Faulty:
 @contextmanager
 def faulty_sessions(make: Callable[[], Callable[[int, Tensors, Outputs], Any]]) -> Iterator[None]:
     """Engines that are opened meanwhile have the fault."""
-    opened = engines.engine_session
+    opened = engines.open_session
 
     @contextmanager
     def wrapped(*given: Any) -> Iterator[Session]:
         with opened(*given) as session:
             yield Faulty(session, make())  # type: ignore[misc]
 
-    with patch.object(engines, "engine_session", wrapped):
+    with patch.object(engines, "open_session", wrapped):
         yield
 
 

@@ -71,14 +71,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.MonkeyPatch) -> list[Check]:
-    real = engines.engine_session
+    real = engines.open_session
 
     @contextmanager
     def planted(*arguments: Any) -> Iterator[Planted]:
         with real(*arguments) as session:
             yield Planted(session, fault)
 
-    monkeypatch.setattr(engines, "engine_session", planted)
+    monkeypatch.setattr(engines, "open_session", planted)
     return bench.engine().checks(seconds=0.5)
 
 
@@ -118,7 +118,7 @@ def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_
 def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model_that_draws(
     bench: Bench, tmp_path: Path
 ) -> None:
-    request = BuildRequest.from_json(bench.engine().request)
+    request = bench.engine().blob.request
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
     drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
     onnx.save(drawn, tmp_path / "drawn.onnx")
@@ -130,7 +130,7 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
         names = backends.options_of(tool), ()
         other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
         assert repeats_bits(other, tmp_path / "graph.onnx") == bits
-    assert seed_of(request) == seed_of(BuildRequest.from_json(bench.engine().request))
+    assert seed_of(request) == seed_of(bench.engine().blob.request)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: 
     spec = load_spec(project.spec)
     told = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))
     assert told is not None
-    assert (told["seconds"], told["bitwise"]) == (seconds, True)
-    assert [dim["name"] for dim in told["shapes"]["dims"]] == ["batch"]
+    assert (told.seconds, told.bitwise) == (seconds, True)
+    assert [dim.name for dim in told.shapes.dims] == ["batch"]
 
 
 @pytest.mark.parametrize("off", ["off", None, False])

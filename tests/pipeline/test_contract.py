@@ -53,8 +53,8 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
     told = contract_of(again)
     assert told == contract_of(spec)
     assert told is not None
-    assert told["bitwise"] == {"runs": 3, "position": False, "size": False}
-    read = Contract.from_json(told)
+    assert told.terms["bitwise"] == {"runs": 3, "position": False, "size": False}
+    read = Contract.from_json(told.terms)
     assert read.structured["logits"].range == (None, 5.0)
     assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)
     assert read.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders.child import call
 from builders.errors import InputError, IntegrityError, UnknownNameError
+from builders.jobs import WorkerContext
 from builders.onnxruntime import OrtSession
 from pipeline.elsewhere import carry as carrying
 from pipeline.elsewhere import returned
@@ -48,9 +48,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run here: each process of its own costs a second."""
-    monkeypatch.setattr(
-        returned, "run_job", lambda job, workdir: call(job.function, dict(job.arguments), lambda: workdir)
-    )
+    monkeypatch.setattr(returned, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What a unit's build asks of a node, and how it is built when memory ran out."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,13 +8,13 @@ import pytest
 
 from builders import backends
 from builders.errors import UnavailableError
-from builders.jobs import Needs
+from builders.jobs import Needs, Reduced, WorkerContext
 from builders.local import LocalExecutor
 from builders.targets import parse_targets
 from builders.types import BuildRequest
 from pipeline.compile import InProcess, compile_model
 from pipeline.history import Expectation
-from pipeline.jobs.engines import build_engine
+from pipeline.jobs.engines import BuildEngine
 from pipeline.plan import Selection
 from pipeline.registry.requests import request_of
 from pipeline.registry.store import open_store
@@ -67,39 +66,40 @@ def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
 
 
 @pytest.mark.parametrize(
-    ("unit", "changes"),
+    ("unit", "mib"),
     [
-        (request("cpu", "onnxruntime"), {}),
-        (request("sm_89", "tensorrt-rtx"), {"workspace_mib": LEAN_WORKSPACE_MIB}),
-        (request("sm_89", "tensorrt-rtx", workspace_mib=600), {"workspace_mib": 300}),
-        (request("sm_89", "tensorrt-rtx", workspace_mib=1), {"workspace_mib": 1}),
+        (request("cpu", "onnxruntime"), None),
+        (request("sm_89", "tensorrt-rtx"), LEAN_WORKSPACE_MIB),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=600), 300),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=1), 1),
     ],
 )
-def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, changes):
-    assert reduce_workspace(unit) == changes
+def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
+    reduced = reduce_workspace(BuildEngine(unit))
+    assert reduced == (
+        mib and Reduced(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
+    )
 
 
 def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(tmp_path):
     pytest.importorskip("tensorrt_rtx")
     store = open_store(str(tmp_path / "registry"), create=True)
     asked = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
-    made = build_engine(store.uri, json.loads(json.dumps(asked.to_json())), tmp_path, workspace_mib=64)
-    assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made["notes"]
     wanted = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
-    assert BuildRequest.from_json(made["request"]) == wanted and wanted.key != asked.key
+    made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
+    assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made.notes
+    assert made.request == wanted and wanted.key != asked.key
     shop = Workshop(store, LocalExecutor(1), LocalExecutor(1))
-    assert recall_engine(asked, shop) is None
-    assert recall_engine(wanted, shop)["digest"] == made["digest"]
+    assert recall_engine(asked, shop) is None and recall_engine(wanted, shop) == made
     assert recall_reduced(asked, shop) == wanted and recall_reduced(wanted, shop) is None
 
 
 class OutOfMemoryOnce:
-    """Runs build jobs in this process, with what a second try is given."""
+    """Runs jobs in this process, as a second try is."""
 
     def run(self, job, watch=None):
-        assert job.leaner == {"workspace_mib": LEAN_WORKSPACE_MIB}
         with TemporaryDirectory() as folder:
-            return build_engine(**job.arguments, **job.leaner, workdir=Path(folder))
+            return job.reduced.request.run(WorkerContext(Path(folder), job.store))
 
 
 def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_built(project):

@@ -10,10 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
+from builders.codec import decode, encode
 from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
-from pipeline.export import ExportRequest, export
+from pipeline.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
+from pipeline.sources.request import ExportRequest
 from validation.golden import GoldenSet
 from validation.noise import Noise
 from validation.samples import Samples
@@ -256,7 +258,6 @@ class TestGolden:
     def test_drift_beyond_the_budget_is_a_failed_check_not_an_error(self, tmp_path):
         exported = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), limits={"sqnr_db": 1000})
         assert set(failed(exported)) == {"sqnr_db"}
-        assert json.dumps(exported.to_json())
 
     def test_bad_samples_stay_data_errors(self, tmp_path):
         np.savez(tmp_path / "golden.npz", x=np.full((4, 3), np.nan, np.float32))
@@ -347,19 +348,20 @@ def test_a_request_survives_json(tmp_path):
     request = torch_request(
         tmp_path, LINEAR, dims=(Dim("batch", 1, 8, 8, (4, 8)),), outputs=("a",), arguments={"width": 2}
     )
-    assert ExportRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert decode(json.loads(json.dumps(encode(request))), ExportRequest) == request
 
 
 def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     body = "a = x.relu(); b = x.exp(); return {'s': a @ torch.arange(12.).reshape(3, 4), 't': (a * b).flatten()}"
     request = torch_request(tmp_path, net(body))
     code = (
-        "import json, sys; from pathlib import Path; from pipeline.export import ExportRequest, export; "
-        "done = export(ExportRequest.from_json(json.loads(sys.argv[1])), None, None, Path(sys.argv[2])); "
+        "import json, sys; from pathlib import Path; from builders.codec import decode; "
+        "from pipeline.export import export; from pipeline.sources.request import ExportRequest; "
+        "done = export(decode(json.loads(sys.argv[1]), ExportRequest), None, None, Path(sys.argv[2])); "
         "print(done.onnx_digest, done.golden_digest)"
     )
     (tmp_path / "other").mkdir()
-    command = [sys.executable, "-c", code, json.dumps(request.to_json()), str(tmp_path / "other")]
+    command = [sys.executable, "-c", code, json.dumps(encode(request)), str(tmp_path / "other")]
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # here, and there
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     printed = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout

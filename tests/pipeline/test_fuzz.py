@@ -4,10 +4,13 @@ import json
 import shlex
 from pathlib import Path
 
-from pipeline.jobs.fuzz import fuzz_engine
+from builders.jobs import WorkerContext
+from builders.types import Dim, TensorSpec
+from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.registry.requests import request_of
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import load
+from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
 
 
@@ -33,19 +36,15 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     manifest = load(store, "tiny", "1")
     entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")
     write_model(tmp_path / "other.onnx", weights(seed=9))
-    model = {
-        "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 8]}],
-        "dims": [{"name": "batch", "min": 1, "opt": 4, "max": 8, "edges": []}],
-    }
-    asked = {"seed": 1, "count": 4, "histogram": None, "only": None, "command": ["enginery", "fuzz", "tiny@1"]}
+    shapes = ModelShapes((TensorSpec("x", "float32", ("batch", 8)),), (Dim("batch", 1, 4, 8),))
+    terms = FuzzTerms(1, 4, ("enginery", "fuzz", "tiny@1"))
     (tmp_path / "work").mkdir()
     other = store.put_file(tmp_path / "other.onnx")
-    request = request_of(entry).to_json()
-    golden = manifest.sources["golden"]
-    report = fuzz_engine(store.uri, request, ".onnx", other, golden, model, {}, asked, tmp_path / "work")
+    fuzz = FuzzEngine(EngineBlob(request_of(entry), other, ".onnx"), manifest.sources["golden"], shapes, {}, terms)
+    report = fuzz.run(WorkerContext(tmp_path / "work", store.uri))
     assert report["passed"] is False
     failed = report["smallest"][0]
     assert failed["sizes"] == {"batch": 1}
     words = shlex.split(failed["reproduce"])
-    assert words[:3] == asked["command"]
+    assert words[:3] == [*terms.command]
     assert words[3:] == ["--only", failed["case"]]

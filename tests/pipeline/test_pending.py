@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from builders.errors import UnknownNameError
+from builders.dispatch import RayExecutor
+from builders.errors import InputError, UnknownNameError
 from builders.local import LocalExecutor
+from builders.types import Target
 from pipeline import revalidate as proving
 from pipeline.compile import InProcess
 from pipeline.flows import validate_pending as flows
@@ -143,6 +145,42 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
     run(store.uri)
     run(store.uri, "digits")
     assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
+
+
+def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_versions(store)
+    asked: list[str] = []
+
+    def noted(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
+        assert isinstance(shop.executor, RayExecutor) and isinstance(shop.local, LocalExecutor)
+        asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
+        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+
+    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(flows, name, fake)
+
+    def run(*words: str, on: str) -> Any:
+        return flows.validate_pending.fn(store.uri, *words, on=on, executor="ray", ray_address="ray://nowhere:1")
+
+    assert run("digits", "1", "sm_89", on="l4").message == "1 engines were pending for l4, 1 are proven"
+    assert run(on="l4").message == "1 engines were pending for l4, 1 are proven"
+    assert asked == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
+    others = {
+        "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
+        "sm_89": "digits@1: an unproven engine is for l4, and these workers have sm_89",
+    }
+    for on, said in others.items():
+        skipped = run("digits", "1", "l4", on=on)
+        assert (skipped.name, skipped.message) == ("Skipped", said)
+        assert run(on=on).message == f"0 engines were pending for {on}, 0 are proven"
+    assert len(asked) == 2
+    for wrong in ("auto", "cpu"):
+        with pytest.raises(InputError, match=f"'{wrong}' names no GPU of Ray's workers"):
+            run(on=wrong)
 
 
 def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

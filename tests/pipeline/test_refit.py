@@ -20,9 +20,10 @@ from builders import backends
 from builders.cpu_kinds import this_kind
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, ModelError
+from builders.jobs import WorkerContext
 from builders.structure import differs
 from builders.types import CPU_KIND
-from pipeline.jobs.refit import refit_engine
+from pipeline.jobs.refit import RefitEngine
 from pipeline.refit import cannot
 from pipeline.registry.filestore import FileStore
 from pipeline.registry.manifest import EngineEntry, Manifest
@@ -32,6 +33,7 @@ from pipeline.registry.requests import request_of
 from pipeline.registry.resolve import Resolution
 from pipeline.registry.store import open_store
 from pipeline.registry.versions import load, locate
+from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project
 
@@ -183,7 +185,8 @@ def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> An
         before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
     )
     engine = str(entry(project, "1", "whole").digest)
-    return refit_engine(store.uri, before.to_json(), engine, ".refitting", wanted.to_json(), "tiny@1", folder)
+    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), wanted, "tiny@1")
+    return refit.run(WorkerContext(folder, store.uri))
 
 
 def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Single steps on the driver's side, with executors that do what the test says."""
 
-import json
 import shlex
 from dataclasses import replace
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from builders.codec import encode
 from builders.cpu_kinds import kind_named
 from builders.errors import (
     DataError,
@@ -20,16 +20,17 @@ from builders.errors import (
     StepError,
     UnavailableError,
 )
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.jobs import UNWATCHED, Job, Result, Watch
 from builders.local import LocalExecutor
 from builders.types import BuildRequest, Target, TensorSpec
 from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps.engines import _failure, recall_engine, reproduce
+from pipeline.steps.model import recorded_export
 from pipeline.steps.proofs import CRASHED
 from pipeline.steps.sources import source_digests
-from pipeline.values import Built, Exported, Flavour, Graph, Json, OnnxModel, Proof, Unit
+from pipeline.values import Built, EngineRecord, Exported, Flavour, Graph, Observed, OnnxModel, Proof, Unit
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
 
@@ -82,9 +83,9 @@ class Measuring:
     def __init__(self) -> None:
         self.jobs = 0
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Json:
+    def run(self, job: Job[Proof], watch: Watch = UNWATCHED) -> Proof:
         self.jobs += 1
-        return {"checks": [{**CRASHED, "passed": True, "note": ""}], "metrics": {}}
+        return Proof((replace(CRASHED, passed=True),))
 
     def cancel(self) -> None: ...
 
@@ -118,10 +119,9 @@ class Editing:
     def __init__(self, path: Path) -> None:
         self.path, self.local = path, LocalExecutor()
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Json:
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
         self.path.write_bytes(self.path.read_bytes() + b" ")
-        result: Json = self.local.run(job, watch)
-        return result
+        return self.local.run(job, watch)
 
     def cancel(self) -> None: ...
 
@@ -137,14 +137,15 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
 
 def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
     store = open_store(built.registry)
-    model = store.read(next(store.list("records/export/")))
-    assert model is not None
-    exported = Exported(OnnxModel.from_json(json.loads(model)["value"]), GOLDEN, Proof())
+    spec = load_spec(built.spec)
+    known = recorded_export(spec, Workshop(store, LocalExecutor(), LocalExecutor()))
+    assert known is not None
+    exported = replace(known, golden=GOLDEN, proof=Proof())
     before = set(store.list("records/calibrate/"))
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = Editing(built.folder / "calibration.npz")
     with pytest.raises(DataError, match="changed while it was read"):
-        steps.observe((0, 1), load_spec(built.spec), exported, Workshop(store, executor, executor))
+        steps.observe((0, 1), spec, exported, Workshop(store, executor, executor))
     assert set(store.list("records/calibrate/")) == before
 
 
@@ -172,14 +173,14 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
     assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]
 
 
-def test_an_engine_on_record_from_before_there_was_a_blake3_has_none(tmp_path: Path) -> None:
+def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
     shop, request = workshop(tmp_path, ModelError("")), an_engine().unit.request
     engine = shop.store.put_bytes(b"engine")
-    told = {"digest": engine, "size_bytes": 6, "suffix": ".onnx", "seconds": 1.0, "notes": []}
-    shop.remember("build", {"build": request.key}, told, [engine])
-    assert recall_engine(request, shop) == {**told, "notes": (), "blake3": None, "extras": (), "refitted_from": None}
-    shop.remember("build", {"build": request.key}, {**told, "blake3": "d" * 64}, [engine])
-    assert (recall_engine(request, shop) or {})["blake3"] == "d" * 64
+    told = EngineRecord(request, engine, 6, ".onnx", 1.0)
+    shop.remember("build", {"build": request.key}, encode(told), [engine])
+    assert recall_engine(request, shop) == told
+    shop.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
+    assert recall_engine(request, shop) is None, "it is built again"
 
 
 def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
 
     for index, answer in enumerate((None, DataError("calibration.npz changed while it was read"))):
         store = open_store(project.folder.parent / f"registry {index}", create=True)
-        seen = {"observations": store.put_bytes(b"x"), "inputs": store.put_bytes(b""), "seen": "y", "samples": 3}
+        seen = Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
         local, cluster = Blind(seen), Blind(answer)
         assert steps.observe((0, 2), spec, EXPORTED, Workshop(store, local, cluster)) == seen
         assert (cluster.asked, local.asked) == (1, 1)

@@ -11,6 +11,16 @@ from opentelemetry.trace import StatusCode
 
 from builders.jobs import Usage
 from pipeline import tracing
+from pipeline.progress.events import (
+    Finished,
+    PhaseEntered,
+    Planned,
+    ProcessEnded,
+    Retrying,
+    RunBegan,
+    Started,
+    VerdictReached,
+)
 from pipeline.tracing import Spans, spans
 from tests.pipeline.projects import Project
 from tests.pipeline.runs.runs import UNIT, plan
@@ -33,16 +43,16 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 
 
 def test_a_unit_is_a_span_under_its_run(made: Spans, exporter: InMemorySpanExporter) -> None:
-    made.began("digits", "run-1")
-    made.finished("export", "cached")
-    made.planned(plan())
-    made.started(UNIT, "node-7")
-    made.phase(UNIT, "compiling")
-    made.retrying(UNIT, "killed")
-    made.started(UNIT, "node-8")
-    made.ended(UNIT, Usage(1.0, 100.0))
-    made.finished(UNIT, "built in 1.0 s")
-    made.finished(f"verdict on {UNIT}", "unproven: no GPU")
+    made.emit(RunBegan("digits", "run-1"))
+    made.emit(Finished("export", "cached"))
+    made.emit(Planned(plan()))
+    made.emit(Started(UNIT, "node-7"))
+    made.emit(PhaseEntered(UNIT, "compiling"))
+    made.emit(Retrying(UNIT, "killed"))
+    made.emit(Started(UNIT, "node-8"))
+    made.emit(ProcessEnded(UNIT, Usage(1.0, 100.0)))
+    made.emit(Finished(UNIT, "built", words="built in 1.0 s"))
+    made.emit(VerdictReached(UNIT, "unproven", "no GPU"))
     made.close(None)
     found = by_name(exporter)
     assert set(found) == {"build digits", UNIT}, "what was cached took no time"
@@ -55,10 +65,10 @@ def test_a_unit_is_a_span_under_its_run(made: Spans, exporter: InMemorySpanExpor
 
 
 def test_failures_and_a_run_that_is_stopped_are_errors(made: Spans, exporter: InMemorySpanExporter) -> None:
-    made.began("digits", "run-1")
-    made.started(UNIT)
-    made.finished(UNIT, "failed: out of memory")
-    made.started("export")
+    made.emit(RunBegan("digits", "run-1"))
+    made.emit(Started(UNIT))
+    made.emit(Finished(UNIT, "failed", "out of memory"))
+    made.emit(Started("export"))
     made.close(KeyboardInterrupt())
     found = by_name(exporter)
     assert found[UNIT].status.status_code is StatusCode.ERROR and found[UNIT].status.description == "out of memory"
@@ -112,6 +122,6 @@ def test_a_provider_of_our_own_sends_what_is_left_at_the_end(
     monkeypatch.setattr(tracing.importlib.metadata, "entry_points", lambda group: [entry])
     with spans({"OTEL_TRACES_EXPORTER": "memory"}) as found:
         assert found is not None
-        found.began("digits", "run-1")
+        found.emit(RunBegan("digits", "run-1"))
     (span,) = exporter.get_finished_spans()
     assert span.name == "build digits" and span.resource.attributes["service.name"] == "enginery"

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from builders.jobs import Job
+from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
+from pipeline.progress.events import Finished, Started
 from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, _code_of, code_of, versions
+from tests.calls import call_job
 from tests.pipeline.projects import Project
 
 
@@ -30,11 +32,12 @@ def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
     ran: list[str] = []
 
-    def job() -> Job:
+    def shown(executor: Executor, name: str, job: Job[dict[str, str]]) -> dict[str, str]:
         ran.append("ran")
-        return Job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+        return shop.shown(executor, name, job)
 
-    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]]) == {"blob": blob}
+    job = call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
+    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]], shown) == {"blob": blob}
     return ran
 
 
@@ -76,10 +79,10 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 
     monkeypatch.setattr("pipeline.progress.lines.HEARTBEAT_S", 0.02)
     lines = Lines()
-    lines.started("unit")
+    lines.emit(Started("unit"))
     with lines.watching("unit"):
         time.sleep(0.2)
-    lines.finished("unit", "done")
+    lines.emit(Finished("unit"))
     err = capsys.readouterr().err
     assert "unit ..." in err
     assert "unit: still running" in err
@@ -88,10 +91,10 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 
 def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveTable() as table:
-        table.started("[red]unit[/red]")
+        table.emit(Started("[red]unit[/red]"))
         with table.watching("[red]unit[/red]"):
             pass
-        table.finished("[red]unit[/red]", "failed: [bold]x")
+        table.emit(Finished("[red]unit[/red]", "failed", "[bold]x"))
     assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err
 
 

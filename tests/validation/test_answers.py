@@ -11,6 +11,7 @@ from validation.budget import Budget
 from validation.compare import drift_checks, expected_checks, run, task_check
 from validation.golden import Case, GoldenSet, freeze
 from validation.report import judge
+from validation.task import TaskMetric
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 LIMITS = Budget(sqnr_db=80)
@@ -61,7 +62,7 @@ def test_whatever_a_session_does_is_a_failed_check(answer, said):
     for checks in (
         drift_checks("engine", Fake(original), Fake(answer), golden(), LIMITS),
         expected_checks("engine", Fake(answer), golden(), LIMITS),
-        (task_check(Fake(answer), golden(), {"name": "accuracy", "output": "y"}),),
+        (task_check(Fake(answer), golden(), TaskMetric("y")),),
     ):
         assert checks and not any(check.passed for check in checks)
         assert said in checks[0].note

@@ -10,6 +10,7 @@ from builders.types import Dim, TensorSpec
 from validation.budget import Budget
 from validation.compare import drift_checks, expected_checks, task_check
 from validation.golden import GoldenSet, freeze
+from validation.task import TaskMetric
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 DIMS = [Dim("batch", 1, 4, 8)]
@@ -144,12 +145,12 @@ def test_accuracy_is_over_all_golden_cases_in_order():
     x = np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")])
     labels = np.argmax(x, axis=1)
     labels[0] = (labels[0] + 1) % 3
-    metric = {"name": "accuracy", "output": "y", "floor": 0.9}
+    metric = TaskMetric("y", 0.9)
     check = task_check(Fake(original), golden(labels), metric)
     assert check.value == 7 / 8 and not check.passed and check.limit == 0.9
     assert check.note == "the original model has 0.8750"
-    assert task_check(Fake(original), golden(labels), {**metric, "floor": None}).passed
-    assert task_check(Fake(classes), golden(labels), {**metric, "floor": 0.8}).passed
+    assert task_check(Fake(original), golden(labels), TaskMetric("y")).passed
+    assert task_check(Fake(classes), golden(labels), TaskMetric("y", 0.8)).passed
 
 
 def raises(inputs):
@@ -166,25 +167,24 @@ def raises(inputs):
     ids=["raises", "missing", "shape"],
 )
 def test_a_candidate_that_does_not_answer_fails_the_task(answer, said):
-    check = task_check(Fake(answer), golden(np.zeros(8)), {"name": "accuracy", "output": "y", "floor": 0.0})
+    check = task_check(Fake(answer), golden(np.zeros(8)), TaskMetric("y", 0.0))
     assert not check.passed and check.value is None and said in check.note
 
 
 def test_an_output_of_nan_has_no_accuracy():
     labels = np.zeros(8, np.int64)
     nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
-    assert task_check(nan, golden(labels), {"name": "accuracy", "output": "y", "floor": 0.1}).value == 0
+    assert task_check(nan, golden(labels), TaskMetric("y", 0.1)).value == 0
 
 
 @pytest.mark.parametrize(
-    ("labels", "metric", "error", "said"),
+    ("labels", "output", "error", "said"),
     [
-        (None, {}, DataError, "no labels"),
-        (np.arange(7), {}, DataError, "8 answers, but there are 7 labels"),
-        (np.arange(8), {"name": "bleu"}, InputError, "'bleu' is not known"),
-        (np.arange(8), {"output": "z"}, InputError, "'z' is not an output; known: y"),
+        (None, "y", DataError, "no labels"),
+        (np.arange(7), "y", DataError, "8 answers, but there are 7 labels"),
+        (np.arange(8), "z", InputError, "'z' is not an output; known: y"),
     ],
 )
-def test_a_task_that_cannot_be_measured_is_an_error(labels, metric, error, said):
+def test_a_task_that_cannot_be_measured_is_an_error(labels, output, error, said):
     with pytest.raises(error, match=said):
-        task_check(Fake(original), golden(labels), {"name": "accuracy", "output": "y", "floor": 0.5, **metric})
+        task_check(Fake(original), golden(labels), TaskMetric(output, 0.5))

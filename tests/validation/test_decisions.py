@@ -6,8 +6,9 @@ import pytest
 from validation.decisions import decision_checks
 from validation.golden import GoldenSet
 from validation.report import Check
+from validation.task import TaskMetric
 
-METRIC = {"name": "accuracy", "output": "y", "floor": None}
+METRIC = TaskMetric("y")
 
 
 def checks_of(changed: int, rows: int) -> list[Check]:

@@ -8,11 +8,15 @@ does so to both (a randomised balanced crossover). What one request met is compa
 Open loop, as in `replay`: a request is sent when it arrived, whether or not earlier ones were answered, and its latency
 counts from then. A segment begins with the requests that came just before it, unobserved, so that it begins with the
 queue that there was.
+
+Two answers are compared when both engines gave them, so those of a segment are held until the second one is through. A
+segment ends early where they would take more memory than HELD_BYTES.
 """
 
 import math
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -22,14 +26,17 @@ import numpy as np
 from builders.types import Session, Tensors
 from validation.canary.outputs import digest_of_outputs
 from validation.canary.replay import Answer, Clock, Pace, Pair, Served, pair_of, serve
-from validation.canary.traffic import Traffic
+from validation.canary.traffic import Request, Traffic
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
 # A segment has at least so many times as many requests as may be in flight: its ends, where fewer are, weigh little.
-LEAST_TURNOVERS = 4
+# Longer ones would be fewer, and their number is what a verdict rests on (`Evidence.design_block`).
+LEAST_TURNOVERS = 2
 # A run has at most so many of them.
-MOST_SEGMENTS = 400
+MOST_SEGMENTS = 2000
+# Bytes of one side's answers at which a segment ends; those in flight then come on top.
+HELD_BYTES = 256 << 20
 
 
 class Timed(NamedTuple):
@@ -41,25 +48,41 @@ class Timed(NamedTuple):
 
 @dataclass
 class Segment:
-    """Consecutive requests. arrivals: seconds after its start, ascending.  inputs: of each."""
+    """Consecutive requests. arrivals: seconds after its start, ascending.  inputs: of each.
+
+    lead: how many at its start are not observed: they make the queue, and their answers are dropped at once.
+    most_bytes: of answers; no further request is taken once so many are held.
+    """
 
     arrivals: Sequence[float]
     inputs: Sequence[Tensors]
+    lead: int = 0
+    most_bytes: int = HELD_BYTES
     _next: int = 0
+    _held: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __len__(self) -> int:
         return len(self.arrivals)
 
-    def __reduce__(self) -> tuple[type, tuple[Sequence[float], Sequence[Tensors]]]:
-        return Segment, (self.arrivals, self.inputs)
+    def __reduce__(self) -> tuple[type, tuple[Sequence[float], Sequence[Tensors], int, int]]:
+        return Segment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
 
     def take(self) -> int | None:
-        """The next request, in order of arrival; each goes to one thread. None: there are no more."""
+        """The next request, in order of arrival; each goes to one thread. None: there are no more, or no more fit."""
         with self._lock:
-            index = self._next
+            if self._next >= len(self.arrivals) or self._held >= self.most_bytes:
+                return None
             self._next += 1
-        return index if index < len(self.arrivals) else None
+            return self._next - 1
+
+    def keep(self, index: int, served: Served) -> Served:
+        """What is held of what came of a request: of one of the lead no outputs."""
+        if index < self.lead:
+            return served._replace(outputs=None)
+        with self._lock:
+            self._held += sum(np.asarray(array).nbytes for array in (served.outputs or {}).values())
+        return served
 
 
 @runtime_checkable
@@ -70,8 +93,11 @@ class SegmentSession(Protocol):
         """Be ready for so many. warmup: requests that are not observed. Raises EngineryError where it cannot be."""
         ...
 
-    def serve_segment(self, segment: Segment) -> list[Timed]:
-        """What came of each request, in order. Whatever goes wrong is the request's error."""
+    def serve_segment(self, segment: Segment) -> Iterable[Timed]:
+        """What came of each request behind the lead, in order, up to where the segment ended. All of it is to be read.
+
+        Whatever goes wrong is the request's error.
+        """
         ...
 
 
@@ -96,15 +122,19 @@ def serve_requests(session: Session, segment: Segment, found: list[Timed | None]
         if (early := arrival - clock.now()) > 0:
             clock.sleep(early)
         served = serve(session, segment.inputs[index], clock)
-        found[index] = Timed(max(clock.now() - arrival, served.service), served)
+        latency = max(clock.now() - arrival, served.service)
+        found[index] = Timed(latency, segment.keep(index, served))
 
 
 def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterator[tuple[int, int]]:
     """Where each segment of `count` requests starts and, behind its last one, stops. stops: counts of requests after
-    which one must end."""
+    which one must end.
+
+    Between two stops their number is even, but for a single one: whoever is second in one is first in the next.
+    """
     length = max(LEAST_TURNOVERS * in_flight, math.ceil(count / MOST_SEGMENTS))
     for start, stop in pairwise(sorted({0, count, *(item for item in stops if 0 < item < count)})):
-        parts = max(1, (stop - start) // length)
+        parts = max(1, (stop - start) // length // 2 * 2)
         yield from pairwise(start + (stop - start) * part // parts for part in range(parts + 1))
 
 
@@ -122,19 +152,40 @@ def replay_concurrently(
     """
     order = np.random.default_rng(pace.seed)
     sent = list(traffic.arrivals(pace.scale, pace.duration))
-    sessions, first = (candidate, baseline), 0
-    for number, (start, stop) in enumerate(segments(len(sent), in_flight, stops)):
-        first = 1 - first if number % 2 else int(order.integers(2))
-        lead = min(start, in_flight)
-        part = sent[start - lead : stop]
-        answered: list[list[Timed]] = [[], []]
-        for turn in (first, 1 - first):
-            segment = Segment([at - part[0][0] for at, _ in part], [request.inputs for _, request in part])
-            answered[turn] = sessions[turn].serve_segment(segment)[lead:]
-        for offset, (ours, theirs) in enumerate(zip(*answered, strict=True)):
-            index = start + offset
-            outputs = ours.served.outputs, theirs.served.outputs
-            yield pair_of(index, sent[index][0], (_answer(ours), _answer(theirs)), outputs, first)
+    first = done = number = 0
+    for _, stop in segments(len(sent), in_flight, stops):
+        while done < stop:
+            first = 1 - first if number % 2 else int(order.integers(2))
+            lead = min(done, in_flight)
+            for pair in _pairs((candidate, baseline), first, sent[done - lead : stop], lead, done, number):
+                done += 1
+                yield pair
+            number += 1
+
+
+def _pairs(
+    sessions: tuple[SegmentSession, SegmentSession],
+    first: int,
+    part: Sequence[tuple[float, Request]],
+    lead: int,
+    index: int,
+    number: int,
+) -> Iterator[Pair]:
+    """One segment on both sides, as far as both came. first: who begins.  index: of the first request behind the lead.
+    number: of the segment."""
+
+    def answers(turn: int) -> Iterable[Timed]:
+        arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
+        return sessions[turn].serve_segment(Segment(arrivals, inputs, lead, HELD_BYTES))
+
+    held = deque(answers(first))
+    for offset, theirs in enumerate(answers(1 - first)):
+        if not held:
+            continue  # they are sent again with the next segment
+        pair = (held.popleft(), theirs)[:: -1 if first else 1]
+        outputs = pair[0].served.outputs, pair[1].served.outputs
+        both = _answer(pair[0]), _answer(pair[1])
+        yield pair_of(index + offset, part[lead + offset][0], both, outputs, first, number)
 
 
 def _answer(timed: Timed) -> Answer:

@@ -1,7 +1,7 @@
 """A criterion in words: its interval, and what this much data can show. Of a criterion, or of its JSON in a report."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builders.plural import pluralize
@@ -43,6 +43,32 @@ def describe_power(item: Json) -> str:
     parts += [f"an equal candidate to be within {provable}"] if _says(item, "provable") else []
     found += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
     return f"{found}; {item['assumed']}" if item["assumed"] else found
+
+
+def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
+    """How many requests would likely suffice for an equal candidate, and how many seconds of such traffic. '' where no
+    number of them does, or nothing tells.
+
+    requests, seconds: how many there were, and in what time; None: no time is known.
+    """
+    lacking = [item for item in criteria if item.verdict == "INSUFFICIENT"]
+    if not lacking or any(item.needed is None for item in lacking):
+        return ""
+    count = max(item.needed or 0 for item in lacking)
+    if count <= requests:
+        return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
+    found = f"some {_rounded(count)} requests"
+    if seconds is not None:
+        found += f" ({_rounded(math.ceil(seconds * count / requests))} s of such traffic)"
+    if any(item.note for item in lacking):
+        return f"{found} or more are needed for a verdict"
+    return f"{found} would likely suffice for an equal candidate"
+
+
+def _rounded(count: int) -> int:
+    """A count to two digits, rounded up."""
+    step = int(10 ** max(len(str(count)) - 2, 0))
+    return math.ceil(count / step) * step
 
 
 def describe_value(value: float | None, kind: str) -> str:

@@ -35,6 +35,9 @@ class Evidence:
     replayed: whether one run sent recorded requests to both, with nothing between them and the engines.
     stopped: why the end of a log may hide that an engine died: no PASS.  unlike: why the sides do not compare: no
     verdict but INSUFFICIENT.  Both are sentences with a remedy, and '' where there is nothing to say.
+    design_block: how many successive requests are independent of the others by design, as regards the machine: those of
+    two segments of a replay in turns, whose order was drawn and is opposite; 1 where nothing was drawn for more than
+    one (`concurrent`; randomised blocks: Fisher, The Design of Experiments, 1935).
     differs: by request, whether the candidate's answer is another one; flipped: whether an argmax is. Of those
     requests that both answered; None where that was not observed.
     """
@@ -48,6 +51,7 @@ class Evidence:
     unlike: str = ""
     matched: bool = False
     replayed: bool = False
+    design_block: int = 1
 
     @property
     def same_requests(self) -> bool:
@@ -58,6 +62,13 @@ class Evidence:
     def requests(self) -> int:
         """The number of requests of the smaller side."""
         return min(len(self.candidate), len(self.baseline))
+
+    @property
+    def seconds(self) -> float | None:
+        """From the baseline's first arrival to its last; None where that is no time."""
+        seen = self.baseline.time[np.isfinite(self.baseline.time)]
+        span = float(np.ptp(seen)) if len(seen) else 0.0
+        return span if span > 0.0 else None
 
 
 def side(latency: Array, ok: Array | None = None, score: Array | None = None, time: Array | None = None) -> Side:

@@ -16,7 +16,7 @@ from validation.canary.criteria import (
     Verdict,
     latency_criteria,
 )
-from validation.canary.describing import describe
+from validation.canary.describing import describe, describe_needed
 from validation.canary.evidence import Evidence
 from validation.canary.matching import match_in_time
 from validation.canary.scores import score_criterion
@@ -92,7 +92,10 @@ def judge(
         if note:
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
     verdict = overall([item.verdict for item in criteria])
-    return Judgement(verdict, reason_of(verdict, criteria), tuple(criteria), levels, fractions)
+    reason = reason_of(verdict, criteria)
+    if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
+        reason = f"{reason}; {more}"
+    return Judgement(verdict, reason, tuple(criteria), levels, fractions)
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:

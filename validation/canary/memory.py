@@ -48,13 +48,15 @@ class Memory:
         return max(1.0, self.variance * len(series) / variance) if variance > 0.0 else 1.0
 
 
-def memory_of(series: np.ndarray, least: int = 1, levels: tuple[float, float] = LEVELS) -> Memory:
+def memory_of(
+    series: np.ndarray, least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
+) -> Memory:
     """The memory of a series, from its autocorrelation, from that of means of ever longer blocks, and from its drift.
 
-    least: the shortest block.  levels: see LEVELS.
+    least: the shortest block.  levels: see LEVELS.  design_block: see `Evidence.design_block`.
     """
     count = len(series)
-    block = max(least, _independent(series))
+    block = max(least, _independent(series, design_block))
     if count // block < LEAST_INDEPENDENT:
         return Memory(block, math.inf)
     if drifts(series, block, levels[1]):
@@ -67,7 +69,11 @@ def memory_of(series: np.ndarray, least: int = 1, levels: tuple[float, float] = 
 
 
 def memories_of(
-    sides: Sequence[np.ndarray], paired: bool, least: Sequence[int] = (1, 1), levels: tuple[float, float] = LEVELS
+    sides: Sequence[np.ndarray],
+    paired: bool,
+    least: Sequence[int] = (1, 1),
+    levels: tuple[float, float] = LEVELS,
+    design_block: int = 1,
 ) -> list[Memory]:
     """The memories of what tells two series apart: of either by itself, or of pairs how they differ.
 
@@ -77,8 +83,8 @@ def memories_of(
     if not paired:
         return [memory_of(series, block, levels) for series, block in zip(sides, least, strict=True)]
     apart = sides[0] - sides[1]
-    memory, block = memory_of(apart, least[0], levels), len(apart) // LEAST_INDEPENDENT
-    remembers = memory.block > max(least[0], math.ceil(len(apart) / MOST_BLOCKS))
+    memory, block = memory_of(apart, least[0], levels, design_block), len(apart) // LEAST_INDEPENDENT
+    remembers = memory.block > max(least[0], design_block, math.ceil(len(apart) / MOST_BLOCKS))
     if remembers and math.isfinite(memory.variance):
         slowest = max(memory_of(series).block for series in sides)
         alone = sum(variance_of_mean(series, block) for series in sides)
@@ -87,13 +93,13 @@ def memories_of(
     return [memory]
 
 
-def _independent(series: np.ndarray) -> int:
+def _independent(series: np.ndarray, design_block: int = 1) -> int:
     """A length of blocks whose means are nearly independent: BLOCK_TIMES integrated autocorrelation times.
 
     A component that is weak and slow hides in the noise of single requests, and not in that of the means of blocks: so
-    these are asked, too.
+    these are asked, too. What is independent by design is one block, and only the means of such blocks are asked.
     """
-    count, block = len(series), 1
+    count, block = len(series), design_block
     for share in (math.inf, 400, 160):
         step = max(block, math.ceil(count / share))
         means = _means(series, step)

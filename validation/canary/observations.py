@@ -32,6 +32,7 @@ class Observations:
     """The columns of one file, in its order. sqnr_db, score: NaN where there is none; flipped: None likewise.
 
     identity: which engine they are of.  digest: of the file.  cut: whether a half line at the end was left out.
+    segment: in which turn of both engines a replay sent each request; None: it was not sent in turns.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
     """
@@ -52,6 +53,7 @@ class Observations:
     output: list[str | None] = field(default_factory=list)
     request: list[Name | None] = field(default_factory=list)
     error: list[str] = field(default_factory=list)
+    segment: list[int | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ok)
@@ -151,6 +153,7 @@ def add_to(found: Observations, record: Record) -> None:
         "output": _output(record),
         "request": _name(record),
         "error": text_in(record, "error"),
+        "segment": _segment(record),
     }
     for name, value in values.items():
         getattr(found, name).append(value)
@@ -191,3 +194,10 @@ def _name(record: Record) -> Name | None:
     if name is None or type(name) is int or (isinstance(name, str) and 0 < len(name) <= 200):
         return name
     raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
+
+
+def _segment(record: Record) -> int | None:
+    number = record.get("segment")
+    if number is None or (type(number) is int and 0 <= number < MOST_OBSERVATIONS):
+        return number
+    raise ValueError(f"segment is {str(number)[:60]!r}; a whole number from 0 to {MOST_OBSERVATIONS - 1} is needed")

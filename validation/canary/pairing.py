@@ -1,5 +1,7 @@
 """What two files of observations say together: by the names of their requests, else by time."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -74,7 +76,15 @@ def _of_pairs(
         )
     ours, theirs = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
     differs, flipped = _answers(candidate, baseline, pairs[ours.ok & theirs.ok], sqnr_db)
-    return Evidence(ours, theirs, True, differs, flipped, end.stopped, hours_apart(ours.time, theirs.time)), notes
+    apart = hours_apart(ours.time, theirs.time)
+    block = design_block([candidate.segment[index] for index in pairs[:, 0] if index >= 0])
+    return Evidence(ours, theirs, True, differs, flipped, end.stopped, apart, design_block=block), notes
+
+
+def design_block(segment: Sequence[int | None]) -> int:
+    """Requests of two segments, on average, by the segment of each request; 1 where they were not sent in segments."""
+    count = len(set(segment))
+    return 1 if count < 2 or None in segment else math.ceil(2 * len(segment) / count)
 
 
 def _pairs(candidate: Observations, baseline: Observations, without: set[Name | None]) -> Array:

@@ -86,7 +86,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Pair:
-    """One request on both sides. at: seconds after the start when it was to arrive.  first: who came first."""
+    """One request on both sides. at: seconds after the start when it was to arrive.  first: who came first.
+
+    segment: in which turn of both it was sent (`concurrent`); None: interleaved.
+    """
 
     request: int
     at: float
@@ -94,6 +97,7 @@ class Pair:
     baseline: Answer
     difference: Difference | None
     first: str
+    segment: int | None = None
 
     def lines(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The two observations, as JSON."""
@@ -105,7 +109,8 @@ class Pair:
                 "ok": answer.ok,
                 "request": self.request,
             }
-            extra = {"service": answer.service, "output": answer.output, "error": answer.error or None}
+            extra: dict[str, Any] = {"service": answer.service, "output": answer.output, "error": answer.error or None}
+            extra["segment"] = self.segment
             found.append(line | {key: value for key, value in extra.items() if value is not None})
         if self.difference:
             found[0] |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
@@ -159,11 +164,17 @@ def _pair(
 
 
 def pair_of(
-    index: int, at: float, answers: tuple[Answer, Answer], outputs: tuple[Tensors | None, Tensors | None], first: int
+    index: int,
+    at: float,
+    answers: tuple[Answer, Answer],
+    outputs: tuple[Tensors | None, Tensors | None],
+    first: int,
+    segment: int | None = None,
 ) -> Pair:
-    """One request on both sides; the candidate leads each tuple. first: 0 where it was also sent to first."""
+    """One request on both sides; the candidate leads each tuple. first: 0 where it was also sent to first.  segment:
+    see `Pair`."""
     unlike = None if outputs[0] is None or outputs[1] is None else difference(outputs[0], outputs[1])
-    return Pair(index, at, *answers, unlike, ("candidate", "baseline")[first])
+    return Pair(index, at, *answers, unlike, ("candidate", "baseline")[first], segment)
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: Clock) -> Served:

@@ -7,7 +7,7 @@ import numpy as np
 from builders.plural import pluralize
 from validation.canary import rates
 from validation.canary.blocks import LEAST_BLOCKS, MOST_BLOCKS
-from validation.canary.criteria import CALIBRATED, Z_POWER, Criterion, Levels, unsteady, verdict_of
+from validation.canary.criteria import CALIBRATED, Z_POWER, Criterion, Levels, least_requests, unsteady, verdict_of
 from validation.canary.distributions import t_quantile
 from validation.canary.evidence import Array, Evidence, Side
 from validation.canary.memory import memories_of
@@ -26,12 +26,13 @@ def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criter
         return None
     if count < 2 * LEAST_BLOCKS:
         note = f"{pluralize(count, 'score')} of requests; it takes {2 * LEAST_BLOCKS} or more"
-        return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
+        return Criterion("score", "score", margin, "INSUFFICIENT", needed=2 * LEAST_BLOCKS, requests=count, note=note)
     memories = memories_of(scored, evidence.paired)
     variance, block = sum(memory.variance for memory in memories), max(memory.block for memory in memories)
     if math.isinf(variance):
         note = unsteady("the score", block, count, evidence.same_requests)
-        return Criterion("score", "score", margin, "INSUFFICIENT", requests=count, note=note)
+        least = least_requests(block, count)
+        return Criterion("score", "score", margin, "INSUFFICIENT", needed=least, requests=count, note=note)
     return _score(scored, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
 
 

@@ -56,7 +56,7 @@ def _quantiles(evidence: Evidence, sides: tuple[Array, Array], seed: int) -> lis
     """Each quantile on both sides, and the slowdown with an interval of 5 % on either side."""
     count = min(map(len, sides))
     known = [p for p in PROBABILITIES if count * min(p, 1 - p) >= 5]
-    effects = quantile_effects(sides, known, evidence.paired, seed, REPLICATES)
+    effects = quantile_effects(sides, known, evidence.paired, seed, REPLICATES, evidence.design_block)
     z = NORMAL.inv_cdf(1.0 - INTERVAL_LEVEL)
     return [
         {

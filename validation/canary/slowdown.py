@@ -52,23 +52,35 @@ def answered(evidence: Evidence) -> tuple[Array, Array]:
 
 
 def quantile_effects(
-    sides: tuple[Array, Array], probabilities: list[float], paired: bool, seed: int, replicates: int
+    sides: tuple[Array, Array],
+    probabilities: list[float],
+    paired: bool,
+    seed: int,
+    replicates: int,
+    design_block: int = 1,
 ) -> list[Effect]:
-    """The effect on each quantile. The same blocks are drawn on both sides of pairs, so what both suffered cancels."""
+    """The effect on each quantile. The same blocks are drawn on both sides of pairs, so what both suffered cancels.
+
+    design_block: see `Evidence`.
+    """
     count = min(map(len, sides))
     if count < 2 * LEAST_BLOCKS:
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     # A tail has few requests to show in what all of them show better: that the load changes slowly.
-    steady = [memory.block for memory in memories_of([_ranks(values) for values in sides], paired)]
-    return [_effect(sides, p, paired, steady, seed, replicates) for p in probabilities]
+    steady = [
+        memory.block for memory in memories_of([_ranks(values) for values in sides], paired, design_block=design_block)
+    ]
+    return [_effect(sides, p, paired, steady, seed, replicates, design_block) for p in probabilities]
 
 
-def _effect(sides: tuple[Array, Array], p: float, paired: bool, least: list[int], seed: int, replicates: int) -> Effect:
+def _effect(
+    sides: tuple[Array, Array], p: float, paired: bool, least: list[int], seed: int, replicates: int, design_block: int
+) -> Effect:
     count = min(map(len, sides))
     quantiles = [quantile_of(values, p) for values in sides]
     marks = [_marks(values, p, edge) for values, edge in zip(sides, quantiles, strict=True)]
     series = [marks[0] - marks[1]] if paired else marks
-    memories = memories_of(marks, paired, least, _ALONE)
+    memories = memories_of(marks, paired, least, _ALONE, design_block)
     slowest = max(memories, key=lambda memory: memory.block)
     lengths = [min(memory.block, count // LEAST_INDEPENDENT) for memory in memories]
     if paired:

@@ -10,7 +10,7 @@ from pathlib import Path
 from builders import backends
 from builders.errors import EngineryError, StepError
 from builders.host import describe_host
-from builders.jobs import Job, Limits
+from builders.jobs import Job, Limits, Request
 from builders.process import run_job
 from builders.types import BuildRequest, Precision, Target
 from validation.double import DoubleSession
@@ -25,6 +25,7 @@ from validation.gpu.peers import PEERS, Peer
 from validation.gpu.probes import ANY_GENERATION, any_generation_task
 from validation.gpu.results import Json, Results, now
 from validation.gpu.tasks import Skipped, Task, model_key, other_tasks, own_tasks
+from validation.gpu.trying import MeasurePeaks, ProveCarried, Terms, TryEngine, TryPeer
 from validation.latency.graph_costs import graph_costs
 
 # Names of the roofs by what a model computes in; TF32 is off in engines.
@@ -68,7 +69,7 @@ class _Bench:
     carried: list[Json] = field(default_factory=list)
     count: int = 0
 
-    def job(self, name: str, function: str, arguments: Json) -> Json:
+    def job(self, name: str, request: Request[Json]) -> Json:
         """Run one job in its process; how it died is an answer, too."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
@@ -76,7 +77,7 @@ class _Bench:
         begun = time.perf_counter()
         limits = Limits(self.asked.timeout_s, _MEMORY_MIB)
         try:
-            found: Json = run_job(Job(name, f"validation.gpu.{function}", arguments, limits), workdir)
+            found = run_job(Job(name, request, limits=limits), workdir)
         except EngineryError as error:
             found = _unfinished(error)
         self.say(f"{name}: {found.get('outcome', 'done')}" + (f", {found['reason']}" if found.get("reason") else ""))
@@ -103,10 +104,9 @@ class _Bench:
             size=self.asked.size,
         )
 
-    def timing(self, peers: Sequence[Peer] = ()) -> Json:
-        """What a try is told of how to measure."""
-        caches = str(self.folder / "inductor")
-        return {"device": self.device.device, "seconds": self.asked.seconds, "peers": list(peers), "caches": caches}
+    def terms(self, peers: Sequence[Peer] = ()) -> Terms:
+        """How a try is measured."""
+        return Terms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
 def _unfinished(error: EngineryError) -> Json:
@@ -141,7 +141,7 @@ def _work(bench: _Bench, carried: Sequence[Carried]) -> None:
         for proven in _proven(bench, item):
             bench.add(bench.carried, proven)
     if bench.asked.peaks:
-        bench.peaks = bench.job("peaks", "peaks:measured", {"device": bench.device.device}).get("peaks")
+        bench.peaks = bench.job("peaks", MeasurePeaks(bench.device.device)).get("peaks")
     models = list(_models(bench))
     bench.models.extend(_described(model, bench.peaks) for model in models)
     for kind, task in _tasks(bench, models):
@@ -211,18 +211,12 @@ def _peer(bench: _Bench, peer: Peer, model: KitModel) -> Json:
     request = BuildRequest(
         "", model.precision, bench.device.target, "torch", model.inputs, model.outputs, (model.profile,)
     )
-    arguments = {
-        "peer": peer,
-        "request": request.to_json(),
-        "model": str(model.path),
-        "cases": str(bench.cases[model_key(model)]),
-        "asked": bench.timing(),
-    }
+    trial = TryPeer(peer, request, model.path, bench.cases[model_key(model)], bench.terms())
     said = {"kind": "peer", "model": model_key(model), "precision": model.precision, "backend": peer, "options": {}}
     return {
         **said,
         "built_for": bench.device.target.name,
-        **bench.job(f"{PEERS[peer]}, {model_key(model)}", "trying:try_peer", arguments),
+        **bench.job(f"{PEERS[peer]}, {model_key(model)}", trial),
     }
 
 
@@ -230,15 +224,8 @@ def _engine(bench: _Bench, kind: str, task: Task) -> Json:
     peers = _peers_for(bench)
     raced: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
     portable = kind == ANY_GENERATION
-    arguments = {
-        "request": task.request.to_json(),
-        "options": dict(task.options),
-        "here": vars(bench.device.target),
-        "model": str(task.model.path),
-        "cases": str(bench.cases[model_key(task.model)]),
-        "asked": bench.timing(raced),
-        "portable": portable,
-    }
+    place = task.model.path, bench.cases[model_key(task.model)]
+    trial = TryEngine(task.request, dict(task.options), bench.device.target, *place, bench.terms(raced), portable)
     said = {
         "kind": kind,
         "model": model_key(task.model),
@@ -248,7 +235,7 @@ def _engine(bench: _Bench, kind: str, task: Task) -> Json:
         "options": dict(task.options),
         "versions": dict(task.request.toolchain),
     }
-    return {**said, **bench.job(task.name, "trying:try_engine", arguments)}
+    return {**said, **bench.job(task.name, trial)}
 
 
 def _proven(bench: _Bench, carried: Carried) -> Iterator[Json]:
@@ -270,18 +257,12 @@ def _proven(bench: _Bench, carried: Carried) -> Iterator[Json]:
             bench.say(f"{name}: skipped, {reason}")
             yield {**about, "outcome": "skipped", "reason": reason}
         else:
-            yield {**about, **bench.job(name, "trying:prove_carried", _arguments(bench, carried, engine))}
+            yield {**about, **bench.job(name, _prove(bench, carried, engine))}
 
 
-def _arguments(bench: _Bench, carried: Carried, engine: CarriedEngine) -> Json:
-    return {
-        "request": engine.request.to_json(),
-        "options": engine.options,
-        "engine": str(engine.path.resolve()),
-        "digest": engine.digest,
-        "cases": str(carried.folder.resolve()),
-        "asked": bench.timing(),
-    }
+def _prove(bench: _Bench, carried: Carried, engine: CarriedEngine) -> ProveCarried:
+    path, folder = engine.path.resolve(), carried.folder.resolve()
+    return ProveCarried(engine.request, engine.options, path, engine.digest, folder, bench.terms())
 
 
 def _cannot(engine: CarriedEngine, here: Target) -> str:

@@ -60,11 +60,6 @@ def _bandwidth(device: str) -> float:
     return 2.0 * source.numel() * source.element_size() / _best(lambda: target.copy_(source), device)
 
 
-def measured(device: str) -> dict[str, Any]:
-    """`measure_peaks` as a job."""
-    return {"outcome": "done", "peaks": measure_peaks(device).to_json()}
-
-
 def _products(device: str) -> dict[str, Callable[[], Callable[[], Any]]]:
     """By type, what makes the matrices and gives their product."""
     import torch

@@ -1,4 +1,4 @@
-"""One try, in a process of its own (`builders.process`): build, load, prove, time, race. JSON in, JSON out.
+"""One try, in a process of its own (`builders.process`): build, load, prove, time, race; what comes out is JSON.
 
 A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
 whose words.
@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ import numpy as np
 
 from builders import backends
 from builders.errors import EngineryError, UnavailableError
+from builders.jobs import WorkerContext
 from builders.plural import pluralize
 from builders.process import enter_phase
-from builders.types import BuildRequest, Engine, Session, Tensors, target_from_json
+from builders.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from validation.budget import budgets
 from validation.compare import expected_checks, run
 from validation.golden import GoldenSet
@@ -49,79 +50,126 @@ class _Failed(Exception):  # noqa: N818 - an answer, not an error
         self.outcome: Outcome = outcome
 
 
-def try_engine(
-    request: Json,
-    options: Json,
-    here: Json,
-    model: str,
-    cases: str,
-    asked: Json,
-    workdir: Path,
-    portable: bool = False,
-) -> Json:
-    """Build an engine and, presented as this device's own, run it. asked: of `Asked.to_json`.
+@dataclass(frozen=True)
+class Terms:
+    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: raced with the engine.
+
+    caches: the folder of what torch.compile tuned, for all tries.
+    """
+
+    device: str
+    seconds: float
+    caches: Path
+    peers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True)
+class TryEngine:
+    """Build an engine and, presented as the device's own (`here`), run it on the golden cases of a folder.
 
     portable: whether it is built for no generation in particular (`probes`).
     """
-    wanted = BuildRequest.from_json(request)
-    backend = backends.configure(wanted.backend, options)
-    found: Json = {}
 
-    def build() -> Engine:
-        enter_phase("compiling")
-        folder = workdir / "build"
-        folder.mkdir()
-        begun = time.perf_counter()
-        built = (build_for_any_generation if portable else backend.build)(wanted, Path(model), folder)
-        found.update(build_s=time.perf_counter() - begun, size_bytes=built.size_bytes, notes=list(built.notes))
-        return built
+    request: BuildRequest
+    options: Mapping[str, Scalar]
+    here: Target
+    model: Path
+    cases: Path
+    terms: Terms
+    portable: bool = False
 
-    try:
-        engine = _told("build failed", build)
-        own = replace(engine, request=replace(wanted, target=target_from_json(here)))
-        found |= _measured(lambda: backend.open(own), wanted, Path(model), cases, asked)
-    except _Failed as failed:
-        found |= {"outcome": failed.outcome, "reason": str(failed)}
-    return found
+    def run(self, context: WorkerContext) -> Json:
+        """What became of it, with its times."""
+        backend = backends.configure(self.request.backend, dict(self.options))
+        found: Json = {}
+
+        def build() -> Engine:
+            enter_phase("compiling")
+            folder = context.workdir / "build"
+            folder.mkdir()
+            begun = time.perf_counter()
+            built = (build_for_any_generation if self.portable else backend.build)(self.request, self.model, folder)
+            found.update(build_s=time.perf_counter() - begun, size_bytes=built.size_bytes, notes=list(built.notes))
+            return built
+
+        try:
+            engine = _told("build failed", build)
+            own = replace(engine, request=replace(self.request, target=self.here))
+            found |= _measured(lambda: backend.open(own), self.request, self.model, self.cases, self.terms)
+        except _Failed as failed:
+            found |= {"outcome": failed.outcome, "reason": str(failed)}
+        return found
 
 
-def try_peer(peer: Peer, request: Json, model: str, cases: str, asked: Json) -> Json:
-    """PyTorch's own way to run the graph, measured as an engine is."""
-    _share_caches(asked)
-    wanted = BuildRequest.from_json(request)
-    try:
-        opens = lambda: open_peer(peer, Path(model), wanted, asked["device"])  # noqa: E731 - as short as it is
-        return _measured(opens, wanted, Path(model), cases, {**asked, "peers": []})
-    except _Failed as failed:
-        return {"outcome": failed.outcome, "reason": str(failed)}
+@dataclass(frozen=True)
+class TryPeer:
+    """Measure PyTorch's own way to run the graph as an engine is."""
+
+    peer: Peer
+    request: BuildRequest
+    model: Path
+    cases: Path
+    terms: Terms
+
+    def run(self, context: WorkerContext) -> Json:  # noqa: ARG002 - the protocol's
+        """What became of it, with its times."""
+        _share_caches(self.terms)
+        try:
+            opens = lambda: open_peer(self.peer, self.model, self.request, self.terms.device)  # noqa: E731
+            return _measured(opens, self.request, self.model, self.cases, replace(self.terms, peers=()))
+        except _Failed as failed:
+            return {"outcome": failed.outcome, "reason": str(failed)}
 
 
-def prove_carried(request: Json, options: Json, engine: str, digest: str, cases: str, asked: Json) -> Json:
+@dataclass(frozen=True)
+class ProveCarried:
     """Run an engine that was carried here on its golden cases, and keep its answers for who judges them."""
-    wanted = BuildRequest.from_json(request)
-    backend = backends.configure(wanted.backend, options)
-    path = Path(engine)
-    carried = Engine(wanted, path, digest, path.stat().st_size, path.suffix)
-    golden, _ = load_cases(Path(cases))
-    found: Json = {"versions": dict(backends.toolchain_of(backend)), "answers": {}}
-    try:
-        found |= _loaded(lambda: backend.open(carried), lambda session: _answered(session, golden, wanted, found))
-        found |= _timed(lambda: backend.open(carried), golden, asked)
-    except _Failed as failed:
-        found |= {"outcome": failed.outcome, "reason": str(failed)}
-    return found
+
+    request: BuildRequest
+    options: Mapping[str, Scalar]
+    engine: Path
+    digest: str
+    cases: Path
+    terms: Terms
+
+    def run(self, context: WorkerContext) -> Json:  # noqa: ARG002 - the protocol's
+        """Versions, answers and times, or what went wrong."""
+        wanted, path = self.request, self.engine
+        backend = backends.configure(wanted.backend, dict(self.options))
+        carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
+        golden, _ = load_cases(self.cases)
+        found: Json = {"versions": dict(backends.toolchain_of(backend)), "answers": {}}
+        try:
+            found |= _loaded(lambda: backend.open(carried), lambda session: _answered(session, golden, wanted, found))
+            found |= _timed(lambda: backend.open(carried), golden, self.terms)
+        except _Failed as failed:
+            found |= {"outcome": failed.outcome, "reason": str(failed)}
+        return found
 
 
-def _measured(opens: Opens, request: BuildRequest, model: Path, cases: str, asked: Json) -> Json:
-    golden, _ = load_cases(Path(cases))
+@dataclass(frozen=True)
+class MeasurePeaks:
+    """Measure the device's roofs."""
+
+    device: str
+
+    def run(self, context: WorkerContext) -> Json:  # noqa: ARG002 - the protocol's
+        """`Peaks` as JSON."""
+        from validation.gpu.peaks import measure_peaks
+
+        return {"outcome": "done", "peaks": measure_peaks(self.device).to_json()}
+
+
+def _measured(opens: Opens, request: BuildRequest, model: Path, cases: Path, terms: Terms) -> Json:
+    golden, _ = load_cases(cases)
     enter_phase("proving")
     found = _loaded(opens, lambda session: _judged(expected_checks("engine", session, golden, _budget(request))))
     if found["outcome"] != "passed":
         return found
     enter_phase("timing")
-    found |= _timed(opens, golden, asked)
+    found |= _timed(opens, golden, terms)
     enter_phase("racing")
-    return found | {"races": [_raced(opens, peer, request, model, golden, asked) for peer in asked["peers"]]}
+    return found | {"races": [_raced(opens, peer, request, model, golden, terms) for peer in terms.peers]}
 
 
 def _loaded(opens: Opens, use: Callable[[Session], Json]) -> Json:
@@ -151,13 +199,13 @@ def _budget(request: BuildRequest) -> Any:
     return budgets("quantization", request.precision, None)
 
 
-def _timed(opens: Opens, golden: GoldenSet, asked: Json) -> Json:
+def _timed(opens: Opens, golden: GoldenSet, terms: Terms) -> Json:
     """Latency at each size of the cases, copies included, and the device's own time where the session tells it."""
     begun = time.perf_counter()
     with _opened(opens) as session:
         again_s = time.perf_counter() - begun
         rows = [
-            _told("run failed", lambda inputs=inputs: _row(session, inputs, asked))  # type: ignore[misc]  # called at once
+            _told("run failed", lambda inputs=inputs: _row(session, inputs, terms))  # type: ignore[misc]  # called at once
             for inputs in _sizes(session, golden)
         ]
     return {"load_again_s": again_s, "latency": rows}
@@ -178,10 +226,10 @@ def _narrowed(session: Session, inputs: Tensors) -> dict[str, Any]:
     return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 
 
-def _row(session: Session, inputs: Tensors, asked: Json) -> Json:
+def _row(session: Session, inputs: Tensors, terms: Terms) -> Json:
     run(session, inputs)
     watch = Watch()
-    series = latencies(lambda: session.run(inputs), asked["seconds"])
+    series = latencies(lambda: session.run(inputs), terms.seconds)
     surroundings = watch.stop().to_json()
     discarded, steady = warm_up(series)
     kept = series[discarded:]
@@ -197,7 +245,7 @@ def _row(session: Session, inputs: Tensors, asked: Json) -> Json:
         "device": None,
     }
     if isinstance(session, DeviceClock):
-        device = np.array(session.device_seconds(inputs, _DEVICE_RUNS if asked["device"] == "cuda" else 10))
+        device = np.array(session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10))
         found["device"] = {
             "runs": len(device),
             "median_s": float(np.median(device)),
@@ -207,16 +255,16 @@ def _row(session: Session, inputs: Tensors, asked: Json) -> Json:
     return found
 
 
-def _raced(opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, asked: Json) -> Json:
+def _raced(opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: Terms) -> Json:
     """The engine against PyTorch, in turns, at the size that it is tuned for. Whatever PyTorch raises is an answer: its
     compiler has classes of its own, and the engine's numbers must not go with them."""
-    _share_caches(asked)
+    _share_caches(terms)
     try:
-        session = TorchSession(request, make_peer(peer, model, request, asked["device"]), asked["device"])
+        session = TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)
         inputs = _narrowed(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
         # Opened once: what it compiled stays compiled.
-        pairs = race((opens, lambda: _held(session)), inputs, asked["seconds"] * 2 * _OPENINGS, 0, _OPENINGS)
+        pairs = race((opens, lambda: _held(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS)
     except Exception as error:
         return {"peer": peer, "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     return {"peer": peer, "batch": next(iter(inputs.values())).shape[0], **judge_race(pairs).to_json()}
@@ -247,6 +295,6 @@ def _told(outcome: Outcome, step: Callable[[], Any]) -> Any:
         raise _Failed(outcome, error) from error
 
 
-def _share_caches(asked: Mapping[str, Any]) -> None:
+def _share_caches(terms: Terms) -> None:
     """torch.compile keeps what it tuned where all tries find it, and not in this one's folder."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked["caches"]
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)

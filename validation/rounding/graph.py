@@ -158,11 +158,12 @@ class _Rounding:
     def _moved(self, name: str, step: str) -> str:
         """The tensor moved by at most a share of a step, so that FLIPS of its elements are expected to fall elsewhere.
 
-        Of elements that lie anywhere between two numbers of a grid, a move by at most e steps carries e / 2 over.
+        Of elements that lie anywhere between two numbers of a grid, a move by at most e steps carries e / 2 over. Those
+        that are zero, as behind Relu or in a mask, lie on a number, and none falls: the others are counted.
         """
         add, number = self._nodes.add, self._nodes.number
-        size = add("Cast", add("Size", name), to=_FLOAT)
-        wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), size), number(STEP))
+        known = add("Max", add("ReduceL1", add("Sign", name), keepdims=0), number(1.0))
+        wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), known), number(STEP))
         share = add("Mul", add("Min", wanted, number(0.5)), step)
         return add("Add", name, add("Mul", self._drawn(name, name, 1.0), share))
 

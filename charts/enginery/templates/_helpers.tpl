@@ -50,7 +50,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "enginery.serviceAccount" -}}
 {{- $root := index . 0 -}}
 {{- $account := index $root.Values.serviceAccounts (index . 1) -}}
+{{- if eq (index . 1) "rayHead" -}}
+{{- /* The KubeRay operator's choice. */ -}}
+{{- $account.name | default (include "enginery.rayCluster" $root) -}}
+{{- else -}}
 {{- $account.name | default (printf "%s-%s" (include "enginery.fullname" $root) (index . 1 | kebabcase)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* An image by digest. Argument: (list $ "control"). */}}

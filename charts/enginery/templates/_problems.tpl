@@ -154,6 +154,16 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- end }}
 {{- end -}}
 
+{{/* The text of a ConfigMap that grows with the groups; more than Kubernetes keeps in one ends the command.
+     Argument: (list $ name text). */}}
+{{- define "enginery.fitting" -}}
+{{- $values := (index . 0).Values -}}
+{{- if gt (len (index . 2)) 1048000 -}}
+{{- fail (printf "\n\nConfigMap %s takes %d bytes with %d groups, and Kubernetes keeps 1048576 in one; name fewer groups (one serves all nodes of a kind: raise its max), shorten what they have of extraEnv and the like, or split the fleet into two releases\n" (index . 1) (len (index . 2)) (add (len $values.gpuGroups) (ternary 1 0 $values.cpuGroup.enabled))) -}}
+{{- end -}}
+{{- index . 2 -}}
+{{- end -}}
+
 {{/* A quantity ('500m', '16Gi', 8) as a number. */}}
 {{- define "enginery.quantity" -}}
 {{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
@@ -166,7 +176,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- $runs := .Values.prefect.flowRuns -}}
 {{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
 {{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
-      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "ray.autoscaler" .Values.ray.autoscaler
+      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
       "ray.head" .Values.ray.head "metrics" .Values.metrics "tests" .Values.tests -}}
 {{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
 {{- end -}}

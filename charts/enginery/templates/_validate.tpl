@@ -48,7 +48,7 @@
 {{- if ne $other $which -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which (include "enginery.serviceAccount" (list $ $which)) $other) -}}
 {{- end -}}
-{{- if and (not $account.create) (not $account.name) -}}
+{{- if and (ne $which "rayHead") (not $account.create) (not $account.name) -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}
 {{- end -}}
 {{- end -}}
@@ -108,6 +108,12 @@
 {{- end -}}
 {{- if and $group.resourceClaimTemplate (ne $group.gpuResource "nvidia.com/gpu") -}}
 {{- $problems = append $problems (printf "gpuGroups.%s: both gpuResource %s and resourceClaimTemplate %s are given; a claim takes the place of a resource: remove one" $group.name $group.gpuResource $group.resourceClaimTemplate) -}}
+{{- end -}}
+{{- range $label, $value := (index $gpus $group.generation).labels -}}
+{{- $given := get $group.nodeSelector $label | default $value -}}
+{{- if ne $given $value -}}
+{{- $problems = append $problems (printf "gpuGroups.%s.nodeSelector: %s is %q, and %s is on nodes with %q; remove it, or name the generation of those nodes" $group.name $label $given $group.generation $value) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (not $group.gpuLabels) (not $group.nodeSelector) -}}
 {{- $problems = append $problems (printf "gpuGroups.%s: gpuLabels is false and nodeSelector is empty, so it would run on any GPU; say with nodeSelector which nodes have a %s" $group.name $group.generation) -}}

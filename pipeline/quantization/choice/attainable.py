@@ -2,7 +2,7 @@
 
 from builders.errors import DataError
 from builders.types import Tensors
-from pipeline.quantization.choice.chosen import Floor
+from pipeline.quantization.choice.floor import Floor
 from pipeline.quantization.choice.sensitivity import Quality, decides
 
 

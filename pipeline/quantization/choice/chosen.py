@@ -9,25 +9,8 @@ from onnx import ModelProto
 
 from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.choice.sensitivity import Cost, Quality
+from pipeline.quantization.choice.sensitivity import Cost
 from validation.pictures import BROKEN_DB, decibels_text
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The least quality that is good enough; None asks for nothing."""
-
-    sqnr_db: float | None = None
-    cosine: float | None = None
-    argmax_agreement: float | None = None
-    accuracy: float | None = None
-
-    def holds(self, found: Quality) -> bool:
-        """Whether a measured quality is good enough. NaN and infinities never are."""
-        if self.accuracy is not None and found.accuracy is None:
-            return False  # it was not measured
-        limits = asdict(self).items()
-        return found.finite and all(limit is None or getattr(found, name) >= limit for name, limit in limits)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ Damages of single groups say where to look; what counts is the whole model's run
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pipeline.quantization.choice.chosen import Floor, Point
+from pipeline.quantization.choice.chosen import Point
+from pipeline.quantization.choice.floor import Floor
 from pipeline.quantization.choice.sensitivity import Quality
 
 # Groups that are tried to be swapped, each by two runs of the whole model.

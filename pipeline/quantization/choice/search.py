@@ -15,10 +15,11 @@ from onnx import ModelProto
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.attainable import check_decisions, check_reached
-from pipeline.quantization.choice.chosen import Chosen, Floor, Point, Row, in_json
+from pipeline.quantization.choice.chosen import Chosen, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions
 from pipeline.quantization.choice.descent import refilled, shallowest, swapped
 from pipeline.quantization.choice.fit import STRENGTHS, fit
+from pipeline.quantization.choice.floor import Floor
 from pipeline.quantization.choice.groups import Group, find_groups, matrices
 from pipeline.quantization.choice.latency import Race, Timing, without_unpaid
 from pipeline.quantization.choice.runs import Labels, Run, divided

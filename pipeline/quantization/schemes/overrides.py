@@ -3,12 +3,13 @@
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from onnx import ModelProto, NodeProto
+from typing import TYPE_CHECKING, Literal
 
 from builders.errors import InputError
 from builders.text import suggest
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
 
 OverridePrecision = Literal["fp32", "fp16", "int8"]
 
@@ -24,17 +25,12 @@ class Override:
     match: str
     precision: OverridePrecision
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Override":
-        """Read what `dataclasses.asdict` gave."""
-        return cls(data["match"], data["precision"])
-
-    def covers(self, node: NodeProto) -> bool:
+    def covers(self, node: "NodeProto") -> bool:
         """Whether the rule is about this node."""
         return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
 
 
-def resolve(model: ModelProto, rules: Sequence[Override]) -> dict[str, OverridePrecision]:
+def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
     """Node -> precision, for a tidy model; where several rules match a node, the last one counts.
 
     Raises InputError for a rule that matches no node, with the nearest name.
@@ -43,10 +39,9 @@ def resolve(model: ModelProto, rules: Sequence[Override]) -> dict[str, OverrideP
     for rule in rules:
         nodes = [node.name for node in model.graph.node if rule.covers(node)]
         if not nodes:
-            words = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
-            hint = suggest(
-                rule.match.strip("*"), words, "`enginery sensitivity` and any ONNX viewer show the nodes' names"
-            )
+            known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
+            remedy = "`enginery sensitivity` and any ONNX viewer show the nodes' names"
+            hint = suggest(rule.match.strip("*"), known, remedy)
             raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
         chosen |= dict.fromkeys(nodes, rule.precision)
     return chosen

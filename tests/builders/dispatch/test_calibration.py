@@ -6,6 +6,7 @@ from builders.jobs import UNWATCHED, Job, Watch
 from builders.local import LocalExecutor
 from pipeline import steps
 from pipeline.compile import InProcess, calibrate
+from pipeline.jobs.ranges import ObservePartRemotely
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.workshop import Workshop
@@ -19,10 +20,10 @@ class Listed:
     """An executor that lists what it was given."""
 
     def __init__(self, inner) -> None:
-        self.inner, self.functions = inner, []
+        self.inner, self.requests = inner, []
 
     def run(self, job: Job, watch: Watch = UNWATCHED):
-        self.functions.append(job.function)
+        self.requests.append(type(job.request))
         return self.inner.run(job, watch)
 
     def cancel(self) -> None: ...
@@ -38,5 +39,5 @@ def test_parts_are_observed_on_the_cluster_and_give_what_one_pass_gives(executor
     one_pass = calibrate(spec, exported, alone, InProcess())
     project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
     in_parts = calibrate(load_spec(project.spec), exported, Workshop(store, local, fleet), InProcess())
-    assert one_pass and in_parts and in_parts["observations"] == one_pass["observations"]
-    assert fleet.functions == ["pipeline.jobs.ranges:observe_part_there"] * 2
+    assert one_pass and in_parts and in_parts.observations == one_pass.observations
+    assert fleet.requests == [ObservePartRemotely] * 2

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from builders import backends
+from builders.codec import encode_request
 from builders.types import BuildRequest, Target
+from pipeline.jobs.engines import BuildEngine
 from pipeline.registry.store import open_store
 from pipeline.steps.engines import recall_engine
 from pipeline.workshop import Workshop
@@ -21,11 +23,13 @@ pytestmark = pytest.mark.server
 DRIVER = """
 import json, sys
 from builders.dispatch import RayExecutor
+from builders.codec import decode_request
 from builders.jobs import Job
-address, job, noted = sys.argv[1:]
+from tests.calls import call_job
+address, store, request, noted = sys.argv[1:]
 with RayExecutor(address) as executor:
-    executor.run(Job("unit", "pipeline.jobs.engines:build_engine", json.loads(job)))
-    executor.run(Job("endless", "tests.builders.jobs:spawn", {"path": noted, "wait": True}))
+    executor.run(Job("unit", decode_request(json.loads(request)), store))
+    executor.run(call_job("endless", "tests.builders.jobs:spawn", {"path": noted, "wait": True}))
 """
 
 
@@ -38,13 +42,13 @@ def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
     options, toolchain = backends.options_of(backend), backends.toolchain_of(backend)
     tensors = (graphs.IMAGE,), (graphs.LOGITS,), ()
     request = BuildRequest(model, "fp32", Target("cpu"), "onnxruntime", *tensors, options, toolchain)
-    arguments = json.dumps({"store": store.uri, "request": request.to_json()})
+    build = json.dumps(encode_request(BuildEngine(request)))
     noted = tmp_path / "pid"
-    words = [sys.executable, "-c", DRIVER, fleet.address, arguments, str(noted)]
+    words = [sys.executable, "-c", DRIVER, fleet.address, store.uri, build, str(noted)]
     driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
     grandchild = int(read_when_there(noted, 120))
     driver.kill()
     driver.wait()
     found = recall_engine(request, Workshop(store, None, None))
-    assert found and store.has(found["digest"])
+    assert found and store.has(found.digest)
     assert gone(grandchild, 30)

@@ -13,6 +13,7 @@ from builders.dispatch.cluster import check_reachable
 from builders.errors import ModelError, SpecError, StepError, UnavailableError
 from builders.jobs import Job, Limits, Needs, Unwatched, Usage
 from tests.builders.test_process import gone, read_when_there
+from tests.calls import call_job
 
 ray = pytest.importorskip("ray")
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.server
 
 
 def job(function: str, arguments: dict | None = None, needs: Needs | None = None, **limits: float) -> Job:
-    return Job("unit", f"{JOBS}:{function}", arguments or {}, Limits(**limits), needs or Needs())
+    return call_job("unit", f"{JOBS}:{function}", arguments, limits=Limits(**limits), needs=needs or Needs())
 
 
 def test_the_value_comes_back(executor):
@@ -173,9 +174,10 @@ def test_it_shuts_down_only_what_it_started(executor):
 
 LOCAL = f"""
 import warnings; warnings.simplefilter("error")
-from builders.dispatch import RayExecutor; from builders.jobs import Job
+from builders.dispatch import RayExecutor; from tests.calls import call_job
+from tests.calls import call_job
 with RayExecutor(jobs=1) as executor:
-    assert executor.run(Job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
+    assert executor.run(call_job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
 import ray
 assert not ray.is_initialized()
 """

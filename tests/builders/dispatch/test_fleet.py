@@ -11,9 +11,10 @@ import pytest
 
 from builders.dispatch import RayExecutor
 from builders.errors import StepError
-from builders.jobs import Job, Limits, Needs, Unwatched
+from builders.jobs import Job, Limits, Needs, Reduced, Unwatched
 from tests.builders.dispatch.conftest import GENERATIONS
 from tests.builders.test_process import read_when_there
+from tests.calls import Call, call_job
 
 pytest.importorskip("ray")
 JOBS = "tests.builders.jobs"
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.server
 
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
-    return Job("unit", f"{JOBS}:{function}", arguments, Limits(120), needs or Needs(), leaner or {})
+    reduced = Reduced(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
+    given = {"limits": Limits(120), "needs": needs or Needs(), "reduced": reduced}
+    return call_job("unit", f"{JOBS}:{function}", arguments, **given)
 
 
 def only(generation: str, **more: object) -> Needs:

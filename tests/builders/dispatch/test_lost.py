@@ -7,9 +7,9 @@ import pytest
 from builders.dispatch import RayExecutor, cluster, executor, listener
 from builders.dispatch.placement import Node
 from builders.errors import StepError, UnavailableError
-from builders.jobs import Job
+from tests.calls import call_job
 
-JOB = Job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})
+JOB = call_job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})
 NODE = Node("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
 
 

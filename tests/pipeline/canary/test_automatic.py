@@ -1,15 +1,21 @@
 """Canaries without a person: what is missing is a reason, and a verdict is kept beside the version it is about."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from builders import cpu_kinds
 from builders.cpu_kinds import this_kind
+from builders.errors import UnavailableError
 from pipeline.canary import engines, run
 from pipeline.canary.automatic import Wanted, canary
 from pipeline.canary.settle import settle
+from pipeline.compile import InProcess
+from pipeline.flows import canary as flows
+from pipeline.progress import Silent
 from pipeline.registry import channels, versions
 from pipeline.registry.canaries import canaries
 from pipeline.registry.manifest import Manifest
@@ -47,8 +53,36 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
     channels.promote(store, pair[1], "stable")
     assert "serves 2 already" in reason(store)
     channels.promote(store, pair[0], "stable")
-    assert "it cannot run here" in reason(store, traffic=str(tmp_path), target="sm_89")
+    assert "nothing to run on sm_89: digits@2 has no engine for sm_89" in reason(
+        store, traffic=str(tmp_path), target="sm_89"
+    )
     assert "has no traffic of digits" in reason(store, traffic=str(tmp_path), target="cpu")
+
+
+def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engine(
+    store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object) -> bool:
+        raise UnavailableError("it looks for Ray")
+
+    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
+        monkeypatch.setattr(flows, name, fake)
+    monkeypatch.setattr("builders.dispatch.cluster.connect", connect)
+    (tmp_path / "digits.jsonl").touch()
+
+    def run(target: str) -> Any:
+        place = {"registry": store.uri, "traffic": str(tmp_path), "executor": "ray", "ray_address": "ray://nowhere:1"}
+        return flows.canary.fn("digits", "2", target=target, **place)
+
+    skipped = run("l4")
+    said = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4)"
+    assert (skipped.name, skipped.message) == ("Skipped", said)
+    for content in ("three", "four"):
+        publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)
+    channels.promote(store, versions.load(store, "digits", "3"), "stable")
+    with pytest.raises(UnavailableError, match="it looks for Ray"):
+        flows.canary.fn("digits", "4", store.uri, traffic=str(tmp_path), target="l4", executor="ray")
 
 
 def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_registry_keeps(

@@ -1,6 +1,7 @@
 """How many requests are in flight, and engines in processes of their own that have several."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,10 @@ from pipeline.canary.isolated import isolated
 from tests.pipeline.canary.busy import opened
 from tests.pipeline.canary.test_isolated import LIMITS, manifests, replayed
 from tests.validation.canary.simulated import Engine, Ticking, traffic
-from validation.canary.concurrent import Segment
+from validation.canary import concurrent
+from validation.canary.concurrent import Segment, replay_concurrently
 from validation.canary.observations import read_both
+from validation.canary.outputs import EQUAL_DB
 from validation.canary.recorder import ObservationLog
 from validation.canary.replay import Pace
 from validation.canary.report import read_report
@@ -60,11 +63,30 @@ def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(saf
     inputs = {"x": np.ones((1, 4), np.float32)}
     with isolated("candidate", partial(opened, 3, safe)) as session:
         session.prepare(3, [])
-        answers = session.serve_segment(Segment([0.0] * 6, [inputs] * 6))
+        answers = list(session.serve_segment(Segment([0.0] * 6, [inputs] * 6)))
     rows = [one.served.outputs["y"][0] for one in answers if one.served.outputs is not None]
     assert len(rows) == 6 and all(row[0] == 3 for row in rows), "three were running at once, each time"
     assert {row[1] for row in rows} == ({1} if safe else {2, 3, 4}), "which session ran it, in the order of opening"
     assert all(row[2] == 1 for row in rows) or safe, "each by the thread that opened it"
+
+
+def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monkeypatch) -> None:
+    bound, answer, count = 4 << 20, 2 << 20, 60
+    monkeypatch.setattr(concurrent, "HELD_BYTES", bound)
+    opener = partial(opened, 1, True, answer=answer)
+    with isolated("candidate", opener) as candidate, isolated("baseline", opener) as baseline:
+        for session in (candidate, baseline):
+            session.prepare(4, [])
+        tracemalloc.start()
+        try:
+            pairs = list(replay_concurrently(candidate, baseline, traffic(count, 1e-4), Pace(), 4))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert [pair.request for pair in pairs] == list(range(count))
+    assert all(pair.difference and pair.difference.sqnr_db == EQUAL_DB for pair in pairs)
+    # One side's answers, and one more with its copies: pickled, as 64-bit floats, and their difference.
+    assert peak <= bound + 4 * answer + 10 * answer, f"{peak / answer:.0f} answers were held at once"
 
 
 def test_an_engine_that_cannot_be_opened_so_often_says_what_to_do() -> None:

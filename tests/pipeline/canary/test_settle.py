@@ -9,10 +9,10 @@ import pytest
 
 from builders.errors import InputError, IntegrityError
 from pipeline.canary.settle import settle, settle_newest
-from pipeline.canary.targets import standings
+from pipeline.canary.targets import attach, standings
 from pipeline.registry import channels, policies, versions
 from pipeline.registry.canaries import attach_canary, canaries, covers, targets_named, verdict_on
-from pipeline.registry.keys import canary_key
+from pipeline.registry.keys import canary_key, manifest_key
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.policies import Policy
 from pipeline.registry.store import Store, open_store
@@ -20,6 +20,7 @@ from pipeline.registry.verify import verify
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import refused, run
 from tests.pipeline.registry.registries import engine, publish_engines
+from validation.canary.report import read_report
 
 Settle = Callable[..., str]
 
@@ -50,19 +51,36 @@ def serving(store: Store) -> str:
 
 
 @pytest.fixture
-def settled(store: Store, tmp_path: Path) -> Settle:
-    """Judges observations of the engines for one target, as a worker with it does, and settles the verdict."""
+def kept(store: Store, tmp_path: Path) -> Settle:
+    """Judges observations of the engines for one target, as a worker with it does, and keeps the verdict beside the
+    version; the digest of its report. No event tells of it."""
     folders = (tmp_path / f"canary-{number}" for number in range(99))
 
-    def settle_on(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
+    def keep(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
         folder = next(folders)
         sides = (only(candidate, target), only(baseline, target))
         paths = write_observations(folder, *sides, **fault)  # type: ignore[arg-type]
         run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", folder)
-        report = store.put_bytes((folder / "report.json").read_bytes())
-        return settle(store, "digits", "stable", report, lambda _: None)
+        data = (folder / "report.json").read_bytes()
+        digest = store.put_bytes(data)
+        attach(store, read_report(data), digest)
+        return digest
+
+    return keep
+
+
+@pytest.fixture
+def settled(store: Store, kept: Settle) -> Settle:
+    """As `kept`, and the verdict is settled."""
+
+    def settle_on(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
+        return settle(store, "digits", "stable", kept(target, candidate, baseline, **fault), lambda _: None)
 
     return settle_on
+
+
+def hourly(store: Store) -> str:
+    return settle_newest(store, "digits", "stable", lambda _: None)
 
 
 def only(manifest: Manifest, target: str) -> Manifest:
@@ -114,6 +132,59 @@ def test_a_fail_on_one_takes_back_what_is_served_and_nothing_promotes_it_again(
     channels.rollback(store, "digits", "stable")
     assert "a person promotes it again" in settle_newest(store, "digits", "stable", lambda _: None)
     assert serving(store) == "1"
+
+
+def test_a_fail_whose_event_was_lost_is_taken_back_by_the_hourly_run(store: Store, pair, kept: Settle) -> None:
+    one, two = pair
+    channels.promote(store, two, "stable")
+    kept("cpu", two, one)
+    assert hourly(store) == "digits:stable serves 2 already"
+    kept("sm_89", two, one, slower=0.05)
+    assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
+    assert channels.read(store, "digits", "stable").history[-1].why.startswith("canary FAIL ")
+    assert "a person promotes it again" in hourly(store) and serving(store) == "1"
+
+
+def test_a_lost_fail_of_what_is_not_the_newest_is_taken_back_too(store: Store, pair, kept: Settle) -> None:
+    one, two = pair
+    channels.promote(store, two, "stable")
+    published(store, "three", "cpu", "sm_89")
+    kept("cpu", two, one, slower=0.05)
+    assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
+
+
+def test_a_fail_that_a_person_knew_of_is_not_taken_back_by_the_hourly_run(
+    store: Store, pair, kept: Settle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    kept("sm_89", two, one, slower=0.05)
+    monkeypatch.setattr(channels, "now", lambda: "2999-01-01T00:00:00+00:00")
+    channels.promote(store, two, "stable")
+    assert hourly(store) == "digits:stable serves 2 already" and serving(store) == "2"
+
+
+def test_the_hourly_run_takes_nothing_back_for_a_target_or_a_comparison_that_does_not_count(
+    store: Store, pair, kept: Settle
+) -> None:
+    one, two = pair
+    channels.promote(store, two, "stable")
+    three = published(store, "three", "cpu", "sm_89")
+    kept("cpu", two, three, slower=0.05)  # with what it was never served after
+    run("policy", "set", "digits:stable", "--canary-on", "cpu")
+    kept("sm_89", two, one, slower=0.05)
+    assert hourly(store).startswith("MISSING: digits:stable was not moved to 3") and serving(store) == "2"
+
+
+def test_where_there_is_nothing_to_go_back_to_the_newest_may_still_come(store: Store, pair, kept: Settle) -> None:
+    one, two = pair
+    channels.promote(store, two, "stable")
+    kept("cpu", two, one, slower=0.05)
+    store.remove(manifest_key("digits", "1"))
+    said = hourly(store)
+    assert "which was deleted since" in said and said.endswith("digits:stable serves 2 already")
+    three = published(store, "three", "cpu", "sm_89")
+    kept("cpu", three, two), kept("sm_89", three, two)
+    assert hourly(store).endswith("promoted: digits:stable -> 3") and serving(store) == "3"
 
 
 def test_too_few_requests_on_one_target_leave_the_channel_where_it_is(store: Store, pair, settled: Settle) -> None:

@@ -25,7 +25,9 @@ from pipeline.deployments.wanted import FLOWS, KINDS, Plan, Wanted
 from pipeline.flows.runner import limit_name
 
 ROOT = Path(__file__).parents[3]
-EVERY = [*Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", fleet="apply").deployments()]
+EVERY = [
+    *Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply").deployments()
+]
 
 
 def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
@@ -105,7 +107,9 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")[1]
     assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")[1]
     assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")[1]
-    assert "give five fields of cron" in run("--registry", registry, "--fleet-schedule", "hourly")[1]
+    for schedule in ("hourly", "61 * * * *", "* 24 * * *", "*/0 * * * *", "0 0 * * * *", "H * * * *"):
+        said = run("--registry", registry, "--fleet-schedule", schedule)[1]
+        assert f"--fleet-schedule {schedule!r}: give five fields of cron" in said, schedule
     assert "no Prefect server is configured" in run("--registry", registry)[1]
 
 
@@ -118,6 +122,23 @@ def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path
     for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
         code, said = run("--print-yaml", "--registry", given)
         assert code != 0 and "hunter2" not in said
+
+
+def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
+    words = ["--print-yaml", "--name", "l4", "--only", "validate-pending", "--only", "canary", "--traffic", "s3://b/t"]
+    ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
+    placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
+    for given, named in (([*ray, "--on", "l4"], True), (ray, False)):
+        proofs, canaries = (item["parameters"] for item in yaml.safe_load(run(*words, *given)[1])["deployments"])
+        assert {name: proofs.get(name) for name in ("on", *placed)} == (
+            {"on": "l4", **placed} if named else dict.fromkeys(("on", *placed))
+        ), "without a name the machine of the flow run does it"
+        assert {name: canaries.get(name) for name in ("target", *placed)} == (
+            {"target": "l4", **placed} if named else dict.fromkeys(("target", *placed))
+        )
+    assert "give --executor ray" in run(*words, "--on", "l4")[1]
+    assert "'cpu' names no GPU" in run(*words, *ray, "--on", "cpu")[1]
+    assert "ampere" in run(*words, *ray, "--on", "ampere")[1], "which is several"
 
 
 def test_options_become_parameters_and_job_variables() -> None:

@@ -22,6 +22,7 @@ from pipeline.flows import runner
 from pipeline.flows.runner import FlowProgress, PrefectRunner, as_task, helps
 from pipeline.progress import Silent
 from pipeline.progress.clocks import Clocks
+from pipeline.progress.events import Event, Waiting
 from pipeline.values import Flavour, Graph, Unit
 
 
@@ -88,9 +89,9 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
     def build(*_: object) -> str:
         return "built"
 
-    waits: list[tuple[str, str]] = []
+    waits: list[Event] = []
     told = shop()
-    told.progress.waiting = lambda *wait: waits.append(wait)
+    told.progress.emit = waits.append
     slow = False
 
     @contextmanager
@@ -106,7 +107,7 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
     slow = True
     monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
     assert placed(unit("sm_89"), None, told) == "built"
-    assert waits == [(unit("sm_89").name, "a slot of enginery-gpu-sm_89 on the Prefect server")]
+    assert waits == [Waiting(unit("sm_89").name, "a slot of enginery-gpu-sm_89 on the Prefect server")]
 
 
 def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
@@ -114,9 +115,9 @@ def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
     log = SimpleNamespace(info=lambda text, *words: logged.append(text % words))
     progress = FlowProgress.__new__(FlowProgress)
     progress._logger, progress._clocks = log, Clocks()  # type: ignore[assignment]
-    progress.waiting("check fp16", QUEUED)
+    progress.emit(Waiting("check fp16", QUEUED))
     for _ in range(2):
-        progress.waiting("turn", "compiling tiny is being done by vm")
+        progress.emit(Waiting("turn", "compiling tiny is being done by vm"))
     assert logged == ["turn: waiting: compiling tiny is being done by vm"]
 
 

@@ -85,5 +85,8 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
     assert not again.path.exists()
     with pytest.raises(InputError, match=r"there is no such file; `enginery catalog`"), spec_at(s3_uri, None):
         pass
+    for uri, name in ((s3_uri, "vision/tiny.yaml"), (str(project.folder), "tiny.yaml")):
+        with place_at(uri) as place:
+            assert place.has(name) and not place.has("tiny") and not place.has("vision")
     with place_at(str(project.folder)), gathered(str(project.folder), None) as (here,):
         assert str(here) == str(project.spec)

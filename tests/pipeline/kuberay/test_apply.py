@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from builders.errors import InputError, UnavailableError
-from pipeline.kuberay.apply import CONSENT, apply, main
+from pipeline.kuberay.apply import apply as apply_waiting
+from pipeline.kuberay.apply import main
+from pipeline.kuberay.changes import CONSENT, SUSPENDED
 from pipeline.kuberay.workers import RAY_VERSION, Pod
 
 Object = dict[str, Any]
@@ -27,7 +29,7 @@ def ray_cluster(*groups: Object, version: str = "2.60.0", **metadata: Any) -> Ob
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
         "metadata": {"name": "enginery-ray", "namespace": "enginery", "labels": {"helm.sh/chart": "new"}, **metadata},
-        "spec": {"rayVersion": version, "workerGroupSpecs": list(groups)},
+        "spec": {"rayVersion": version, "workerGroupSpecs": list(groups), "headGroupSpec": {"template": "the head's"}},
     }
 
 
@@ -37,17 +39,17 @@ def worker(name: str, of: str, version: str = "2.60.0") -> Pod:
 
 @dataclass
 class Fake:
-    """A cluster in memory. races: how often somebody writes between a read and a write.
+    """A cluster in memory, with a KubeRay that ends pods as they are named in the spec, at once or never (`idle`).
 
-    killed: at the first deletion.
+    races: how often somebody writes between a read and a write.
     """
 
     live: Object | None
     there: list[Pod] = field(default_factory=list)
     races: int = 0
-    killed: bool = False
+    idle: bool = False
     written: list[Object] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     def find(self) -> Object | None:
         return copy.deepcopy(self.live)
@@ -63,18 +65,28 @@ class Fake:
             return False
         self.written.append(body)
         self.live = copy.deepcopy(body)
+        if not self.idle:
+            self.reconcile(body["spec"])
         return True
 
-    def pods(self) -> list[Pod]:
-        return [pod for pod in self.there if pod.name not in self.deleted]
+    def reconcile(self, spec: Object) -> None:
+        """KubeRay 1.7 ends all pods of what is suspended, and workers that a group of the spec names as its own."""
+        named = {
+            (group["groupName"], name)
+            for group in spec["workerGroupSpecs"]
+            for name in group.get("scaleStrategy", {}).get("workersToDelete", ())
+        }
+        self.ended += [pod.name for pod in self.pods() if spec.get("suspend") or (pod.group, pod.name) in named]
 
-    def delete(self, pod: Pod) -> None:
-        if self.killed:
-            raise SystemExit(137)
-        self.deleted.append(pod.name)
+    def pods(self) -> list[Pod]:
+        return [pod for pod in self.there if pod.name not in self.ended]
 
     def owner(self, name: str) -> Object:
         return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": "u"}
+
+
+def apply(cluster: Fake, wanted: Object, owner: str) -> str:
+    return apply_waiting(cluster, wanted, owner, lambda _: None)
 
 
 def test_the_first_one_is_made_and_goes_with_its_config_map() -> None:
@@ -105,7 +117,7 @@ def test_a_change_keeps_what_others_write() -> None:
     assert (metadata["resourceVersion"], metadata["uid"], metadata["finalizers"]) == ("7", "r", ["ray.io/x"])
     assert metadata["labels"] == {"helm.sh/chart": "new"}
     assert metadata["annotations"] == {"of": "another"}
-    assert not cluster.deleted
+    assert cluster.ended == ["l4-x"], "which the autoscaler asked for"
 
 
 @pytest.mark.parametrize(("before", "after", "suspended"), [(1, 1, True), (0, 0, True), (0, 1, True), (1, 0, False)])
@@ -114,8 +126,10 @@ def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, sus
     live, wanted = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
     live["spec"]["suspend"] = True
     cluster = Fake(live)
-    apply(cluster, wanted, "enginery-ray")
-    assert cluster.written[0]["spec"].get("suspend", False) is suspended
+    said = apply(cluster, wanted, "enginery-ray")
+    assert ("up to date" not in said) is suspended
+    assert not suspended or ("until Kueue admits it to queue gpus" if after else '{"spec": {"suspend": false}}') in said
+    assert cluster.written[0]["spec"]["suspend"] is suspended, "absent would not resume it"
 
 
 def test_what_the_autoscaler_writes_in_between_is_read_again() -> None:
@@ -124,7 +138,7 @@ def test_what_the_autoscaler_writes_in_between_is_read_again() -> None:
     (made,) = cluster.written
     assert made["spec"]["workerGroupSpecs"][0]["replicas"] == 3
     with pytest.raises(UnavailableError, match="changes faster"):
-        apply(Fake(ray_cluster(group("l4", 1)), races=99), ray_cluster(group("l4", 0)), "enginery-ray")
+        apply(Fake(ray_cluster(group("l4", 1)), races=999), ray_cluster(group("l4", 0)), "enginery-ray")
 
 
 GONE, LESS, NEWER = ray_cluster(group("h100", 0)), ray_cluster(group("l4", 0, most=1)), ray_cluster(
@@ -133,39 +147,89 @@ GONE, LESS, NEWER = ray_cluster(group("h100", 0)), ray_cluster(group("l4", 0, mo
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said", "deleted"),
+    ("wanted", "said", "ended"),
     [
         (GONE, "a: its group l4 is not wanted any more", ["a", "b"]),
         (LESS, "group l4: 2 run, max is 1", []),  # whom to stop is the autoscaler's to say
         (NEWER, "a: has Ray 2.60.0, and 2.61.0 is wanted", ["head", "a", "b"]),
     ],
 )
-def test_workers_that_run_are_stopped_only_where_that_is_asked_for(
-    wanted: Object, said: str, deleted: list[str]
-) -> None:
+def test_workers_that_run_are_stopped_only_where_that_is_asked_for(wanted: Object, said: str, ended: list[str]) -> None:
     live, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
     refused = Fake(copy.deepcopy(live), pods)
     with pytest.raises(InputError, match=said) as caught:
         apply(refused, wanted, "enginery-ray")
     assert f"kubectl annotate raycluster enginery-ray --namespace enginery {CONSENT}=true" in str(caught.value)
-    assert not refused.written + refused.deleted
+    assert not refused.written + refused.ended
     live["metadata"]["annotations"] = {CONSENT: "true", "of": "another"}
     asked = Fake(live, pods)
-    apply(asked, wanted, "enginery-ray")
-    assert asked.deleted == deleted
-    assert asked.written[-1]["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+    assert ", ".join(ended) in apply(asked, wanted, "enginery-ray")
+    assert asked.ended == ended
+    last = asked.written[-1]
+    assert last["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+    assert not last["spec"].get("suspend", False)
+    names = [item["groupName"] for item in last["spec"]["workerGroupSpecs"]]
+    assert names == [item["groupName"] for item in wanted["spec"]["workerGroupSpecs"]]
 
 
 @pytest.mark.parametrize("wanted", [GONE, NEWER])
 def test_a_job_that_is_killed_half_way_is_allowed_to_go_on_by_the_next_one(wanted: Object) -> None:
     live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
-    cluster = Fake(live, [HEAD, worker("a", "l4"), worker("b", "l4")], killed=True)
+    cluster = Fake(live, [HEAD, worker("a", "l4"), worker("b", "l4")], idle=True)
+
+    def kill(_: float) -> None:
+        raise SystemExit(137)
+
     with pytest.raises(SystemExit):
-        apply(cluster, wanted, "enginery-ray")
-    cluster.killed = False
-    assert "deleted" in apply(cluster, wanted, "enginery-ray")
-    assert {"a", "b"} <= {*cluster.deleted}
-    assert cluster.live is not None and CONSENT not in cluster.live["metadata"]["annotations"]
+        apply_waiting(cluster, wanted, "enginery-ray", kill)
+    cluster.idle = False
+    cluster.reconcile(cluster.written[-1]["spec"])
+    assert "up to date" in apply(cluster, wanted, "enginery-ray")
+    assert {"a", "b"} <= {*cluster.ended}
+    assert cluster.live is not None and not {CONSENT, SUSPENDED} & {*cluster.live["metadata"]["annotations"]}
+    assert not cluster.live["spec"].get("suspend")
+
+
+def test_a_group_that_goes_is_kept_without_workers_until_its_own_have_ended() -> None:
+    """Gone at once, its workers would be in no group whose `workersToDelete` could name them."""
+    live = ray_cluster({**group("l4", 2), "template": "l4's"}, annotations={CONSENT: "true"})
+    cluster = Fake(live, [HEAD, worker("a", "l4")])
+    apply(cluster, GONE, "enginery-ray")
+    first, last = cluster.written
+    assert [item["groupName"] for item in first["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
+    assert first["spec"]["workerGroupSpecs"][1] == {
+        **group("l4", 0, most=0), "template": "l4's", "scaleStrategy": {"workersToDelete": ["a"]}
+    }  # fmt: skip
+    assert [item["groupName"] for item in last["spec"]["workerGroupSpecs"]] == ["h100"]
+
+
+def test_a_worker_of_a_group_that_is_not_there_is_ended_by_one_of_that_name() -> None:
+    cluster = Fake(ray_cluster(group("h100", 0)), [HEAD, Pod("a", "gone", "2.60.0", ended=True)])
+    assert apply(cluster, GONE, "enginery-ray") == "enginery-ray: up to date; ended a"
+    stand_in = cluster.written[0]["spec"]["workerGroupSpecs"][-1]
+    assert (stand_in["groupName"], stand_in["maxReplicas"], stand_in["template"]) == ("gone", 0, "the head's")
+
+
+def test_a_worker_of_another_version_beside_a_new_head_is_ended_alone() -> None:
+    live = ray_cluster(group("l4", 2), version="2.61.0", annotations={CONSENT: "true"})
+    cluster = Fake(live, [Pod("head", None, "2.61.0"), worker("a", "l4"), worker("b", "l4", "2.61.0")])
+    apply(cluster, NEWER, "enginery-ray")
+    assert cluster.ended == ["a"]
+    assert cluster.written[-1]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
+
+
+def test_under_kueue_it_is_kueue_that_resumes() -> None:
+    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
+    wanted = ray_cluster(group("l4", 0), version="2.61.0", labels=queue)
+    cluster = Fake(ray_cluster(group("l4", 0), labels=queue), [HEAD])
+    assert "until Kueue admits it to queue gpus; ended head" in apply(cluster, wanted, "enginery-ray")
+    assert cluster.written[-1]["spec"]["suspend"] is True
+
+
+def test_a_kuberay_that_ends_nothing_is_named() -> None:
+    cluster = Fake(ray_cluster(group("l4", 0)), [HEAD], idle=True)
+    with pytest.raises(UnavailableError, match="KubeRay does not end head; see that its operator runs"):
+        apply(cluster, NEWER, "enginery-ray")
 
 
 def test_consent_is_the_word_true() -> None:
@@ -187,21 +251,24 @@ def test_a_pod_that_has_ended_is_no_worker_that_would_be_stopped_and_goes_with_i
     """Ray's autoscaler counts each pod that is not being deleted, and fails over one of a group that is unknown."""
     cluster = Fake(ray_cluster(group("l4", 0)), [HEAD, Pod("a", "l4", "2.60.0", ended=True)])
     apply(cluster, GONE, "enginery-ray")
-    assert cluster.deleted == ["a"]
+    assert cluster.ended == ["a"]
 
 
 def test_without_workers_another_version_takes_a_new_head_and_a_group_goes() -> None:
-    for wanted, deleted in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
+    for wanted, ended in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
         cluster = Fake(ray_cluster(group("l4", 0)), [HEAD])
         apply(cluster, wanted, "enginery-ray")
-        assert cluster.deleted == deleted
+        assert cluster.ended == ended
 
 
 def test_a_head_that_was_left_behind_goes_the_next_time() -> None:
-    """What ended between the write and the deletion is made good: pods say what runs in them."""
-    cluster = Fake(copy.deepcopy(NEWER), [HEAD, Pod("of-another-chart", None, None)])
+    """What ended between the write and the suspension is made good: pods say what runs in them."""
+    cluster = Fake(copy.deepcopy(NEWER), [HEAD])
     apply(cluster, NEWER, "enginery-ray")
-    assert cluster.deleted == ["head"]
+    assert cluster.ended == ["head"]
+    unknown = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
+    with pytest.raises(InputError, match=r"a: ends with head, which has Ray 2\.60\.0, and 2\.61\.0 is wanted"):
+        apply(unknown, NEWER, "enginery-ray")
 
 
 def test_one_that_is_being_deleted_is_left_alone() -> None:

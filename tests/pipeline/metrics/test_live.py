@@ -16,6 +16,7 @@ from builders.errors import UnavailableError
 from builders.jobs import Usage
 from pipeline.metrics import names
 from pipeline.metrics.live import LiveMetrics, served
+from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
 from pipeline.registry import trouble
 from pipeline.registry.landing import reachable
 from tests.pipeline.projects import Project
@@ -34,16 +35,16 @@ def value(live: LiveMetrics, name: str, **labels: str) -> float | None:
 
 
 def test_units_wait_run_and_are_counted(live: LiveMetrics) -> None:
-    live.planned(plan())
-    live.finished(OTHER, "cached")
-    live.finished("export", "done")
+    live.emit(Planned(plan()))
+    live.emit(Finished(OTHER, "cached"))
+    live.emit(Finished("export"))
     assert value(live, "enginery_queue_depth") == 1 and value(live, "enginery_units_running") == 0
-    live.started(UNIT)
+    live.emit(Started(UNIT))
     assert value(live, "enginery_queue_depth") == 0 and value(live, "enginery_units_running") == 1
-    live.retrying(UNIT, "killed")
-    live.started(UNIT)
-    live.ended(UNIT, Usage(7.0, 100.0))
-    live.finished(UNIT, "built in 6.5 s")
+    live.emit(Retrying(UNIT, "killed"))
+    live.emit(Started(UNIT))
+    live.emit(ProcessEnded(UNIT, Usage(7.0, 100.0)))
+    live.emit(Finished(UNIT, "built", words="built in 6.5 s"))
     assert value(live, "enginery_units_running") == 0
     assert value(live, "enginery_builds_total", **BUILT) == 1
     assert value(live, "enginery_build_duration_seconds_sum", **BUILT) == 7.0
@@ -57,16 +58,16 @@ def test_units_wait_run_and_are_counted(live: LiveMetrics) -> None:
 
 
 def test_failures_are_a_state_and_unproven_engines_a_gauge(live: LiveMetrics) -> None:
-    from pipeline.publication import Outcome
+    from pipeline.outcome import EngineResult, Outcome
 
-    live.planned(plan())
-    live.started(UNIT)
-    live.finished(UNIT, "failed: out of memory")
+    live.emit(Planned(plan()))
+    live.emit(Started(UNIT))
+    live.emit(Finished(UNIT, "failed", "out of memory"))
     assert value(live, "enginery_builds_total", **{**BUILT, "state": "failed"}) == 1
-    row = {"target": "sm_89", "backend": "tensorrt-rtx", "status": "unproven"}
-    outcome = Outcome("digits", "1", False, (row, row, {**row, "status": "proven"}), {})
-    live.concluded(outcome)
-    live.concluded(replace(outcome, engines=(row,)))
+    row = EngineResult("sm_89", "fp16", "tensorrt-rtx", None, None, "unproven", "", {})
+    outcome = Outcome("digits", "1", False, (row, row, replace(row, status="proven")), {})
+    live.emit(RunConcluded(outcome))
+    live.emit(RunConcluded(replace(outcome, engines=(row,))))
     assert value(live, "enginery_unproven_engines", target="sm_89", backend="tensorrt-rtx") == 1
 
 

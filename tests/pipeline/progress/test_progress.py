@@ -2,68 +2,78 @@
 
 import json
 import sys
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from builders.jobs import Usage
-from pipeline.progress import JsonLines, Lines, LiveTable, Silent, Told, by_model, state_of, together
+from pipeline.progress import JsonLines, Lines, LiveTable, Silent, by_model, together
 from pipeline.progress.clocks import Clocks
+from pipeline.progress.events import (
+    Event,
+    Finished,
+    JobEvents,
+    PhaseEntered,
+    Planned,
+    Predicted,
+    Printed,
+    ProcessEnded,
+    Retrying,
+    RunBegan,
+    Started,
+    VerdictReached,
+    VersionSettled,
+    Waiting,
+)
 from tests.pipeline.runs.runs import EXPECTED, UNIT, plan
 
 
 class Hears(Silent):
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, ...]] = []
+        self.heard: list[Event] = []
 
-    def phase(self, name: str, phase: str) -> None:
-        self.heard.append((name, phase))
+    def emit(self, event: Event) -> None:
+        self.heard.append(event)
 
 
 class Breaks(Silent):
-    def phase(self, name: str, phase: str) -> None:
+    def emit(self, event: Event) -> None:
         raise ValueError("it broke")
 
 
 def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
     first, last = Hears(), Hears()
     all_of_them = together(first, Breaks(), last)
-    all_of_them.phase("unit", "one")
-    all_of_them.phase("unit", "two")
-    assert first.heard == last.heard == [("unit", "one"), ("unit", "two")]
+    all_of_them.emit(PhaseEntered("unit", "one"))
+    all_of_them.emit(PhaseEntered("unit", "two"))
+    assert first.heard == last.heard == [PhaseEntered("unit", "one"), PhaseEntered("unit", "two")]
     assert capsys.readouterr().err.count("it broke") == 1
 
 
 def test_a_display_that_breaks_stops_the_run_as_before() -> None:
     with pytest.raises(ValueError, match="it broke"):
-        together(Breaks(), Hears()).phase("unit", "one")
-
-
-def test_every_event_reaches_every_listener() -> None:
-    """Each method of the protocol, so that one that is added to it and forgotten here is found."""
-    calls: list[str] = []
-    names = [name for name in vars(Silent) if not name.startswith("_") and name not in ("watching", "by", "of_run")]
-
-    class All(Silent):
-        def __getattribute__(self, name: str) -> Any:
-            return (lambda *_: calls.append(name)) if name in names else super().__getattribute__(name)
-
-    both = together(Silent(), All())
-    for name in names:
-        getattr(both, name)(*["x"] * (vars(Silent)[name].__code__.co_argcount - 1))
-    assert calls == names and len(names) == 12
+        together(Breaks(), Hears()).emit(PhaseEntered("unit", "one"))
 
 
 def test_a_job_is_told_by_its_name() -> None:
     hears = Hears()
-    Told(hears, "unit").phase("compiling")
-    assert hears.heard == [("unit", "compiling")]
+    watch = JobEvents(hears, "unit")
+    watch.waiting("a slot")
+    watch.started("node-7")
+    watch.phase("compiling")
+    watch.said("text")
+    watch.retrying("killed")
+    watch.ended(Usage(1.0, 2.0))
+    assert hears.heard == [
+        Waiting("unit", "a slot"), Started("unit", "node-7"), PhaseEntered("unit", "compiling"),
+        Printed("unit", "text"), Retrying("unit", "killed"), ProcessEnded("unit", Usage(1.0, 2.0)),
+    ]  # fmt: skip
 
 
-def test_the_first_word_of_an_outcome_is_its_state() -> None:
-    assert state_of("failed: it has: two") == ("failed", "it has: two")
-    assert state_of("built in 2.0 s") == ("built", "") and state_of("cached") == ("cached", "")
+def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_others() -> None:
+    assert Finished("unit", "failed", "it has: two").outcome == "failed: it has: two"
+    assert Finished("unit", "built", words="built in 2.0 s").outcome == "built in 2.0 s"
+    assert Finished("unit", "cached").outcome == "cached" and Finished("unit").outcome == "done"
 
 
 def test_a_clock_says_phase_and_prediction() -> None:
@@ -94,26 +104,26 @@ def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(mo
 def test_those_that_wait_for_the_same_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown, why = Lines(), "room on the cluster: 1 of 1 node can take it"
     for number in range(14):
-        shown.waiting(f"unit {number}", why)
-    shown.waiting("other", "a slot")
+        shown.emit(Waiting(f"unit {number}", why))
+    shown.emit(Waiting("other", "a slot"))
     for number in range(14):
-        shown.started(f"unit {number}")
-    shown.waiting("late", why)
+        shown.emit(Started(f"unit {number}"))
+    shown.emit(Waiting("late", why))
     waits = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines() if "waiting" in line]
     assert waits == [f"unit 0: waiting: {why}", "other: waiting: a slot", f"late: waiting: {why}"]
     log: list[str] = []
     told = JsonLines(log.append)
     for number in range(14):
-        told.waiting(f"unit {number}", why)
+        told.emit(Waiting(f"unit {number}", why))
     assert len(log) == 14, "a program wants to know of each"
 
 
 def test_lines_tell_of_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Lines()
-    shown.waiting("unit", "for a [slot]")
-    shown.waiting("unit", "for a [slot]")
-    shown.started("unit", "node-7")
-    shown.retrying("unit", "killed by SIGSEGV")
+    shown.emit(Waiting("unit", "for a [slot]"))
+    shown.emit(Waiting("unit", "for a [slot]"))
+    shown.emit(Started("unit", "node-7"))
+    shown.emit(Retrying("unit", "killed by SIGSEGV"))
     err = capsys.readouterr().err
     assert err.count("unit: waiting: for a [slot]") == 1 and "unit: once more: killed by SIGSEGV" in err
 
@@ -121,11 +131,11 @@ def test_lines_tell_of_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -
 def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     shown = LiveTable()
     for number in range(5):
-        shown.waiting(f"unit {number}", f"a node: none yet, 1:0{number} left")
+        shown.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
     for number in (80, 89):
-        shown.waiting(f"sm_{number} fp16", f"a slot of enginery-gpu-sm_{number}")
-    shown.waiting("turn", "compiling [tiny] is being done by vm")
-    shown.retrying("unit 1", "killed by SIGSEGV")
+        shown.emit(Waiting(f"sm_{number} fp16", f"a slot of enginery-gpu-sm_{number}"))
+    shown.emit(Waiting("turn", "compiling [tiny] is being done by vm"))
+    shown.emit(Retrying("unit 1", "killed by SIGSEGV"))
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
     Console(file=sys.stdout, width=120).print(shown._draw())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -135,22 +145,22 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
         "… sm_89 fp16: waiting: a slot of enginery-gpu-sm_89",
         "… turn: waiting: compiling [tiny] is being done by vm",
     ]
-    shown.started("unit 0")
-    shown.finished("turn", "done: waited 12 s")
+    shown.emit(Started("unit 0"))
+    shown.emit(Finished("turn", "done", "waited 12 s"))
     for number in (80, 89):
-        shown.started(f"sm_{number} fp16")
+        shown.emit(Started(f"sm_{number} fp16"))
     assert shown._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
 
 
 def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown = by_model(Lines()).of_run("digits", "run-1")
-    shown.waiting("turn", "compiling digits is being done by vm")
-    shown.started("export")
+    shown.emit(Waiting("turn", "compiling digits is being done by vm"))
+    shown.emit(Started("export"))
     with shown.watching("export"):
         pass
-    shown.finished("export", "done")
-    shown.finished("verdict on cpu fp32", "proven: 3 checks")
-    shown.finished("digits@1", "published")
+    shown.emit(Finished("export"))
+    shown.emit(VerdictReached("cpu fp32", "proven", "3 checks"))
+    shown.emit(VersionSettled("digits@1", "published"))
     said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
     assert said == [
         "digits turn: waiting: compiling digits is being done by vm",
@@ -160,7 +170,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
         "digits@1: published",
     ]
     lines: list[str] = []
-    by_model(JsonLines(lines.append)).of_run("digits", "run-1").finished("export", "done")
+    by_model(JsonLines(lines.append)).of_run("digits", "run-1").emit(Finished("export"))
     event = json.loads(lines[0])
     assert (event["model"], event["unit"]) == ("digits", "export"), "a field of its own"
 
@@ -169,19 +179,19 @@ def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     lines: list[str] = []
     both = JsonLines(lines.append)
     log, other = both.of_run("digits", "run-1"), together(both, Silent()).of_run("other", "run-2")
-    log.began("digits", "run-1")
-    log.planned(plan())
-    log.expects(UNIT, EXPECTED)
-    log.waiting(UNIT, "for a slot")
-    log.started(UNIT, "node-7")
-    log.phase(UNIT, "compiling")
-    log.said(UNIT, "never in the log of events")
-    log.retrying(UNIT, "line one\nline two")
-    log.ended(UNIT, Usage(1.23456, 10.0))
-    log.finished(UNIT, "failed: out of memory")
-    log.finished(f"verdict on {UNIT}", "unproven: no GPU")
+    log.emit(RunBegan("digits", "run-1"))
+    log.emit(Planned(plan()))
+    log.emit(Predicted(UNIT, EXPECTED))
+    log.emit(Waiting(UNIT, "for a slot"))
+    log.emit(Started(UNIT, "node-7"))
+    log.emit(PhaseEntered(UNIT, "compiling"))
+    log.emit(Printed(UNIT, "never in the log of events"))
+    log.emit(Retrying(UNIT, "line one\nline two"))
+    log.emit(ProcessEnded(UNIT, Usage(1.23456, 10.0)))
+    log.emit(Finished(UNIT, "failed", "out of memory"))
+    log.emit(VerdictReached(UNIT, "unproven", "no GPU"))
     assert len(lines) == 10
-    other.phase(UNIT, "of a catalog's other run")
+    other.emit(PhaseEntered(UNIT, "of a catalog's other run"))
     assert json.loads(lines.pop())["run"] == "run-2"
     events = [json.loads(line) for line in lines]
     assert all("\n" not in line for line in lines)

@@ -5,6 +5,18 @@ from datetime import UTC, datetime, timedelta
 
 from builders.jobs import Usage
 from pipeline.history import Expectation
+from pipeline.progress.events import (
+    Finished,
+    PhaseEntered,
+    Planned,
+    Predicted,
+    Printed,
+    ProcessEnded,
+    Retrying,
+    Started,
+    VerdictReached,
+    Waiting,
+)
 from pipeline.registry.keys import run_key
 from pipeline.registry.store import Store
 from pipeline.runs.state import Item, RunState
@@ -48,19 +60,19 @@ def plan(graph: str = "a" * 64) -> BuildPlan:
 
 def tell_all(told: Tracker, log: str = "compiling\n") -> None:
     """One unit is built, another was, a third is refused."""
-    told.finished("export", "cached")
-    told.planned(plan())
-    told.finished(OTHER, "cached")
-    told.expects(UNIT, EXPECTED)
-    told.waiting(UNIT, "for a slot")
-    told.started(UNIT, "node-7")
-    told.phase(UNIT, "compiling")
-    told.said(UNIT, log)
-    told.retrying(UNIT, "killed by SIGSEGV")
-    told.started(UNIT, "node-8")
-    told.ended(UNIT, Usage(12.3456, 512.34))
-    told.finished(UNIT, "built in 12.0 s")
-    told.finished(f"verdict on {UNIT}", "unproven: no GPU")
+    told.emit(Finished("export", "cached"))
+    told.emit(Planned(plan()))
+    told.emit(Finished(OTHER, "cached"))
+    told.emit(Predicted(UNIT, EXPECTED))
+    told.emit(Waiting(UNIT, "for a slot"))
+    told.emit(Started(UNIT, "node-7"))
+    told.emit(PhaseEntered(UNIT, "compiling"))
+    told.emit(Printed(UNIT, log))
+    told.emit(Retrying(UNIT, "killed by SIGSEGV"))
+    told.emit(Started(UNIT, "node-8"))
+    told.emit(ProcessEnded(UNIT, Usage(12.3456, 512.34)))
+    told.emit(Finished(UNIT, "built", words="built in 12.0 s"))
+    told.emit(VerdictReached(UNIT, "unproven", "no GPU"))
 
 
 def running(number: int = 0, **item: object) -> RunState:

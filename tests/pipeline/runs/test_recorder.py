@@ -10,6 +10,7 @@ from builders.errors import StepError, UnavailableError, UndecidedError
 from builders.jobs import Usage
 from pipeline.history import read_pasts
 from pipeline.presence import Presence, this_process
+from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
 from pipeline.registry.filestore import FileStore
 from pipeline.registry.keys import TOTALS, history_key, run_key, run_live_key
 from pipeline.registry.retention.gc import collect
@@ -70,9 +71,9 @@ def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:
 
 def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: FileStore) -> None:
     tracker, writer = by_hand(store)
-    tracker.planned(plan())
-    tracker.started(UNIT)
-    tracker.said(UNIT, "first\nsecond")
+    tracker.emit(Planned(plan()))
+    tracker.emit(Started(UNIT))
+    tracker.emit(Printed(UNIT, "first\nsecond"))
     writer._round()
     run = the_run(store)
     assert run.state == "running" and [item.state for item in run.units] == ["running", "planned", "refused"]
@@ -81,7 +82,7 @@ def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: Fi
 
 def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, writer = by_hand(store)
-    tracker.started("export")
+    tracker.emit(Started("export"))
     writer._round()
     key = run_key(tracker.run)
     first = store.read(key)
@@ -103,8 +104,8 @@ def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monk
 )
 def test_a_run_that_is_stopped_says_so(store: FileStore, error: BaseException, state: str) -> None:
     with pytest.raises(type(error)), recorded(store, begun(store), lambda _: None) as told:
-        told.planned(plan())
-        told.started(UNIT)
+        told.emit(Planned(plan()))
+        told.emit(Started(UNIT))
         raise error
     run = the_run(store)
     assert (run.state, run.reason) == (state, "bad" if state == "failed" else "")
@@ -141,7 +142,7 @@ def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(
     monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(20))
     try:
         with recorded(store, begun(store), lambda _: None) as told:
-            told.started("export")
+            told.emit(Started("export"))
         assert "has not answered for 0.05 s" in capsys.readouterr().err
     finally:
         hangs.set()
@@ -159,7 +160,7 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
 
     monkeypatch.setattr(FileStore, "replace", replace)
     for number in range(3):
-        tracker.started(f"step {number}")
+        tracker.emit(Started(f"step {number}"))
         writer._state(last=False)
     assert len(the_run(store).items) == 3
 
@@ -167,7 +168,7 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
 def test_a_run_is_shown_as_often_as_it_is_written(store: FileStore) -> None:
     shown: list[str] = []
     with recorded(store, begun(store), lambda _: None, lambda run: shown.append(run.state)) as told:
-        told.started("export")
+        told.emit(Started("export"))
     assert shown[-1] == "done"
 
 
@@ -179,7 +180,7 @@ def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
 
     tracker = new_tracker(begun(store))
     writer = Recorder(store, tracker, show=bad)
-    tracker.started("export")
+    tracker.emit(Started("export"))
     writer._round()
     writer._round(last=True)
     assert the_run(store).state == "running" and capsys.readouterr().err.count("the server is gone") == 1
@@ -188,11 +189,11 @@ def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
 def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
     graph = store.put_bytes(b"graph")
     with recorded(store, begun(store), lambda _: None) as told:
-        told.planned(plan(graph))
-        told.finished(OTHER, "cached")
-        told.started(UNIT)
-        told.ended(UNIT, Usage(5.0, 50.0))
-        told.finished(UNIT, "built in 4 s")
+        told.emit(Planned(plan(graph)))
+        told.emit(Finished(OTHER, "cached"))
+        told.emit(Started(UNIT))
+        told.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
+        told.emit(Finished(UNIT, "built", words="built in 4 s"))
     (past,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
     assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 5, "built")
     totals = read_totals(store.read(TOTALS))
@@ -205,9 +206,9 @@ def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
     monkeypatch.setattr("pipeline.runs.state.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
-        tracker.started(f"unit {number}")
-        tracker.finished(f"unit {number}", "built in 1 s" if number != 3 else "failed: why")
-    tracker.started("unit 5")
+        tracker.emit(Started(f"unit {number}"))
+        tracker.emit(Finished(f"unit {number}", "built" if number != 3 else "failed"))
+    tracker.emit(Started("unit 5"))
     writer._round()
     run = the_run(store)
     assert [item.name for item in run.items] == ["unit 3", "unit 5", "unit 0"] and run.left_out == 3
@@ -215,9 +216,9 @@ def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
 
 def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStore) -> None:
     with recorded(store, begun(store), lambda _: None) as told:
-        told.started("export")
-        told.said("export", "printed\n")
-        told.ended("export", Usage(1.0, 1.0))
+        told.emit(Started("export"))
+        told.emit(Printed("export", "printed\n"))
+        told.emit(ProcessEnded("export", Usage(1.0, 1.0)))
     item = the_run(store).item("export")
     loose = store.put_bytes(b"loose")
     assert item and item.log

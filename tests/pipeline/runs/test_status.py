@@ -13,6 +13,7 @@ from pipeline import steps
 from pipeline.commands import status as command
 from pipeline.history import History
 from pipeline.moment import precise_now
+from pipeline.progress.events import Planned
 from pipeline.registry.keys import run_key, run_live_key
 from pipeline.registry.store import open_store
 from pipeline.runs.recorder import new_run, recorded
@@ -85,7 +86,7 @@ def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Pr
     store = open_store(project.registry, create=True)
     planned = plan(store.put_bytes(b"graph"))
     with recorded(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
-        tracker.planned(planned)
+        tracker.emit(Planned(planned))
         shop = Workshop(store, Fails(), Fails(), tracker)
         failure = steps.build(planned.units[0], load_spec(project.spec), shop).failure
     assert failure and failure.kind == "memory" and "hunter2" not in failure.log

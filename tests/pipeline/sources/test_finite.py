@@ -8,9 +8,10 @@ import pytest
 
 from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
-from pipeline.export import ExportRequest, export
+from pipeline.export import export
 from pipeline.quantization.calibration.observe import observe
 from pipeline.sources.finite import check_weights
+from pipeline.sources.request import ExportRequest
 from tests.pipeline.projects import Project, weights, write_model
 from validation.samples import Samples
 

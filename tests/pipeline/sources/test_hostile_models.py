@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
 from builders.errors import EngineryError, ModelError, StepError
-from builders.jobs import Job, Limits
+from builders.jobs import Limits
 from builders.process import run_job
 from builders.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
 from pipeline.sources import external
 from pipeline.sources.onnx_model import canonical, external_files, load_onnx, save_onnx, specs_of
+from tests.calls import call_job
 from tests.hostile_onnx import WEIGHTS, hostile_models, valid_model
 
 FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
@@ -210,7 +211,8 @@ def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs
     model.graph.output.append(value("y", 1, None))
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     function = f"{__name__}:{job_with_little_memory.__name__}"
-    job = Job("export", function, {"path": str(folder / "model.onnx")}, Limits(timeout_s=120, memory_mib=2000))
+    limits = Limits(timeout_s=120, memory_mib=2000)
+    job = call_job("export", function, {"path": str(folder / "model.onnx")}, limits=limits)
     with pytest.raises(EngineryError) as told:
         run_job(job, tmp_path)
     # The library is not made for memory that ends: it may die of it, alone.

@@ -7,9 +7,12 @@ import numpy as np
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import segments
 from validation.canary.evidence import Array, Evidence, side
+from validation.canary.pairing import design_block
 
 # How long the machine keeps its speed, in requests (AR(1)), and by how much it varies.
 MACHINES = {"steady": (0.0, 0.0), "noisy": (0.9, 0.1), "throttling": (0.99, 0.1), "drifting": (0.999, 0.1)}
+# They share the device: by how much a request is slower for each other one that runs.
+SHARED = 0.1
 
 
 def in_flight_evidence(
@@ -17,20 +20,26 @@ def in_flight_evidence(
 ) -> Evidence:
     """Both sides of a replay in turns. Each engine has `servers` servers and one queue, Poisson arrivals.
 
-    load: of the servers.  slower: the candidate's latencies are all longer by that share.
+    load: arrivals, of those that would keep all servers busy; above 1 the queue grows as long as it lasts.
+    slower: the candidate's latencies are all longer by that share.
     """
-    arrivals = np.cumsum(rng.exponential(1.0 / (servers * load), count))
+    alone = np.exp(0.5 * 0.3**2)  # seconds that a request takes by itself, on average
+    busiest = servers / (alone * (1.0 + SHARED * (servers - 1)))
+    arrivals = np.cumsum(rng.exponential(1.0 / (busiest * load), count))
     latencies = np.empty((2, count))
     state, first = 0.0, 0
     keeps, sd = MACHINES[machine]
-    for number, (start, stop) in enumerate(segments(count, servers)):
+    cut = list(segments(count, servers))
+    for number, (start, stop) in enumerate(cut):
         first = 1 - first if number % 2 else int(rng.integers(2))
         lead = min(start, servers)
         for turn in (first, 1 - first):
             state, found = _segment(rng, arrivals[start - lead : stop], servers, state, keeps, sd)
             latencies[turn, start:stop] = found[lead:]
     ours, theirs = (side(one, time=arrivals) for one in (latencies[0] * (1 + slower), latencies[1]))
-    return Evidence(ours, theirs, True, np.zeros(count, bool), replayed=True)
+    segment = [number for number, (start, stop) in enumerate(cut) for _ in range(start, stop)]
+    same = np.zeros(count, bool)
+    return Evidence(ours, theirs, True, same, replayed=True, design_block=design_block(segment))
 
 
 def _segment(
@@ -43,7 +52,7 @@ def _segment(
     for at, one, new in zip(arrivals, noise, news, strict=True):
         state = keeps * state + new
         busy = sum(1 for end in free if end > at)
-        service = np.exp(one + state) * (1 + 0.1 * busy)  # they share the device
+        service = np.exp(one + state) * (1.0 + SHARED * busy)
         end = max(at, free[0]) + service
         heapreplace(free, end)
         found.append(end - at)

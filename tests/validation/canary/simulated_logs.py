@@ -54,6 +54,7 @@ def log(
         output=[OUTPUT if named else None] * count,
         request=list(range(count)) if named else [None] * count,
         error=[""] * count,
+        segment=[None] * count,
     )
 
 

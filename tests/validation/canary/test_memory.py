@@ -83,3 +83,18 @@ def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond()
     sides = np.exp(levels + rng.normal(size=2000) * 0.02), np.exp(rng.normal(size=2000) * 0.02)
     [effect] = quantile_effects(sides, [0.5], True, 0, 100)
     assert math.isinf(effect.share_error) and effect.beyond > 0.0 and math.isfinite(effect.error)
+
+
+def test_blocks_that_are_independent_by_design_are_taken_for_that_unless_their_means_are_not():
+    """The requests of a segment are alike, and a segment knows nothing of the one before."""
+    found, flat = [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        alike = np.repeat(rng.normal(size=40), 50) + rng.normal(size=2000)
+        found.append(memory_of(alike, design_block=50))
+        flat.append(memory_of(alike))
+    assert sum(one.block == 50 for one in found) >= 16
+    assert np.median([one.variance for one in found]) == pytest.approx((1 + 1 / 50) / 40, rel=0.25)
+    assert sum(one.block > 100 for one in flat) >= 16, "which the requests alone do not tell: blocks are far longer"
+    slow = [autoregressive(np.random.default_rng(seed), 2000, 0.999, 1.0) for seed in range(20)]
+    assert sum(math.isinf(memory_of(one, design_block=50).variance) for one in slow) >= 18

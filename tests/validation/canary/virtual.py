@@ -92,7 +92,7 @@ class Threads:
 
     def serve_segment(self, segment: Segment) -> list[Timed]:
         self.sent.append(list(segment.arrivals))
-        time, found = VirtualTime(self._in_flight), [None] * len(segment)
+        time, found = VirtualTime(self._in_flight), list[Timed | None]([None] * len(segment))
         self.engine.started(time)
 
         def work() -> None:
@@ -104,7 +104,7 @@ class Threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return [one for one in found[segment.lead :] if one is not None]
 
 
 def poisson_traffic(count: int, gap: float, seed: int = 0) -> Traffic:

@@ -10,6 +10,7 @@ import pytest
 
 from builders import backends
 from builders.errors import DataError, StepError, UnavailableError
+from builders.jobs import WorkerContext
 from builders.targets import CPU
 from builders.types import BuildRequest
 from validation.double import DoubleSession
@@ -51,9 +52,9 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
     request = request_for(backends.configure("onnxruntime", {}), model, CPU)
-    asked = {"device": "cpu", "seconds": 0.02, "peers": ["eager", "compile"], "caches": str(tmp_path)}
+    terms = trying.Terms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    found = trying.try_engine(request.to_json(), {}, vars(CPU), str(model.path), str(tmp_path), asked, tmp_path)
+    found = trying.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
     eager, compiled = found["races"]
     assert found["outcome"] == "passed" and eager["verdict"] in ("faster", "slower", "no difference shown")
     assert eager["runs"] > 1 and eager["batch"] == 2

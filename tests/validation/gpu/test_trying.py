@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from builders.errors import UnknownNameError
+from builders.jobs import WorkerContext
 from builders.targets import CPU
 from builders.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
@@ -16,9 +17,9 @@ from validation.gpu.devices import find_device
 from validation.gpu.models import KitModel, write
 from validation.gpu.probes import any_generation_task, build_for_any_generation
 from validation.gpu.tasks import Skipped, Task, other_tasks, own_tasks, request_for
-from validation.gpu.trying import try_engine
+from validation.gpu.trying import Terms, TryEngine
 
-ASKED = {"device": "cpu", "seconds": 0.01, "peers": [], "caches": ""}
+TERMS = Terms("cpu", 0.01, Path())
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
 
 
 def tried(task: Task, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> Any:
-    return try_engine(
-        task.request.to_json(), {**task.options, **options}, vars(CPU), str(model.path), str(model.path.parent), ASKED,
-        workdir, portable,
-    )  # fmt: skip
+    given = {**task.options, **options}
+    trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS, portable)
+    return trial.run(WorkerContext(workdir))
 
 
 @pytest.mark.parametrize(

@@ -103,14 +103,23 @@ def test_a_new_session_draws_the_same_again_and_each_run_anew(tmp_path):
     assert np.array_equal([first, second], again) and not np.array_equal(first, second)
 
 
-def test_as_many_elements_fall_elsewhere_as_are_asked_for(tmp_path):
+@pytest.mark.parametrize("zeros", [0, 300])
+def test_as_many_elements_fall_elsewhere_as_are_asked_for(tmp_path, zeros):
     net = build("float[n,8] x", "float[n,8] y", "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
                 {"s": np.float32(0.02), "z": np.int8(0)})  # fmt: skip
     x = {"x": np.random.default_rng(0).uniform(-2, 2, size=(500, 8)).astype(np.float32)}
+    x["x"][:zeros] = 0  # on a number of the grid, as most elements behind Relu
     exact, model = answers(tmp_path, net, **x), with_rounding(net)
     moved = [int((found != exact).sum()) for found in answers(tmp_path, model, flips=200.0, runs=4, **x)]
     assert 150 < np.mean(moved) < 250
     assert all(int((found != exact).sum()) < 3 for found in answers(tmp_path, model, runs=4, **x))
+
+
+@pytest.mark.parametrize("flips", [0.0, 4.0])
+def test_a_tensor_of_zeros_stays_one(tmp_path, flips):
+    net = build("float[n,8] x", "float[n,8] y", "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
+                {"s": np.float32(0.02), "z": np.int8(0)})  # fmt: skip
+    assert not answers(tmp_path, with_rounding(net), flips=flips, x=np.zeros((3, 8), np.float32)).any()
 
 
 def test_16_bit_roundings_can_be_left_out(tmp_path):

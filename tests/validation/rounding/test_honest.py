@@ -103,7 +103,9 @@ def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypa
         first, last = (budgets("engine", "int8", None, found) for found in stages_of(tmp_path, in_int8(seed)))
         for kind in ("golden", "edge"):
             tight, loose = first.of("logits", kind), last.of("logits", kind)
-            assert tight != loose and tight.sqnr_db >= loose.sqnr_db and tight.max_rel <= loose.max_rel
+            assert (
+                (kind == "edge" or tight != loose) and tight.sqnr_db >= loose.sqnr_db and tight.max_rel <= loose.max_rel
+            )
             assert tight.centered_sqnr_db >= loose.centered_sqnr_db
             assert (tight.quartile_sqnr_db or 0) >= (loose.quartile_sqnr_db or 0)
 

@@ -12,12 +12,12 @@
 {{/* Its job variables, as JSON. Argument: (list $ variables-of-every-flow-run). */}}
 {{- define "enginery.fleetVariables" -}}
 {{- $root := index . 0 -}}
-{{- $here := deepCopy (index . 1) -}}
+{{- $here := include "enginery.lightVariables" (dict "root" $root "variables" (index . 1) "resources" $root.Values.fleet.resources) | fromJson -}}
 {{- $_ := set $here "automount_service_account_token" true -}}
 {{- $_ := set $here.labels "enginery.io/reads" "nodes" -}}
 {{- $_ := set $here "env" (omit $here.env "RAY_AUTH_MODE" "RAY_AUTH_TOKEN_PATH") -}}
-{{- $volumes := list (dict "name" "tmp" "emptyDir" (dict "sizeLimit" "1Gi")) -}}
-{{- range $here.volumes }}{{ if not (has .name (list "tmp" "ray-token")) }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
+{{- $volumes := list -}}
+{{- range $here.volumes }}{{ if ne .name "ray-token" }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
 {{- $mounts := list -}}
 {{- range $here.volume_mounts }}{{ if ne .name "ray-token" }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
 {{- with include "enginery.fleetCatalog" $root -}}
@@ -26,12 +26,5 @@
 {{- end -}}
 {{- $_ := set $here "volumes" $volumes -}}
 {{- $_ := set $here "volume_mounts" $mounts -}}
-{{- range $which, $variable := dict "requests" "request" "limits" "limit" -}}
-{{- range $resource := list "cpu" "memory" -}}
-{{- $name := printf "%s_%s" $resource $variable -}}
-{{- $_ := unset $here $name -}}
-{{- with index $root.Values.fleet.resources $which }}{{ with index . $resource }}{{ $_ := set $here $name (toString .) }}{{ end }}{{ end -}}
-{{- end -}}
-{{- end -}}
 {{- toJson $here -}}
 {{- end -}}

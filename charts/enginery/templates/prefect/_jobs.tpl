@@ -64,6 +64,7 @@
 {{- with $root.Values.canary }}
 {{- $command = concat $command (list "--channel" .channel) -}}
 {{- if .traffic }}{{ $command = concat $command (list "--traffic" .traffic) }}{{ end -}}
+{{- if .duration }}{{ $command = concat $command (list "--canary-duration" .duration) }}{{ end -}}
 {{- end -}}
 {{- $command = concat $command (list "--catalog" $root.Values.catalog.place) -}}
 {{- if $root.Values.garbage.delete }}{{ $command = append $command "--gc-delete" }}{{ end -}}
@@ -86,43 +87,40 @@
 {{- toJson $command -}}
 {{- end -}}
 
-{{/* All command lines: the flows of the cluster, and for each GPU group those that need its hardware: proofs, canaries. */}}
+{{/* Job variables of flow runs that compute nothing themselves, as JSON. Argument: {root, variables: of every flow run, resources}. */}}
+{{- define "enginery.lightVariables" -}}
+{{- $here := deepCopy .variables -}}
+{{- $volumes := list (dict "name" "tmp" "emptyDir" (dict "sizeLimit" "1Gi")) -}}
+{{- range $here.volumes }}{{ if ne .name "tmp" }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
+{{- $_ := set $here "volumes" $volumes -}}
+{{- range $which, $variable := dict "requests" "request" "limits" "limit" -}}
+{{- range $resource := list "cpu" "memory" -}}
+{{- $name := printf "%s_%s" $resource $variable -}}
+{{- $_ := unset $here $name -}}
+{{- with index $.resources $which }}{{ with index . $resource }}{{ $_ := set $here $name (toString .) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $here -}}
+{{- end -}}
+
+{{/* All command lines: the flows of the cluster, and for each GPU group those that need its hardware: proofs, canaries. Their
+     flow runs have no GPU: they hand the work to the group's Ray workers. */}}
 {{- define "enginery.deployCommands" -}}
 {{- $root := . -}}
 {{- $variables := include "enginery.jobVariables" . | fromJson -}}
-{{- $flows := list "compile-model" "collect-garbage" -}}
+{{- $flows := list "compile-model" "collect-garbage" "validate-pending" -}}
 {{- if .Values.catalog.enabled }}{{ $flows = append $flows "compile-catalog" }}{{ end -}}
 {{- if .Values.canary.enabled }}{{ $flows = concat $flows (list "canary" "settle-canary") }}{{ end -}}
-{{- if not .Values.gpuGroups }}{{ $flows = append $flows "validate-pending" }}{{ end -}}
 {{- $commands := list (include "enginery.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" $flows "variables" $variables) | fromJsonArray) -}}
-{{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
 {{- range .Values.gpuGroups -}}
 {{- $group := include "enginery.ray.gpuGroup" (list $root .) | fromJson -}}
 {{- $flows := list -}}
 {{- if $group.prove }}{{ $flows = append $flows "validate-pending" }}{{ end -}}
 {{- if and $root.Values.canary.enabled $group.canary }}{{ $flows = append $flows "canary" }}{{ end -}}
 {{- if and $flows (eq $group.gpuResource "nvidia.com/gpu") -}}
-{{- $generation := index $gpus $group.generation -}}
-{{- $here := deepCopy $variables -}}
-{{- $_ := set $here "image" (include "enginery.image" (list $root "worker")) -}}
-{{- $_ := set $here "image_pull_policy" $root.Values.images.worker.pullPolicy -}}
-{{- if $group.resourceClaimTemplate -}}
-{{- $_ := set $here "resource_claims" (list (dict "name" "gpu" "resourceClaimTemplateName" $group.resourceClaimTemplate)) -}}
-{{- $_ := set $here "container_claims" (list (dict "name" "gpu")) -}}
-{{- else -}}
-{{- $_ := set $here "gpu_count" 1 -}}
-{{- end -}}
-{{- range $group.extraEnv }}{{ $_ := set $here.env .name (omit . "name") }}{{ end -}}
-{{- $_ := set $here "volumes" (include "enginery.over" (list $here.volumes $group.extraVolumes "name") | fromJsonArray) -}}
-{{- $_ := set $here "volume_mounts" (include "enginery.over" (list $here.volume_mounts $group.extraVolumeMounts "mountPath") | fromJsonArray) -}}
-{{- $_ := set $here "node_selector" (merge (dict) $group.nodeSelector (ternary $generation.labels dict $group.gpuLabels)) -}}
-{{- $_ := set $here "affinity" (include "enginery.ray.affinity" (dict "products" $generation.products "group" $group) | fromJson) -}}
-{{- $_ := set $here "tolerations" $group.tolerations -}}
-{{- with $group.runtimeClassName }}{{ $_ := set $here "runtime_class_name" . }}{{ end -}}
-{{- with $group.priorityClassName }}{{ $_ := set $here "priority_class_name" . }}{{ end -}}
-{{- $_ := set $here "memory_limit" $group.memory -}}
-{{- $_ := set $here "memory_request" $group.memory -}}
-{{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" $flows "variables" $here) | fromJsonArray) -}}
+{{- $here := include "enginery.lightVariables" (dict "root" $root "variables" $variables "resources" $root.Values.prefect.gpuRuns.resources) | fromJson -}}
+{{- $more := list "--on" ($group.product | default $group.generation) -}}
+{{- $commands = append $commands (include "enginery.deployCommand" (dict "root" $root "name" $group.name "only" $flows "variables" $here "more" $more) | fromJsonArray) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.fleet.enabled -}}

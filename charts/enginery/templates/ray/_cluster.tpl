@@ -75,7 +75,9 @@ spec:
           {{- toYaml . | nindent 10 }}
           {{- end }}
       spec:
-        serviceAccountName: {{ include "enginery.serviceAccount" (list . "rayHead") }}
+        {{- with .Values.serviceAccounts.rayHead.name }}
+        serviceAccountName: {{ . }}
+        {{- end }}
         # The autoscaler beside the head reads pods and writes the RayCluster.
         automountServiceAccountToken: true
         restartPolicy: Never
