@@ -5,6 +5,7 @@
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
+# house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model
@@ -16,7 +17,7 @@ INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --
   --constraint constraints.txt --editable
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts
 
-.PHONY: demo demo-cluster test check format bench proof docs chart hunt conformance node-tests gpu-check cluster-test clean
+.PHONY: demo demo-cluster test check format bench proof docs chart hunt house conformance node-tests gpu-check cluster-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -51,6 +52,9 @@ proof: $(VENV)/.installed
 	$(BIN)/python -m tests.faults --write
 	$(BIN)/python -m benchmarks.bench_proof --write
 	$(BIN)/python -m benchmarks.bench_canary --write
+
+house: $(VENV)/.installed
+	$(BIN)/python -m tests.house --write
 
 hunt: $(VENV)/.installed
 	ENGINERY_HOSTILE_EXAMPLES=$${ENGINERY_HOSTILE_EXAMPLES:-1000} $(BIN)/python -m pytest -n auto --maxprocesses 4 \

@@ -23,11 +23,11 @@ def our_quantize(
 
     chosen, kept = method(name, percentile), data.with_suffix(".observations")
     if reuse and kept.exists():
-        seen = Observations.load(kept)
+        seen = Observations.from_bytes(kept.read_bytes())
     else:
         seen = observe(model, our_samples(data), histograms=reuse or chosen.needs_histogram, threads=1)
     if reuse:
-        seen.save(kept)
+        kept.write_bytes(seen.to_bytes())
     scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
     onnx.save(quantize_int8(onnx.load(model), ranges(seen, chosen, activation), scheme)[0], out)
     return out
@@ -81,8 +81,12 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     from pipeline.quantization.schemes.qdq import quantize_int8
 
     kept = data.with_suffix(".observations")
-    seen = Observations.load(kept) if kept.exists() else observe(model, our_samples(data), histograms=True, threads=1)
-    seen.save(kept)
+    seen = (
+        Observations.from_bytes(kept.read_bytes())
+        if kept.exists()
+        else observe(model, our_samples(data), histograms=True, threads=1)
+    )
+    kept.write_bytes(seen.to_bytes())
     scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
     samples, dim = np.load(data, mmap_mode="r"), Dim("batch", 1, 8, 64)
     ends = ((end + 1, {"x": np.array(samples[end : end + 1])}) for end in range(len(samples)))

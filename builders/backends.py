@@ -5,12 +5,11 @@ one with a line in its pyproject.toml, under `[project.entry-points."enginery.ba
 """
 
 import dataclasses
-import difflib
 import inspect
 import platform
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from builders.cpu_kinds import kind_named, kind_of
 from builders.cpu_levels import HOST
 from builders.errors import EngineryError, InputError, UnknownNameError
+from builders.text import suggest
 from builders.types import CPU_KIND, Backend, BuildRequest, Scalar, Target
 
 GROUP = "enginery.backends"
@@ -35,14 +35,19 @@ def names() -> list[str]:
 
 def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EngineryError for a broken one."""
+    where = entry_point(name)
+    try:
+        return typing.cast("type[Backend]", _entries()[name].load())
+    except (ImportError, AttributeError) as error:
+        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+
+
+def entry_point(name: str) -> str:
+    """Where the backend class of that name is: 'package.module:Class'. Raises UnknownNameError."""
     entries = _entries()
     if name not in entries:
-        raise UnknownNameError(_llm_stack(name) or f"backend {name!r} is not known; {_nearest(name, entries)}")
-    try:
-        return typing.cast("type[Backend]", entries[name].load())
-    except (ImportError, AttributeError) as error:
-        where = entries[name].value
-        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+        raise UnknownNameError(_llm_stack(name) or f"backend {name!r} is not known; {suggest(name, sorted(entries))}")
+    return entries[name].value
 
 
 @cache
@@ -146,7 +151,7 @@ def _llm_stack(name: str) -> str | None:
 
 def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
     if key not in fields:
-        raise InputError(f"backends.{backend}.{key}: no such option; {_nearest(key, fields)}")
+        raise InputError(f"backends.{backend}.{key}: no such option; {suggest(key, sorted(fields))}")
     wanted, default = fields[key]
     if wanted is float and type(value) is int:
         return float(value)
@@ -156,8 +161,3 @@ def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[t
             f"give {_KINDS.get(wanted, wanted.__name__)}, such as {default!r}"
         )
     return value
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"

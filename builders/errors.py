@@ -14,7 +14,7 @@
     ├── ConflictError            1  somebody else published first, with other content
     └── StepError                1  a step of the pipeline failed in its own process; carries the log
 
-Expected outcomes of building and checking are values, not errors: see `Refusal`, `BuildFailure` and
+Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
 `validation.report.Report`.
 """
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builders.bodies import list_bodies
 from builders.errors import ModelError
 from builders.safe_division import guard_divisions
 
@@ -94,9 +95,8 @@ class _Renamer:
             node.ClearField(field)
         node.input[:] = [self._value(name) for name in node.input]
         node.output[:] = [self._value(name) for name in node.output]
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                self.graph(inner)
+        for inner in list_bodies(node):
+            self.graph(inner)
 
     def _value(self, own: str) -> str:
         return self._values.setdefault(own, f"v{len(self._values)}") if own else ""  # '' is an input left out

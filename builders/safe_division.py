@@ -8,6 +8,8 @@ of a fixed width wrap. Divisors that are constants or computed from shapes stay 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from builders.bodies import list_bodies
+
 if TYPE_CHECKING:
     import onnx
 
@@ -29,7 +31,7 @@ def _by_data(graph: Any, outer: set[str]) -> Iterator[str]:
     """What the divisions make whose divisor comes from data, those in inner graphs too."""
     sizes = outer | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
-        inner = _inner(node)
+        inner = list_bodies(node)
         if node.op_type in _DIVISIONS and node.input[1] not in sizes:
             yield node.output[0]
         elif node.op_type in _SIZES or (node.input and not inner and sizes.issuperset(filter(None, node.input))):
@@ -42,7 +44,7 @@ def _rewrite(graph: Any, typed: Any, outer: Mapping[str, int], found: set[str]) 
     types = {**outer, **dict(_types(typed))}
     written: list[Any] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
-        for inner, inner_typed in zip(_inner(node), _inner(twin), strict=True):
+        for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
             _rewrite(inner, inner_typed, types, found)
         kind = types.get(node.input[1], 0) if found.intersection(node.output) else 0
         written.extend(_guarded(node, kind) if kind in _WHOLE else [_copy(node)])
@@ -107,9 +109,3 @@ def _types(graph: Any) -> Iterator[tuple[str, int]]:
         yield value.name, value.type.tensor_type.elem_type
     for tensor in graph.initializer:
         yield tensor.name, tensor.data_type
-
-
-def _inner(node: Any) -> list[Any]:
-    """The graphs in a node's attributes."""
-    held = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-    return held + [graph for attribute in node.attribute for graph in attribute.graphs]

@@ -5,12 +5,12 @@ Source: NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery'
 merges A100 with A10 and B200 with RTX PRO 6000.
 """
 
-import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 
 from builders.cpu_kinds import KINDS, kind_named
 from builders.errors import UnknownNameError
+from builders.text import suggest
 from builders.types import Target
 
 
@@ -119,9 +119,7 @@ def parse_targets(name: str) -> tuple[Target, ...]:
         return gpus if key == "gpu" else (*gpus, CPU)
     found = _by_capability(key) or _by_product(key) or _by_family(key)
     if not found:
-        near = difflib.get_close_matches(key, names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
-        raise UnknownNameError(f"target {name!r} is not known; {hint}")
+        raise UnknownNameError(f"target {name!r} is not known; {suggest(key, names())}")
     return found
 
 

@@ -5,7 +5,7 @@ Every value is frozen and small. Bytes (models, engines, reports) are named by d
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -132,7 +132,6 @@ class BuildRequest:
     """Everything an engine is a function of. Equal requests make interchangeable engines.
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
-    scales: digest of the calibrated ranges behind an int8 or fp8 model.
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
     and the backend's revision (`backends.toolchain_of`).
     """
@@ -146,7 +145,6 @@ class BuildRequest:
     profiles: tuple[ShapeProfile, ...]
     options: tuple[tuple[str, Scalar], ...] = ()
     toolchain: tuple[tuple[str, str], ...] = ()
-    scales: str | None = None
 
     @cached_property
     def key(self) -> str:
@@ -170,6 +168,10 @@ class BuildRequest:
             "outputs": tuple(dict(vars(tensor)) for tensor in self.outputs),
             "profiles": tuple(dict(vars(profile)) for profile in self.profiles),
         }
+
+    def with_option(self, name: str, value: Scalar) -> "BuildRequest":
+        """This request with another value of an option that it has."""
+        return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "BuildRequest":
@@ -216,14 +218,6 @@ class Engine:
     notes: tuple[str, ...] = ()
     extras: tuple[tuple[str, Path], ...] = ()
     weights: Path | None = None
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A unit that will not be built, and why. An answer, not an error, unless the spec requires the unit."""
-
-    unit: str
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from builders.digest import digest_of
-from builders.types import CPU_KIND, BuildRequest
+from builders.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.inputs import Inputs, differences, inputs_of
 from pipeline.values import Exported, Json
@@ -51,7 +51,7 @@ class Causes:
             return explain_change(None, request)
         exported = before.onnx != onnx or _shapes(before.request) != _shapes(request)
         stages = ["export"] if exported else ["calibration"]
-        if request.scales and before.request.scales != request.scales:
+        if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
         return explain_change(before.request, request, self.changed(request.unit, *stages))
 
@@ -59,10 +59,13 @@ class Causes:
 def causes_of(spec: ModelSpec, shop: Workshop) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
     known = shop.recall("latest-builds", {"model": spec.model}) or {"units": {}, "from": {}}
-    before = {
-        unit: LastBuild(BuildRequest.from_json(found["request"]), **known["from"][found["from"]])
-        for unit, found in known["units"].items()
-    }
+    try:
+        before = {
+            unit: LastBuild(BuildRequest.from_json(found["request"]), **known["from"][found["from"]])
+            for unit, found in known["units"].items()
+        }
+    except (KeyError, TypeError):  # written by other code; a record is only a memory
+        before = {}
     return Causes(spec, shop, before)
 
 
@@ -107,7 +110,7 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
     """
     if before is None:
         return "no engine for this unit yet"
-    regraphed = (before.model, before.scales) != (now.model, now.scales)
+    regraphed = before.model != now.model
     reshaped = _shapes(before) != _shapes(now)
     of_shapes = [cause for cause in causes if cause.startswith(_SHAPES)]
     reasons = [

@@ -83,13 +83,7 @@ def export(
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
     spreads = Spreads()
     groups = samples or list(random_groups(request.inputs, request.dims))
-    with _source(request, workdir) as source:
-        if known is None:
-            model = source.model()
-            check_weights(model)
-            digest = save_onnx(canonical(model, request.inputs, source.outputs), model_file)
-        else:
-            digest = digest_of_file(known.rename(model_file))
+    with write_model(request, model_file, workdir, known) as source:
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
     with OrtSession(model_file, optimized=False, name="the exported model") as session:
         golden = replace(golden, noise=_noise(request, model_file, session, golden))
@@ -97,7 +91,24 @@ def export(
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         checks = expected_checks("export", session, golden, budget, spreads)
     notes = [*source.notes, *([] if samples else [_random_note()]), *_noise_note(golden)]
+    digest = digest_of_file(model_file)
     return Exported(model_file, digest, golden_file, golden_digest, checks, tuple(notes), spreads.at("export"))
+
+
+@contextmanager
+def write_model(request: ExportRequest, path: Path, workdir: Path, known: Path | None = None) -> Iterator[_Source]:
+    """Write the canonical ONNX model of a source to `path`, or move `known` there; the source is open meanwhile.
+
+    Raises ModelError for a source that cannot be exported.
+    """
+    with _source(request, workdir) as source:
+        if known is None:
+            model = source.model()
+            check_weights(model)
+            save_onnx(canonical(model, request.inputs, source.outputs), path)
+        else:
+            known.rename(path)
+        yield source
 
 
 def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenSet) -> Noise:

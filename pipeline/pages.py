@@ -35,7 +35,7 @@ def published_document(store: Store, manifest: Manifest) -> Json:
     where = f"{manifest.model}@{manifest.version}"
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:
-        raise UnknownNameError(f"{where} has no report.json beside its manifest: it was published by an older enginery")
+        raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
     engines = [asdict(entry) for entry in judged(store, manifest)]
     document = _parsed(data, f"report.json of {where}")
     reports = {report["unit"]: report for report in document["reports"]} | _attested(store, manifest)

@@ -10,7 +10,7 @@ from builders.errors import InputError
 from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
 from pipeline.causes import Causes, causes_of
 from pipeline.spec.model import ModelSpec, matches_unit
-from pipeline.steps.engines import recall_engine
+from pipeline.steps.engines import recall_engine, recall_reduced
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
 from pipeline.workshop import Workshop
 
@@ -102,9 +102,20 @@ def _unit(
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
     if reason := _refusal(exported, item, request):
         return Unit(request, graph, "refused", reason, required)
+    request, aside = _as_built_before(request, shop)
     if recall_engine(request, shop):
-        return Unit(request, graph, "cached", "an engine with this build key is in the registry", required)
-    return Unit(request, graph, "build", causes.of_build(request, exported.model.digest), required)
+        reason = f"an engine with this build key is in the registry{aside}"
+        return Unit(request, graph, "cached", reason, required)
+    return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
+
+
+def _as_built_before(request: BuildRequest, shop: Workshop) -> tuple[BuildRequest, str]:
+    """The request, with the workspace that it was built with where its own ran out of memory, and words on that."""
+    reduced = recall_reduced(request, shop)
+    if reduced is None or recall_engine(request, shop):
+        return request, ""
+    before, now = (dict(each.options)["workspace_mib"] for each in (request, reduced))
+    return reduced, f"; with workspace_mib {now}, because a build with {before} ran out of memory"
 
 
 def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
@@ -127,7 +138,6 @@ def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
         profiles=_profiles(graph.inputs, _buckets_for(options, spec.named_dims())),
         options=options,
         toolchain=backends.toolchain_of(item.backend, item.target),
-        scales=graph.scales,
     )
 
 

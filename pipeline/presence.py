@@ -13,7 +13,7 @@ import psutil
 @dataclass(frozen=True)
 class Presence:
     """A process. namespace: of its number, '' where that is not known.  began: when it did, in seconds since 1970 as
-    text, '' where that is not known."""
+    text."""
 
     host: str
     namespace: str
@@ -23,7 +23,7 @@ class Presence:
     @property
     def gone(self) -> bool:
         """Whether it was on this machine and is not there any more; False wherever that cannot be told from here."""
-        if not self.began or (self.host, self.namespace) != _here():
+        if (self.host, self.namespace) != _here():
             return False
         try:
             return repr(psutil.Process(self.pid).create_time()) != self.began

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
-from builders.types import BuildRequest
+from builders.host import describe_host
 from pipeline import materials
 from pipeline.causes import remember_builds
 from pipeline.moment import now
@@ -21,7 +21,7 @@ from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
-from pipeline.verdict import Judged, host
+from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
 
@@ -148,7 +148,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
         sources=sources | beside | materials.layers(judged),
         provenance=provenance | materials.refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
-        host=host(),
+        host=describe_host(),
         metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
     )
 
@@ -165,7 +165,8 @@ def resolved_spec(spec: ModelSpec) -> Json:
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
-def _request_fields(request: BuildRequest) -> Json:
+def _unit_fields(unit: Unit) -> Json:
+    request = unit.request
     return {
         "target": request.target.name,
         "precision": request.precision,
@@ -174,7 +175,7 @@ def _request_fields(request: BuildRequest) -> Json:
         "product": request.target.product,
         "build_key": request.key,
         "graph": request.model,
-        "scales": request.scales,
+        "scales": unit.graph.scales,
         "options": dict(request.options),
         "toolchain": dict(request.toolchain),
         "inputs": request.inputs,
@@ -184,12 +185,12 @@ def _request_fields(request: BuildRequest) -> Json:
 
 
 def _refused_entry(unit: Unit) -> EngineEntry:
-    return EngineEntry(**_request_fields(unit.request), status="refused", reason=unit.reason)
+    return EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason)
 
 
 def _failed_entry(item: Judged) -> EngineEntry:
     return EngineEntry(
-        **_request_fields(item.built.unit.request),
+        **_unit_fields(item.built.unit),
         status="failed",
         reason=item.reason,
         checks=_counts(item),
@@ -201,7 +202,7 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
-        **_request_fields(built.unit.request),
+        **_unit_fields(built.unit),
         status="proven" if item.verdict == "proven" else "unproven",
         reason=item.reason,
         digest=built.digest,

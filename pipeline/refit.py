@@ -63,7 +63,7 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
         return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"
     if before.model == request.model:
         return "its weights are the same"
-    others = replace(before, model=request.model, scales=request.scales)
+    others = replace(before, model=request.model)
     return None if others == request else f"more than weights changed: {explain_change(others, request)}"
 
 

@@ -57,7 +57,7 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit
             )
             without.append(Refit(before, entry.digest, reason=reason))
             continue
-        changes = {"model": donor.graph, "scales": donor.scales, "inputs": donor.inputs, "outputs": donor.outputs}
+        changes = {"model": donor.graph, "inputs": donor.inputs, "outputs": donor.outputs}
         found.append(Wanted(replace(before, **changes), donor))  # type: ignore[arg-type]
     return found, without
 
@@ -102,7 +102,7 @@ def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
 
 def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     request = wanted.request
-    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)
+    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
     built = Built.from_record(unit, found) if found else Built(unit)
     golden = other.sources["golden"]

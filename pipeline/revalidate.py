@@ -146,7 +146,7 @@ def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksho
 def as_built(entry: EngineEntry) -> Built:
     """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
     request = request_of(entry)
-    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, request.scales)
+    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, entry.scales)
     unit = Unit(request, graph, "cached", "published")
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
 

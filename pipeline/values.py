@@ -262,7 +262,7 @@ class BuildPlan:
 class Built:
     """A unit with its engine in the store, or with the failure that took its place.
 
-    blake3: of the engine's file; None of one that was put on record before there was any, or without the library.
+    blake3: of the engine's file; None of one that was put on record without the library.
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
     refitted_from: digest of the engine that this one has its kernels from, and other weights.
     """

@@ -1,12 +1,10 @@
 """The report on one unit: the checks of its three joints, the verdict, and what it was reached with."""
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builders.cpu_kinds import this_kind
-from builders.types import CPU_KIND
+from builders.host import describe_host
 from pipeline.moment import now
 from pipeline.values import Attributed, Built, Proof
 from validation.report import Report, judge
@@ -63,19 +61,7 @@ def make_report(
         verdict=verdict,
         reason=reason,
         created_at=now(),
-        host=host(),
+        host=describe_host(),
         versions=dict(request.toolchain),
         spreads=tuple(spread for proof in proofs for spread in proof.spreads),
     )
-
-
-def host() -> dict[str, str]:
-    """The machine that did the work, with its kind of CPU."""
-    return {
-        CPU_KIND: this_kind().name,
-        "name": platform.node(),
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "cpus": str(os.cpu_count()),
-        "python": platform.python_version(),
-    }

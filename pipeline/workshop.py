@@ -1,21 +1,20 @@
 """What the steps of one run share: the artifact store, the executors, the progress display, the memory of past work.
 
-A step is keyed by the content of everything it reads: files, spec values, versions of the libraries that do the work
-and the code of the rooms that do it. A key that is on record is answered from the record, so that a run with nothing
-to do imports nothing heavy.
+A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
+(`pipeline.closure`) and the versions of the packages that this code imports. A key that is on record is answered from
+the record, so that a run with nothing to do imports nothing heavy.
 """
 
 import importlib.metadata
 import importlib.util
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from builders.codec import decode, encode, result_type
-from builders.digest import digest_of, digest_of_bytes
+from builders.digest import digest_of
 from builders.errors import IntegrityError
 from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job, Result
@@ -105,31 +104,3 @@ def import_versions(*packages: str) -> dict[str, str]:
 def _distributed(package: str) -> str:
     owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
     return ", ".join(f"{name} {_version(name)}" for name in owners) or "absent"
-
-
-def code_of(*modules: str) -> str:
-    """Digest of the source of modules and whole packages, found without importing them."""
-    return digest_of({name: _code_of(name) for name in modules})
-
-
-@cache
-def _code_of(name: str) -> str:
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(name)
-    folder, file = os.path.split(found.origin)
-    places = _sources(folder) if file == "__init__.py" else [file]
-    return digest_of({place: digest_of_bytes(_read(os.path.join(folder, place))) for place in places})  # noqa: PTH118
-
-
-def _sources(folder: str) -> list[str]:
-    """The Python files below a folder, relative to it. By text: path objects take longer than reading the files."""
-    found = []
-    for place, _, names in os.walk(folder):
-        found += [os.path.join(place, name)[len(folder) + 1 :] for name in names if name.endswith(".py")]  # noqa: PTH118
-    return found
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as stream:  # noqa: PTH123
-        return stream.read()

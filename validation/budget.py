@@ -1,12 +1,12 @@
 """How much drift is allowed, per joint, precision and model. docs/validation.md gives the reason of each number."""
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from builders.errors import InputError
+from builders.text import suggest
 from builders.types import Precision
 from validation.drift import Drift
 from validation.noise import Floor, Noise
@@ -14,7 +14,6 @@ from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 
 Joint = Literal["export", "quantization", "engine", "task"]
-JOINTS: tuple[Joint, ...] = ("export", "quantization", "engine", "task")
 
 
 # A margin of two in amplitude above honest rounding; four for the greatest error,
@@ -245,9 +244,7 @@ _DEFAULTS: dict[Precision, Budget] = {
 def _check_limit(name: str, value: object) -> None:
     known = [item.name for item in fields(Budget)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise InputError(f"limit {name!r} is not a metric; {hint}")
+        raise InputError(f"limit {name!r} is not a metric; {suggest(name, known)}")
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (number and not math.isnan(float(str(value)))):
         raise InputError(f"limit {name}: {value!r} is not a number; give one, or null to lift the limit")

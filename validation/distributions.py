@@ -51,7 +51,7 @@ def _found(reports: Sequence[Json]) -> list[_Found]:
     """Every spread once, in the order of the joints."""
     groups: dict[str, tuple[Spread, list[Json]]] = {}
     for report in reports:
-        for data in report.get("spreads", ()):
+        for data in report["spreads"]:
             groups.setdefault(repr(data), (Spread.from_json(data), []))[1].append(report)
     found = [_Found(spread, tuple(units)) for spread, units in groups.values()]
     found.sort(key=lambda item: list(JOINTS).index(item.spread.joint))
@@ -77,7 +77,7 @@ def _colours(reports: Sequence[Json]) -> dict[str, Colour]:
     """A colour per unit: units of one graph have one, so that an engine is seen beside its graph."""
     graphs = {
         report["unit"]: repr(
-            (report["precision"], [item for item in report.get("spreads", ()) if item["joint"] == "quantization"])
+            (report["precision"], [item for item in report["spreads"] if item["joint"] == "quantization"])
         )
         for report in reports
     }

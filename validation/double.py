@@ -4,18 +4,19 @@ ONNX's own reference evaluator carries it out in numpy. Convolutions and pooling
 done here by matrix products and windows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from builders.bodies import walk_graphs, walk_nodes
 from builders.types import Tensors
 from validation.npz import Array
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto
+    from onnx import AttributeProto, ModelProto
 
 # Operators whose result is drawn, so that two runs differ by more than rounding.
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
@@ -23,7 +24,7 @@ _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLi
 
 def random_operator(model: "ModelProto") -> str | None:
     """The first operator of a model that draws its result; None without any."""
-    return next((node.op_type for node in _nodes(model.graph) if node.op_type in _RANDOM), None)
+    return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in _RANDOM), None)
 
 
 class DoubleSession:
@@ -61,11 +62,11 @@ def _widen(model: "ModelProto") -> None:
     def widened(tensor: TensorProto) -> TensorProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
 
-    for graph in [*_graphs(model.graph), *model.functions]:
+    for graph in [*walk_graphs(model.graph), *model.functions]:
         for node in graph.node:
             for attribute in node.attribute:
                 _widen_attribute(node.op_type, attribute, widened)
-    for graph in _graphs(model.graph):
+    for graph in walk_graphs(model.graph):
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):
             if value.type.tensor_type.elem_type == TensorProto.FLOAT:
@@ -86,19 +87,6 @@ def _widen_attribute(op_type: str, attribute: "AttributeProto", widened: Any) ->
         values = [attribute.f] if attribute.name == "value_float" else list(attribute.floats)
         shape = [] if attribute.name == "value_float" else [len(values)]
         attribute.CopyFrom(helper.make_attribute("value", helper.make_tensor("", TensorProto.DOUBLE, shape, values)))
-
-
-def _graphs(graph: "GraphProto") -> Iterator["GraphProto"]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graphs(inner)
-
-
-def _nodes(graph: "GraphProto") -> Iterator[Any]:
-    for part in _graphs(graph):
-        yield from part.node
 
 
 def _operators() -> list[Any]:

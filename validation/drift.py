@@ -3,13 +3,10 @@
 Definitions (e expected, a actual, sums over all finite elements, float64 throughout):
 
 - max_abs   max |a - e|
-- mean_abs  sum |a - e| / n
 - max_rel   max |a - e| / max |e|: relative to the output's peak. The element-wise ratio |a - e| / |e| is unbounded
             wherever e crosses zero and says nothing there.
-- rmse      sqrt(sum (a - e)^2 / n)
 - sqnr_db   10 log10(sum e^2 / sum (a - e)^2), the signal-to-quantization-noise ratio (Widrow and Kollar,
             "Quantization Noise", 2008); +inf for identical arrays
-- psnr_db   20 log10(max |e| / rmse), the peak signal-to-noise ratio over the output's own peak
 - cosine    sum e a / sqrt(sum e^2 sum a^2); 1 when both are zero
 - centered_sqnr_db  10 log10(sum (e - m)^2 / sum (a - e)^2) = -10 log10(1 - R^2), m the mean of that feature over the
             samples: an offset, however large, is no signal
@@ -54,7 +51,7 @@ _SQUARES = ("error_sq", "expected_sq", "actual_sq", "dot", "centered_sq")
 class Drift:
     """Sums and maxima over compared elements; `merge` of two parts is the drift of the whole.
 
-    count: elements compared.  peak: max |e|.  abs_sum, error_sq, expected_sq, actual_sq, dot: sums.
+    count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.
     centered_sq: sum of (e - m)^2, m the mean of that feature over the samples.  slices, samples: where samples are
     known.
     nonfinite: elements that are NaN or an infinity where none is expected.  infinite: equal infinities, left out.
@@ -66,7 +63,6 @@ class Drift:
     count: int = 0
     max_abs: float = 0.0
     peak: float = 0.0
-    abs_sum: float = 0.0
     error_sq: float = 0.0
     expected_sq: float = 0.0
     actual_sq: float = 0.0
@@ -83,19 +79,9 @@ class Drift:
     exponent: int = 0
 
     @property
-    def mean_abs(self) -> float:
-        """Mean absolute error."""
-        return _scaled(self.abs_sum / self.count, self.exponent) if self.count else 0.0
-
-    @property
     def max_rel(self) -> float:
         """Greatest error relative to the greatest expected magnitude."""
         return _ratio(self.max_abs, self.peak)
-
-    @property
-    def rmse(self) -> float:
-        """Root of the mean squared error."""
-        return _scaled(math.sqrt(self.error_sq / self.count), self.exponent) if self.count else 0.0
 
     @property
     def sqnr_db(self) -> float:
@@ -131,13 +117,6 @@ class Drift:
         return 10 * (math.log10(mean) + (2 * self.exponent - log2) * math.log10(2)) if mean else -math.inf
 
     @property
-    def psnr_db(self) -> float:
-        """Peak signal-to-noise ratio in decibels; +inf without error, -inf without signal."""
-        if self.error_sq == 0:
-            return math.inf
-        return 20 * math.log10(self.peak / self.rmse) if self.peak else -math.inf
-
-    @property
     def cosine(self) -> float:
         """Cosine similarity of the two outputs as vectors."""
         norm = math.sqrt(self.expected_sq) * math.sqrt(self.actual_sq)
@@ -160,7 +139,7 @@ class Drift:
         factor = math.ldexp(1.0, min(max(self.exponent - exponent, -1074), 400))
         sums = {name: getattr(self, name) * factor * factor for name in _SQUARES}
         slices = self.slices.scaled(factor) if self.slices else None
-        return replace(self, **sums, abs_sum=self.abs_sum * factor, slices=slices, exponent=exponent)
+        return replace(self, **sums, slices=slices, exponent=exponent)
 
     def merge(self, other: "Drift") -> "Drift":
         """The drift of both parts together."""
@@ -173,7 +152,6 @@ class Drift:
             count=self.count + other.count,
             max_abs=max(self.max_abs, other.max_abs),
             peak=max(self.peak, other.peak),
-            abs_sum=self.abs_sum + other.abs_sum,
             error_sq=self.error_sq + other.error_sq,
             expected_sq=self.expected_sq + other.expected_sq,
             actual_sq=self.actual_sq + other.actual_sq,
@@ -243,11 +221,6 @@ def _sum(left: int | None, right: int | None) -> int | None:
 
 def _merged(left: Slices | None, right: Slices | None) -> Slices | None:
     return left.merge(right) if left and right else left or right
-
-
-def _scaled(value: float, exponent: int) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.ldexp(value, exponent)) if exponent else value
 
 
 def _ratio(value: float, base: float) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from builders.text import format_bytes
 from builders.visible import visible
 from validation.joints import bound
 from validation.overview import overview
@@ -45,7 +46,7 @@ def templates() -> "Environment":
     )
     environment.filters |= {
         "bound": bound,
-        "bytes": size_text,
+        "bytes": format_bytes,
         "metric": metric_text,
         "shape": shape_text,
         "when": time_text,
@@ -58,17 +59,6 @@ def templates() -> "Environment":
 def _shown(value: Any) -> Any:
     """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
     return visible(value) if type(value) is str else value
-
-
-def size_text(size: int | None) -> str:
-    """A size in bytes for people, in powers of 1024."""
-    if size is None:
-        return ""
-    scaled, units = float(size), ["B", "KiB", "MiB", "GiB"]
-    while scaled >= 1024 and len(units) > 1:
-        scaled /= 1024
-        units.pop(0)
-    return f"{size} B" if units[0] == "B" else f"{scaled:.1f} {units[0]}"
 
 
 def metric_text(value: float | None, name: str) -> str:

@@ -217,7 +217,7 @@ def _provenance(manifest: Json) -> list[dict[str, Any]]:
     identity = {"content": manifest.get("content"), "version report": manifest.get("report")}
     groups = [
         ("Identity", identity),
-        ("What went in", {k: v for k, v in manifest.get("provenance", {}).items() if not k.startswith("blake3 of ")}),
+        ("What went in", manifest.get("provenance", {})),
         ("What was made of it", manifest.get("sources", {})),
         ("Toolchain", manifest.get("toolchain", {})),
         ("Host", manifest.get("host", {})),

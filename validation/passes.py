@@ -153,7 +153,7 @@ class Tally:
         self.taken = self.count = self.nonfinite = self.infinite = 0
         self.max_abs, self.peak, self.worst = -1.0, 0.0, None  # type: float, float, int | None
         self.mismatches: int | None = None
-        self.sums = [0.0] * 5
+        self.sums = [0.0] * 4
 
     def take(self, e: Array, a: Array) -> None:
         """Add a flat chunk of both arrays."""
@@ -180,7 +180,7 @@ class Tally:
             self.energies.append(np.einsum("ij,ij->i", rows, rows))
             self._features.add(wide, error)
         np.absolute(error, out=error)
-        found = float(np.add.reduce(error)), error_sq, expected_sq, actual_sq, dot
+        found = error_sq, expected_sq, actual_sq, dot
         self.sums = [total + value for total, value in zip(self.sums, found, strict=True)]
         self.peak = max(self.peak, float(np.maximum.reduce(e)), -float(np.minimum.reduce(e)))
         self.count += len(e)
@@ -205,7 +205,7 @@ class Tally:
         finite = np.isfinite(e) & np.isfinite(a)
         wrong = np.flatnonzero(~finite & (e != a))
         if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
-            self.sums = [math.inf] * 5  # finite, but their squares are not
+            self.sums = [math.inf] * 4  # finite, but their squares are not
             self.energies.append(np.full(len(e) // self._width, math.inf))
         masked = len(e) - int(finite.sum())
         self.count -= masked
@@ -216,7 +216,7 @@ class Tally:
 
     def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
         """What was taken. place: the index of an element in the output, from how many were taken before it."""
-        names = ("abs_sum", "error_sq", "expected_sq", "actual_sq", "dot")
+        names = ("error_sq", "expected_sq", "actual_sq", "dot")
         with np.errstate(over="ignore"):
             max_abs = float(np.ldexp(max(self.max_abs, 0.0), self._exponent))
         counts = {name: getattr(self, name) for name in ("count", "nonfinite", "infinite", "peak", "mismatches")}

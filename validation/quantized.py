@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from builders.text import join_first
 from validation.pictures import decibels_text, frontier_svg, histogram_svg
 from validation.plots.texts import number_text, share_text
 
@@ -65,7 +66,7 @@ def row(tensor: Json) -> dict[str, str]:
     return {
         "name": tensor["name"],
         "kind": f"{tensor['role']}, {tensor['format']}",
-        "readers": _listed(tensor["readers"]),
+        "readers": join_first(tensor["readers"], 2),
         "seen": _span(tensor["seen"]),
         "range": _span(tensor["range"]),
         "clipped": "" if tensor["clipped"] is None else share_text(tensor["clipped"]),
@@ -83,11 +84,6 @@ def sqnr_text(tensor: Json) -> str:
 
 def _span(pair: Sequence[float] | None) -> str:
     return "" if pair is None else f"{number_text(pair[0])} to {number_text(pair[1])}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
 
 
 def _picture(tensor: Json) -> dict[str, str]:

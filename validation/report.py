@@ -63,7 +63,7 @@ class Report:
     """All checks of one unit. engine: its digest, None when there is no engine.  golden: digest of the golden set.
 
     created_at: ISO 8601, UTC.  host: what machine the checks ran on.  versions: of compiler and runtime.
-    spreads: how the errors of each joint and output spread, where that was measured; reports of before have none.
+    spreads: how the errors of each joint and output spread, where that was measured.
     """
 
     unit: str
@@ -92,11 +92,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        plain = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spreads"}
-        spreads = {"spreads": [spread.to_json() for spread in self.spreads]} if self.spreads else {}
         return {
-            **plain,
-            **spreads,
+            **{item.name: getattr(self, item.name) for item in fields(self)},
+            "spreads": [spread.to_json() for spread in self.spreads],
             "checks": [check.to_json() for check in self.checks],
             "host": dict(self.host),
             "versions": dict(self.versions),
@@ -105,7 +103,7 @@ class Report:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Report":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        found = _only_fields(cls, {"spreads": (), **data})
+        found = _only_fields(cls, data)
         if found["verdict"] not in get_args(Verdict):
             raise IntegrityError(
                 f"report of {str(found['unit'])[:80]!r} has verdict {str(found['verdict'])[:80]!r}; "

@@ -4,7 +4,6 @@ An array whose rank is its input's holds samples along axis 0, fed in groups. An
 complete input per entry of axis 0. All inputs of a file follow the same one of these two layouts.
 """
 
-import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from builders.digest import digest_of_path
 from builders.errors import DataError
+from builders.text import suggest
 from builders.types import Dim, Tensors, TensorSpec
 from validation.npz import Array
 from validation.stored import Stored, find_arrays
@@ -102,7 +102,7 @@ class Samples:
     def column(self, name: str) -> Array:
         """One whole array, in memory: for labels. Raises DataError when the file has no such array or it has NaN."""
         if name not in self.arrays:
-            raise DataError(f"{self.path} has no array {name!r}; {_hint(name, self.arrays)}")
+            raise DataError(f"{self.path} has no array {name!r}; {suggest(name, self.arrays)}")
         if self.arrays[name].dtype.kind not in "biuf":
             raise DataError(
                 f"{self.arrays[name]} is {self.arrays[name].dtype}; labels are class indices: store integers"
@@ -220,7 +220,7 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for spec in specs:
         if spec.name not in tensors:
-            raise DataError(f"tensor {spec.name!r} is missing; {_hint(spec.name, tensors)}")
+            raise DataError(f"tensor {spec.name!r} is missing; {suggest(spec.name, tensors)}")
         shape = tensors[spec.name].shape
         if len(shape) != len(spec.shape):
             raise DataError(f"tensor {spec.name!r} has shape {shape}; {spec.shape} has another rank")
@@ -243,11 +243,11 @@ def _named(
         return {wanted[0]: found[""]}
     for name in wanted:
         if name not in found:
-            remedy = f"{_nearest(name, found)}rename the array, or correct the name in the spec"
+            remedy = f"{suggest(name, found, '')} rename the array, or correct the name in the spec".lstrip()
             raise DataError(f"{path} has no array {name!r}: {_both(found, inputs, extra)}; {remedy}")
     for name in found:
         if name not in wanted:
-            remedy = f"{_nearest(name, wanted)}leave it out, or name it in the spec"
+            remedy = f"{suggest(name, wanted, '')} leave it out, or name it in the spec".lstrip()
             raise DataError(
                 f"{path} has an array {name!r} that nothing asks for: {_both(found, inputs, extra)}; {remedy}"
             )
@@ -258,16 +258,6 @@ def _both(found: Iterable[str], inputs: Sequence[TensorSpec], extra: Sequence[st
     """The names that a file has, and those that it should have."""
     beside = f", and of labels {', '.join(extra)}" if extra else ""
     return f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    return _nearest(name, names).rstrip() or f"known: {', '.join(names) or 'none'}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> bool:

@@ -133,7 +133,7 @@ class AotInductor:
             raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
         require_plain(workdir, "AOTInductor's compiler")
         path = workdir / "engine.pt2"
-        with _quiet(), _own_cache(workdir), _instructions(level_of(request)):
+        with warnings.catch_warnings(action="ignore"), _own_cache(workdir), _instructions(level_of(request)):
             program, faults = _program(request, model)
             self._compile(program, path, {_FAULTS: json.dumps(faults)})
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
@@ -281,14 +281,6 @@ def _instructions(level: str) -> Iterator[None]:
         yield
     finally:
         inductor.valid_vec_isa_list = usual
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warnings, which are about itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _words(error: Exception) -> str:

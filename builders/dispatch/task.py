@@ -26,7 +26,6 @@ class Task:
         self.job = job
         self.avoid = avoid
         self.told: SimpleQueue[Event] = SimpleQueue()
-        self.submitted = time.monotonic()
         self.started: float | None = None
         self.node: str | None = None
         self.peak_mib = 0.0

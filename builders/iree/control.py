@@ -9,7 +9,8 @@ what it collects is dynamic, IREE takes 1 for it.
 from collections.abc import Iterator
 from typing import Any
 
-from builders.iree.scope import Scope, attributes_of, graphs_of
+from builders.bodies import list_bodies
+from builders.iree.scope import Scope, attributes_of
 
 _RUNS_ON = (
     "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
@@ -25,7 +26,7 @@ def wrong_loops(graph: Any, outer: frozenset[str] = frozenset()) -> Iterator[str
     """
     sure = _sure(graph, outer)
     for node in graph.node:
-        for body in graphs_of(node):
+        for body in list_bodies(node):
             inner = sure
             if node.op_type == "Loop":
                 begins = len(node.input) < 2 or not node.input[1] or node.input[1] in sure

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from builders.bodies import list_bodies
 from builders.iree.control import wrong_scan
-from builders.iree.scope import Scope, attributes_of, graphs_of
+from builders.iree.scope import Scope, attributes_of
 
 # Of others it takes tanh, or another slope.
 _ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
@@ -21,7 +22,7 @@ def wrong_operators(graph: Any, opset: int, outer: Scope | None = None) -> Itera
             for rule in rules:
                 for found in rule(node, scope):
                     yield f"{node.name} {found}"
-        for inner in graphs_of(node):
+        for inner in list_bodies(node):
             yield from wrong_operators(inner, opset, scope)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from builders.iree.scope import Scope, attributes_of, graphs_of
+from builders.bodies import list_bodies
+from builders.iree.scope import Scope, attributes_of
 
 # What exporters write for 'from the end', whatever the size.
 _BEYOND = 2**31 - 1
@@ -16,7 +17,7 @@ def rewrite(graph: Any, opset: int, outer: Scope | None = None) -> None:
     scope = (outer or Scope()).inside(graph)
     written = []
     for node in graph.node:
-        for inner in graphs_of(node):
+        for inner in list_bodies(node):
             rewrite(inner, opset, scope)
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         new = rule(_Writer(node, opset), scope) if rule else None

@@ -1,6 +1,6 @@
 """What is known of a graph's values before it is compiled: types, shapes, and the arrays of constants."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +45,6 @@ class Scope:
         if name in self.arrays:
             return helper.tensor_dtype_to_np_dtype(self.arrays[name].data_type)
         return helper.tensor_dtype_to_np_dtype(self.types[name].elem_type) if name in self.types else None
-
-
-def graphs_of(node: Any) -> Iterator[Any]:
-    """The graphs in a node's attributes."""
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else attribute.graphs)
 
 
 def attributes_of(node: Any) -> dict[str, Any]:

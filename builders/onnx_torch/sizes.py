@@ -15,7 +15,6 @@ from builders.onnx_torch.reading import DTYPES
 from builders.onnx_torch.table import Known, ObjectArray, greatest, least, on_numbers
 
 _INTEGERS = {torch.int64, torch.int32, torch.int8, torch.uint8, torch.int16}
-_LARGEST_EXACT = 1 << 53
 
 
 def _of(array: Any, dtype: torch.dtype) -> Known:

@@ -1,9 +1,10 @@
 """What becomes of the file that ONNX Runtime saves, before it is an engine; and how such a file is read."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+
+from builders.bodies import walk_graphs
 
 # How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
@@ -31,7 +32,7 @@ def embed_shapes(model: onnx.ModelProto, folder: Path) -> None:
     They may be shapes, lengths or indices, and ONNX's shape inference reads those from the model alone: where ONNX
     Runtime makes one Split of 128 Slices, its lengths are 1024 bytes, and a file that has them outside does not open.
     """
-    for graph in with_bodies(model.graph):
+    for graph in walk_graphs(model.graph):
         for tensor in graph.initializer:
             is_vector = tensor.data_type in _INDICES and len(tensor.dims) <= 1
             if is_vector and onnx.external_data_helper.uses_external_data(tensor):
@@ -59,16 +60,7 @@ def restore_names(model: onnx.ModelProto) -> None:
     told = [item for item in graph.value_info if item.name not in {*names, *names.values()}]
     del graph.value_info[:]
     graph.value_info.extend(told)
-    for body in with_bodies(graph):
+    for body in walk_graphs(graph):
         for node in body.node:
             for field in (node.input, node.output):
                 field[:] = [names.get(name, name) for name in field]
-
-
-def with_bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the graphs within its nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from with_bodies(body)

@@ -13,6 +13,7 @@ from typing import Any
 from builders.errors import EngineryError, ModelError
 from builders.onnxruntime.cpu import OrtSession
 from builders.onnxruntime.reasons import failures, words_of
+from builders.text import join_first
 from builders.types import ShapeProfile
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
@@ -88,7 +89,7 @@ def _check_placed(model: Path, session: Any, provider: str, cpu_operators: bool)
     placed = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
     nodes = [node for part in placed for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
     if nodes and not cpu_operators:
-        shown = ", ".join(f"{node.op_type} {node.name!r}" for node in nodes[:_SHOWN])
+        shown = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
         raise EngineryError(
             f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: {shown}; "
             "use another backend, or set cpu_operators: true to accept it"

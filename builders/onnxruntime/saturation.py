@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
+from builders.bodies import walk_graphs
 from builders.cpu_kinds import EXACT_SESSION
 from builders.onnxruntime.exact import Rewrite, make_exact
 
@@ -67,9 +68,6 @@ def _beyond(tensor: TensorProto, folder: Path) -> bool:
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
     """The constants of a graph and of the graphs within its nodes."""
-    yield from graph.initializer
-    for attribute in (item for node in graph.node for item in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        for inner in (attribute.g, *attribute.graphs):
-            yield from _tensors(inner)
+    for inner in walk_graphs(graph):
+        yield from inner.initializer
+        yield from (item.t for node in inner.node for item in node.attribute if item.HasField("t"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
-from builders.onnxruntime.file import with_bodies
+from builders.bodies import walk_graphs, walk_nodes
 
 # What may be left out of a session that optimises and saves a graph in one go.
 FUSION = "MatmulTransposeFusion"
@@ -24,7 +24,7 @@ _READERS = ("MatMul", "FusedMatMul")
 def file_moves_first_axis(path: Path) -> bool:
     """Whether a model on disk has a Transpose that the fusion may swap with a Cast."""
     model = onnx.load(path, load_external_data=False)
-    return any(_moves_first_axis(node) for graph in with_bodies(model.graph) for node in graph.node)
+    return any(_moves_first_axis(node) for node in walk_nodes(model.graph))
 
 
 def cast_first(path: Path) -> tuple[str, ...]:
@@ -42,9 +42,9 @@ def cast_first(path: Path) -> tuple[str, ...]:
 
 def swap_in_place(model: ModelProto) -> int:
     """The same on a model in memory; gives how many."""
-    reads = Counter(name for graph in with_bodies(model.graph) for node in graph.node for name in node.input)
-    reads.update(value.name for graph in with_bodies(model.graph) for value in graph.output)
-    return sum(_swap(graph, reads) for graph in with_bodies(model.graph))
+    reads = Counter(name for node in walk_nodes(model.graph) for name in node.input)
+    reads.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
+    return sum(_swap(graph, reads) for graph in walk_graphs(model.graph))
 
 
 def _swap(graph: GraphProto, reads: Counter[str]) -> int:

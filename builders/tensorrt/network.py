@@ -1,14 +1,12 @@
 """From a request to the serialized engine: the calls of TensorRT's builder that both flavours share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from builders.errors import ModelError
 from builders.tensorrt.words import parser_reason
 from builders.types import ShapeProfile
-
-Configure = Callable[[Any], None]
 
 
 def check_model(model: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from builders.errors import EngineryError
 from builders.tensorrt.words import builder_reason, clean
+from builders.text import join_first
 
 _SHOWN = 5
 
@@ -25,8 +26,7 @@ def refit(trt: Any, said: Any, loaded: Any, model: Path) -> None:
         )
     missing = refitter.get_missing_weights()
     if missing or not refitter.refit_cuda_engine():
-        names = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
-        lacks = f"{model.name} lacks {names}" if missing else _reason([], said)
+        lacks = f"{model.name} lacks {join_first(missing, _SHOWN)}" if missing else _reason([], said)
         raise EngineryError(f"the engine did not take the new weights: {lacks}; build it again")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from builders.text import join_first
+
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
@@ -74,9 +76,8 @@ def _disguised(messages: Sequence[tuple[str, str]]) -> bool:
 def parser_reason(title: str, backend: str, problems: Sequence[Any]) -> str:
     """What the ONNX parser could not take: one clause per node, from its `ParserError`s, and what the spec can do."""
     clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
-    more = f"; and {len(clauses) - _MAX_PROBLEMS} more" if len(clauses) > _MAX_PROBLEMS else ""
     return (
-        f"{title} cannot take the model: {'; '.join(clauses[:_MAX_PROBLEMS]) or 'it gave no reason'}{more}; "
+        f"{title} cannot take the model: {join_first(clauses, _MAX_PROBLEMS, '; ') or 'it gave no reason'}; "
         f"{'; '.join(dict.fromkeys(_cure(problem, backend) for problem in problems[:_MAX_PROBLEMS])) or _REWRITE}"
     )
 

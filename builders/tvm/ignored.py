@@ -1,25 +1,17 @@
 """What TVM's ONNX importer reads past: it compiles the node and computes something else. ONNX's node tests found it."""
 
-from collections.abc import Iterator
 from typing import Any
 
+from builders.bodies import walk_nodes
 from builders.errors import ModelError
 from builders.plain_onnx import Names
 
 
 def check_heeded(proto: Any, names: Names) -> None:
     """Raise ModelError naming the first node with an attribute or input that TVM would ignore, and the remedy."""
-    for node in _nodes(proto.graph):
+    for node in walk_nodes(proto.graph):
         if reason := _ignored(node):
             raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(inner)
 
 
 def _ignored(node: Any) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from builders.digest import digest_of_bytes
 from builders.errors import InputError
+from builders.text import join_first
 from pipeline.canary.verdicts import promotion_refusal, read_report_file
 from pipeline.registry import channels
 from pipeline.registry.landing import reachable
@@ -37,7 +38,7 @@ def canary_passes(
         words.append(report.digest[:12])
     covered = {item.engine for item in passes}
     if left := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
-        say(f"no canary ran {len(left)} of the engines: {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}")
+        say(f"no canary ran {len(left)} of the engines: {join_first(left, 5)}")
     for text in texts:
         store.put_bytes(text)
     return f"canary PASS {', '.join(words)}", passes

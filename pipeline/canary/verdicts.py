@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.errors import ConflictError, InputError, UnknownNameError
+from builders.host import describe_host
 from builders.targets import parse_targets
 from pipeline.moment import now
 from pipeline.registry import channels
@@ -16,7 +17,6 @@ from pipeline.registry.channels import Channel
 from pipeline.registry.landing import reachable, write_whole
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store
-from pipeline.verdict import host
 from pipeline.workshop import versions
 from validation.canary.judge import Looks, judge
 from validation.canary.observations import Observations, read_both
@@ -89,7 +89,7 @@ def facts(source: str, notes: Sequence[str], traffic: Mapping[str, Any], target:
     return {
         **({"target": target} if target else {}),
         "created_at": now(),
-        "host": host(),
+        "host": describe_host(),
         "versions": versions("enginery", "numpy"),
         "thresholds_from": source,
         "traffic": dict(traffic),

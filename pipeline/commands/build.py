@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from builders.text import format_bytes
 from pipeline.commands.metrics import metrics_options, served_metrics
 from pipeline.commands.options import (
     emit_json,
@@ -218,7 +219,7 @@ def _print_engines(outcome: "Outcome") -> None:
         rows.append(
             [
                 *(engine.target, engine.precision, engine.backend, engine.status),
-                _size(engine.size_bytes),
+                format_bytes(engine.size_bytes),
                 f"{checks['passed']}/{total}" if total else "",
                 *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
                 engine.reason,
@@ -231,11 +232,3 @@ def _print_engines(outcome: "Outcome") -> None:
         note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
         styles=STYLES,
     )
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return ""
-    if size < 1 << 10:
-        return f"{size} B"
-    return f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"

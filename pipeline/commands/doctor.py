@@ -11,11 +11,12 @@ import click
 
 from builders.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
 from builders.plural import pluralize
+from builders.text import format_bytes
 from pipeline.commands.backends import builds_of
 from pipeline.commands.options import emit_json, json_option, registry_option
 from pipeline.commands.tables import print_table
 
-LEAST_FREE_GIB = 2.0
+LEAST_FREE_BYTES = 2 << 30
 EXTRAS = {
     "onnx": "build engines: pip install 'enginery[build]'",
     "torch": "export from PyTorch: pip install 'enginery[export]'",
@@ -58,15 +59,13 @@ def _show(findings: list[Finding]) -> None:
 def _machine() -> Iterator[Finding]:
     import psutil
 
-    memory = psutil.virtual_memory().total / 2**30
-    yield Finding(
-        "machine", "ok", f"{platform.machine()}, {pluralize(os.cpu_count() or 1, 'CPU')}, {memory:.0f} GiB memory"
-    )
+    memory = format_bytes(psutil.virtual_memory().total)
+    yield Finding("machine", "ok", f"{platform.machine()}, {pluralize(os.cpu_count() or 1, 'CPU')}, {memory} memory")
     yield Finding("cpu", "ok", _kind_words(this_kind()))
     yield Finding("python", "ok", platform.python_version())
-    free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30
-    enough = free >= LEAST_FREE_GIB
-    detail = f"{free:.1f} GiB free for builds" + ("" if enough else "; free some, or set TMPDIR")
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    enough = free >= LEAST_FREE_BYTES
+    detail = f"{format_bytes(free)} free for builds" + ("" if enough else "; free some, or set TMPDIR")
     yield Finding("temporary space", "ok" if enough else "broken", detail)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from builders.plural import pluralize
+from builders.text import format_bytes, join_first
 from pipeline.commands.tables import echo, print_table
 from pipeline.fleet.standing import STATES, Standing
 
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from pipeline.fleet.plan import Plan
     from pipeline.fleet.reconcile import Reconciled
     from pipeline.fleet.work import Work
-
-_GIB = 1 << 30
-_MOST_NAMES = 3
 
 
 def print_reconciled(found: "Reconciled") -> None:
@@ -46,7 +44,7 @@ def print_plan(found: "Plan") -> None:
         echo(f"\nPredicted: {found.hours.words}; proving is not in it")
     if found.idle:
         echo("\nNeeded by no node any more")
-        print_table(("engine", "models"), [[item.unit, _listed(item.models)] for item in found.idle])
+        print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
 
 
 def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
@@ -75,7 +73,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
             str(group.gpus),
             group.machine.driver or "",
             group.machine.cuda or "",
-            "" if group.machine.memory_bytes is None else f"{group.machine.memory_bytes / _GIB:.0f} GiB",
+            format_bytes(group.machine.memory_bytes),
             group.hardware.label,
             ", ".join(group.remarks),
         ]
@@ -87,7 +85,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
     for item in fleet.left_out:
         reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in reasons.items():
-        echo(f"left out: {_listed(nodes)}: {reason}")
+        echo(f"left out: {join_first(nodes)}: {reason}")
     if unwanted:
         echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
 
@@ -97,7 +95,7 @@ def _print_work(work: Sequence["Work"]) -> None:
         return
     echo("\nTo do, in this order (what most nodes wait for first, then channel stable, then the shorter)")
     rows = [
-        [item.unit.kind, item.name, str(item.nodes), _listed(item.groups), _time(item), item.refused or item.first]
+        [item.unit.kind, item.name, str(item.nodes), join_first(item.groups), _time(item), item.refused or item.first]
         for item in work
     ]
     print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)
@@ -113,8 +111,3 @@ def _time(item: "Work") -> str:
 
 def _groups(items: Sequence[Standing]) -> str:
     return ", ".join(dict.fromkeys(item.group.name for item in items))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from builders.plural import pluralize
+from builders.text import format_bytes
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -243,8 +244,8 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     digest = manifest.sources.get(source)
     if digest is None:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no {source}: it was published before there were any; a version "
-            "that is built with other content has one"
+            f"{manifest.model}@{manifest.version} has no {source}: it was not published by `enginery build`, "
+            "which writes one"
         )
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
@@ -285,8 +286,8 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
             "version, models/NAME/versions/VERSION, and run `enginery gc`"
         )
     verdict = "sound" if result.sound else "DAMAGED"
-    mib = result.size_bytes / (1 << 20)
-    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {mib:.1f} MiB read")
+    read = format_bytes(result.size_bytes)
+    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 
 
 def _print_channel(channel: Any, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from builders.text import format_bytes
 from pipeline.commands.options import emit_json, json_option, registry_option, say
 from pipeline.commands.tables import echo, print_table
 
@@ -115,7 +116,7 @@ def _row(one: "Seen", item: "Item") -> list[str]:
     elapsed = one.elapsed_s(item)
     took = "" if elapsed is None else f"{elapsed:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
-    log = f"{item.log_bytes / 1024:.1f} KiB" if item.log else ""
+    log = format_bytes(item.log_bytes) if item.log else ""
     return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
 
 

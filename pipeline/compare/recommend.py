@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from builders.text import format_bytes
 from pipeline.compare.facts import SHAPES, Duel, Facts, fastest, too_noisy
 from validation.plots.texts import seconds_text
 
@@ -177,7 +178,7 @@ def _flips(
     yield from _cheaper("start", "load_s", chosen, entrants)
     smallest = min(entrants, key=lambda item: item.memory_bytes or math.inf)
     if COST_FACTOR * (smallest.memory_bytes or math.inf) <= (chosen.memory_bytes or 0):
-        sizes = [f"{(item.memory_bytes or 0) / 2**20:.0f} MiB" for item in (smallest, chosen)]
+        sizes = [format_bytes(item.memory_bytes) for item in (smallest, chosen)]
         yield Flip("memory", smallest.unit, f"if memory is short: it takes {sizes[0]}, not {sizes[1]}")
 
 

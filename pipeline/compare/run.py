@@ -15,6 +15,7 @@ from builders.errors import EngineryError, InputError, StepError, UnavailableErr
 from builders.jobs import Job, Needs
 from builders.types import BuildRequest, Precision, Target
 from pipeline import steps
+from pipeline.closure.code import backend_root
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest, ranked_alike
 from pipeline.compare.recommend import recommend
 from pipeline.compile import Prepared, Runner, prepare
@@ -25,11 +26,11 @@ from pipeline.plan import Selection
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, engine_limits, model_shapes
-from pipeline.steps.latency import LATENCY_CODE, time_engine
+from pipeline.steps.keys import code_key, engine_limits, model_shapes
+from pipeline.steps.latency import time_engine
 from pipeline.values import Exported, Json, Unit
 from pipeline.verdict import Judged
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.latency.machine import machine
 
 # Decibels: beyond what a float32 tells apart, an output is a copy.
@@ -180,7 +181,7 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
         return None
     probe = ProbeShapes(item.built.blob, exported.golden, model_shapes(spec))
     name = f"shapes {item.built.unit.name}"
-    key = {**encode(probe), "versions": versions(*MEASURING), "code": code_of(*LATENCY_CODE, "pipeline.jobs.shapes")}
+    key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
 
     try:
         found = shop.once("shapes", name, key, Job(name, probe, shop.store.uri, engine_limits(spec, "latency")))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from builders.text import format_bytes
 from pipeline.compare.facts import too_noisy
 from validation.latency.machine import machine_text
 from validation.latency.words import busiest, count_text
@@ -55,18 +56,14 @@ def _row(engine: Json, metrics: Sequence[str], fleet: int) -> list[str]:
         told("session_s", seconds_text) if engine["timed"] == "runtime" else "",
         told("items_per_s", count_text),
         told("load_s", seconds_text),
-        told("memory_bytes", _mib),
-        told("size_bytes", _mib),
+        told("memory_bytes", format_bytes),
+        told("size_bytes", format_bytes),
         told("build_s", seconds_text),
         told("sqnr_db", lambda value: f"{value:.0f} dB"),
         _SIZES[engine["shapes"]],
         f"{len(engine['covers'])} of {fleet}" if engine["status"] != "refused" else "",
         *(f"{engine['metrics'][name]:.4f}" if name in engine["metrics"] else "" for name in metrics),
     ]
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:.3g} MiB"
 
 
 def lines(found: Json) -> Iterator[str]:

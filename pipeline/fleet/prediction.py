@@ -52,8 +52,3 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
 def predictor(store: Store) -> Predictor:
     """What the registry's own history of builds says."""
     return History(store).expected
-
-
-def nothing_known(model: str, request: BuildRequest) -> Expectation | None:  # noqa: ARG001 - a predictor
-    """The predictor of a registry without a history."""
-    return None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from builders.text import join_first
 from builders.types import Precision
 from pipeline.fleet.catalog import Catalog, Demand
 from pipeline.fleet.groups import Group
@@ -179,6 +180,6 @@ def _reason(served: Served, found: Answer, machine: Machine) -> str:
     }
     reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in found.rejected if unit in alike))
     if reasons:
-        return "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
+        return join_first(reasons, 3, "; ")
     targets = sorted({entry.target for entry in served.engines})
     return f"no engine for {machine.target.sm}; {served.name} has {', '.join(targets) or 'no engine at all'}"

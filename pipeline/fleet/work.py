@@ -187,7 +187,7 @@ def _refusal(entry: EngineEntry, target: Target) -> str:
     """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
     request = _request(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
-    return "" if request is None else _refused(replace(request, model="", scales=None))
+    return "" if request is None else _refused(replace(request, model=""))
 
 
 @lru_cache(4096)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from builders import backends, fitting
 from builders.codec import encode
@@ -13,7 +13,7 @@ from builders.digest import digest_of
 from builders.errors import EngineryError, InputError
 from builders.jobs import WorkerContext
 from builders.process import enter_phase
-from builders.types import Backend, BuildRequest, Engine, Session
+from builders.types import BuildRequest, Engine, Session
 from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, proof_of, runnable
 from pipeline.jobs.calls import Calls, tried_calls
 from pipeline.jobs.limits import engine_limits, threads_for
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 class BuildEngine:
     """Compile one engine, upload it, and put it on record by its build key.
 
-    workspace_mib: instead of the request's, for a build whose first try ran out of memory; a note says so.
+    instead_of: the request, with a larger workspace, whose build ran out of memory. It is then put on record that this
+    one stands for it, and a note says so.
     """
 
     request: BuildRequest
-    workspace_mib: int | None = None
+    instead_of: BuildRequest | None = None
 
     def run(self, context: WorkerContext) -> EngineRecord:
         """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
@@ -52,17 +53,27 @@ class BuildEngine:
         enter_phase("compiling")
         begun = time.monotonic()
         try:
-            engine = _with_workspace(backend, self.workspace_mib).build(wanted, model, context.workdir)
+            engine = backend.build(wanted, model, context.workdir)
         except EngineryError:
             timing.keep()  # what was measured until then makes the next try shorter
             raise
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
-        notes = (*engine.notes, *timing.notes, *_lean_notes(wanted, self.workspace_mib))
+        notes = (*engine.notes, *timing.notes, *_reduced_notes(wanted, self.instead_of))
         extras = {name: place.put_file(path) for name, path in engine.extras}
         record = record_engine(place, replace(engine, request=wanted, notes=notes), seconds, extras)
         timing.keep()
+        if self.instead_of:
+            asked = digest_of({"build": self.instead_of.key})
+            remember(place, "reduced-workspace", asked, {"request": encode(wanted)})
         return record
+
+
+def _reduced_notes(built: BuildRequest, asked: BuildRequest | None) -> list[str]:
+    if asked is None:
+        return []
+    before, now = (dict(request.options)["workspace_mib"] for request in (asked, built))
+    return [f"built with workspace_mib {now} instead of {before}: a first build had run out of memory"]
 
 
 def record_engine(
@@ -75,20 +86,6 @@ def record_engine(
     key = digest_of({"build": engine.request.key})
     remember(store, "build", key, encode(record), [record.digest, *extras.values()])
     return record
-
-
-def _with_workspace(backend: Backend, workspace_mib: int | None) -> Backend:
-    if workspace_mib is None:
-        return backend
-    changed: Any = replace(cast("Any", backend), workspace_mib=workspace_mib)
-    return cast("Backend", changed)
-
-
-def _lean_notes(request: BuildRequest, workspace_mib: int | None) -> list[str]:
-    if workspace_mib is None:
-        return []
-    wanted = dict(request.options)["workspace_mib"]
-    return [f"built with workspace_mib {workspace_mib} instead of {wanted}: a first build had run out of memory"]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from pipeline.values import Proof
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from validation.samples import Samples
 
 
@@ -80,7 +78,6 @@ class ExportModel:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
         from builders.onnxruntime import OrtSession
         from pipeline.export import export
-        from pipeline.sources.onnx_model import load_onnx
         from validation.golden import GoldenSet
         from validation.overlap import golden_digests
 
@@ -94,7 +91,7 @@ class ExportModel:
             proof = proof_of(exported.checks, session, frozen, self.metric, "exported model", exported.spreads)
         groups = (case.inputs for case in frozen.of_kind("golden"))
         inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
-        model = None if self.known else _exported_model(place, exported.onnx, load_onnx(exported.onnx, workdir))
+        model = None if self.known else store_model(place, exported.onnx)
         return ExportOutcome(model, FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof))
 
 
@@ -140,10 +137,12 @@ def _golden(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
         raise
 
 
-def _exported_model(place: Store, path: Path, model: "ModelProto") -> ExportedModel:
+def store_model(place: Store, path: Path) -> ExportedModel:
+    """Put an exported model into the store: its digests, and what the steps after it ask of it."""
     from pipeline.quantization.schemes.qdq import carries_qdq
-    from pipeline.sources.onnx_model import specs_of
+    from pipeline.sources.onnx_model import load_onnx, specs_of
 
+    model = load_onnx(path, path.parent)
     inputs, outputs = specs_of(model)
     stored = place.seal_file(path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))

@@ -19,7 +19,6 @@ from pipeline.runs.totals import Totals, read_totals
 # Models that have series of their own, by name; and runs that are read, the newest.
 MOST_MODELS = 500
 MOST_RUNS = 500
-Unit = tuple[str, str]
 Joint = tuple[str, str, str, str, str]
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from builders.text import join_first
 from builders.visible import visible
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 
 _MARKS = {"failed": "[red]✗[/red]", "unproven": "[yellow]-[/yellow]"}
-# Of those that wait for the same, so many are named.
-_MOST_NAMES = 3
 
 
 class LiveTable(Silent):
@@ -79,8 +78,8 @@ class LiveTable(Silent):
         for clock in self._clocks.running():
             table.add_row(Spinner("dots"), _plain(clock.name), f"[dim]{_plain(clock.text)}[/dim]")
         for names, why in self._clocks.waits():
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            table.add_row("…", f"[dim]{_plain(', '.join(names[:_MOST_NAMES]))}{more}: waiting: {_plain(why)}[/dim]", "")
+            told = f"{join_first(names)}: waiting: {why}"
+            table.add_row("…", f"[dim]{_plain(told)}[/dim]", "")
         return table
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from builders.plural import pluralize
+from builders.text import join_first
 
 _LEFT = "left in"
 
@@ -95,5 +96,5 @@ def _kept_lines(kept: Sequence[Kept], where: str) -> list[str]:
 def _floored_lines(scales: Sequence[str]) -> list[str]:
     if not scales:
         return []
-    shown = ", ".join(scales[:3]) + (", ..." if len(scales) > 3 else "")
+    shown = join_first(scales, 3)
     return [f"{len(scales)} Q/DQ scales were raised to the smallest normal number: {shown}"]

@@ -4,17 +4,16 @@ Any channel but `candidate` takes only versions whose every engine is proven, un
 only; that is written down with the move, and pulling through the channel then never yields an unproven engine.
 """
 
-import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from builders.digest import canonical_json
-from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError, UnknownNameError
+from builders.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from pipeline.moment import now
 from pipeline.registry import parsing, policies
 from pipeline.registry.attestations import Attestation, judged
+from pipeline.registry.documents import change
 from pipeline.registry.keys import channel_key, channels_prefix, manifest_key
 from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import Manifest, parse
@@ -25,10 +24,6 @@ from pipeline.registry.retention.guard import Guard, secure_version, writing
 from pipeline.registry.store import Store, place_of
 
 MAX_BYTES = 16 << 20
-
-_ATTEMPTS = 200
-# Whoever lost looks again a little later, so that many movers do not keep each other from moving.
-_LOSERS_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -48,10 +43,8 @@ class Move:
     canary: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored. Without canaries it is what the first release wrote."""
-        found = asdict(self)
-        canary = found.pop("canary")
-        return found | ({"canary": list(canary)} if canary else {})
+        """As it is stored."""
+        return {**asdict(self), "canary": list(self.canary)}
 
 
 @dataclass(frozen=True)
@@ -243,23 +236,20 @@ def policy_refusal(
 def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
     """Add a move by compare-and-swap; whoever loses looks again, so that no move is lost."""
     key = channel_key(model, name)
-    for attempt in range(_ATTEMPTS):
-        time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 10))  # noqa: S311 - no secret
-        before = store.read(key)
-        channel = _parse(store, before, model, name)
+
+    def make(data: bytes | None) -> bytes | None:
+        channel = _parse(store, data, model, name)
         move = next_move(channel)
-        if move is None and channel is not None:
-            return channel
-        after = Channel(model, name, (*(channel.history if channel else ()), *((move,) if move else ())))
-        try:
-            if store.replace(key, canonical_json(after.to_json()), before):
-                return after
-        except UndecidedError:
-            # The history tells: it only ever grows, so a move that happened is where it was put, whatever came after.
-            found = _parse(store, store.read(key), model, name)
-            if found is not None and found.history[: len(after.history)] == after.history:
-                return found
-    raise ConflictError(f"channel {model}:{name} keeps moving; run again when fewer others move it")
+        if move is None:
+            return None
+        return canonical_json(Channel(model, name, (*(channel.history if channel else ()), move)).to_json())
+
+    def contains(found: bytes | None, written: bytes) -> bool:
+        """A history only ever grows, so a move that happened is where it was put, whatever came after."""
+        now, moved = (_parse(store, data, model, name) for data in (found, written))
+        return bool(now and moved and now.history[: len(moved.history)] == moved.history)
+
+    return cast("Channel", _parse(store, change(store, key, make, contains), model, name))
 
 
 def _parse(store: Store, data: bytes | None, model: str, name: str) -> Channel | None:
@@ -288,5 +278,5 @@ def _move(value: Any, path: str) -> Move:
         why=parsing.field(data, "why", parsing.text, path),
         proven_only=parsing.field(data, "proven_only", parsing.truth, path),
         action="rollback" if action == "rollback" else "promote",
-        canary=parsing.field({"canary": [], **data}, "canary", parsing.many(parsing.digest), path),
+        canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
     )

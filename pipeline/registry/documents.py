@@ -7,15 +7,23 @@ from collections.abc import Callable
 from builders.errors import ConflictError, UndecidedError
 from pipeline.registry.store import Store
 
-_ATTEMPTS = 30
-_LOSERS_PAUSE_S = 0.005
+# One limit for every document: a busy one has dozens of writers.
+_ATTEMPTS = 200
+# Whoever lost looks again a little later, so that many writers do not keep each other from writing.
+_LOSERS_PAUSE_S = 0.01
 
 
-def change(store: Store, key: str, make: Callable[[bytes | None], bytes | None]) -> bytes | None:
+def change(
+    store: Store,
+    key: str,
+    make: Callable[[bytes | None], bytes | None],
+    contains: Callable[[bytes | None, bytes], bool] = lambda found, written: found == written,
+) -> bytes | None:
     """Put what `make` makes of a document (None: absent) in its place, and return it; None changes nothing.
 
-    `make` is called again after every lost race, and must make each writer's change visible in its result: a writer
-    whose answer was lost may be added twice, so this is for documents that bear that.
+    `make` is called again after every lost race. contains(found, written): whether what is found has what a write put
+    there whose answer was lost; it is then not repeated. By default that asks for the same bytes, so that a change may
+    be made twice where others write as well.
 
     Raises ConflictError when the document never stands still, and whatever `make` raises.
     """
@@ -29,5 +37,6 @@ def change(store: Store, key: str, make: Callable[[bytes | None], bytes | None])
             if store.replace(key, after, before):
                 return after
         except UndecidedError:
-            continue
+            if contains(found := store.read(key), after):
+                return found
     raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")

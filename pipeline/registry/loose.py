@@ -13,7 +13,7 @@ Found = tuple[str, str, str]
 
 
 def loose_documents(store: Store) -> Iterator[Found]:
-    """Kind of problem, what has it, and the detail. See `verify.FAULTS` and `verify.REMARKS`."""
+    """Kind of problem, what has it, and the detail. See `verify.FAULTS`."""
     known = inventory(store)
     there = set(known.versions)
     for (model, version), keys in known.folders.items():

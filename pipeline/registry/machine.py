@@ -15,6 +15,7 @@ from builders.cpu_kinds import kind_named, kind_of, this_kind
 from builders.cuda import Gpu, cuda_version, gpus
 from builders.errors import InputError, UnknownNameError
 from builders.targets import CPU, parse_targets, product_of
+from builders.text import format_bytes
 from builders.types import Target
 
 AUTO = "auto"
@@ -69,9 +70,8 @@ class Machine:
 
     def known(self) -> dict[str, str]:
         """What is known beside the kind of machine, for people."""
-        memory = None if self.memory_bytes is None else f"{self.memory_bytes / (1 << 30):.1f} GiB"
         found = {"driver": self.driver, "CUDA": self.cuda, "TensorRT": self.tensorrt, "TensorRT-RTX": self.tensorrt_rtx}
-        found |= {"onnxruntime": self.onnxruntime, "memory": memory}
+        found |= {"onnxruntime": self.onnxruntime, "memory": format_bytes(self.memory_bytes) or None}
         found |= {"CPU": self.cpu if self.is_cpu else None}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -19,11 +19,6 @@ from pipeline.registry.parsing import field as read
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
-
-
-# Entries of provenance that say a blob's BLAKE3. They are no field of their own, because an older client digests the
-# fields that it knows, and would take the manifest for one that was replaced.
-_BLAKE3 = "blake3 of "
 _REMEDY = (
     "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
     "then delete this file and run `enginery gc`"
@@ -99,8 +94,8 @@ class Manifest:
 
     content: digest of everything that went in; two runs with equal content are the same version.
     spec: the spec with every default filled in.  sources: what was compiled and measured against, name -> digest; kept
-    as blobs.  provenance: what those were made from (spec, weights, data files), name -> digest; not kept; and the
-    BLAKE3 of blobs that are pulled (see `blake3`).
+    as blobs.  provenance: what those were made from (spec, weights, data files), name -> digest; not kept.
+    blake3: of blobs that are pulled, SHA-256 -> BLAKE3, where whoever uploaded them had the library.
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
@@ -114,6 +109,7 @@ class Manifest:
     spec: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    blake3: Mapping[str, str] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
     host: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -137,14 +133,10 @@ class Manifest:
         """Digest of the manifest: of everything but this digest itself."""
         return digest_of(self.to_json())
 
-    def blake3(self, digest: str) -> str | None:
-        """The BLAKE3 of a blob's bytes, if whoever uploaded them had the library."""
-        return self.provenance.get(f"{_BLAKE3}{digest}")
-
     def with_blake3(self, known: Mapping[str, str | None]) -> "Manifest":
         """The manifest with the BLAKE3 of blobs, by their digests; None is left out."""
-        found = {f"{_BLAKE3}{digest}": blake3 for digest, blake3 in known.items() if blake3}
-        return replace(self, provenance={**self.provenance, **found})
+        found = {digest: blake3 for digest, blake3 in known.items() if blake3}
+        return replace(self, blake3={**self.blake3, **found})
 
     def blobs(self) -> dict[str, str]:
         """Every blob this version needs: digest -> what it is."""
@@ -187,6 +179,7 @@ def _read(data: dict[str, Any]) -> Manifest:
         spec=read(data, "spec", parsing.mapping),
         sources=read(data, "sources", parsing.mapping_of(parsing.digest)),
         provenance=read(data, "provenance", parsing.mapping_of(parsing.digest)),
+        blake3=read(data, "blake3", parsing.mapping_of(parsing.digest)),
         toolchain=read(data, "toolchain", parsing.mapping_of(parsing.text)),
         host=read(data, "host", parsing.mapping),
         metrics=read(data, "metrics", parsing.mapping),

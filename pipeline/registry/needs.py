@@ -11,12 +11,12 @@ Rules and where they are from:
 
 from builders.compatibility import numbers, runtime_of, version_serves
 from builders.cpu_kinds import EXACT_SESSION, SATURATES, kind_named
+from builders.text import format_bytes
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 _DRIVER_OF_CUDA = {12: "525", 13: "580"}
-_GIB = 1 << 30
 
 
 def unmet(entry: EngineEntry, machine: Machine) -> str | None:
@@ -67,7 +67,7 @@ def _gpu_unmet(entry: EngineEntry, machine: Machine) -> str | None:
         return f"needs CUDA {cuda}, the driver supports {machine.cuda}"
     size = entry.size_bytes or 0
     if machine.memory_bytes is not None and size > machine.memory_bytes:
-        return f"needs at least {size / _GIB:.1f} GiB, the GPU has {machine.memory_bytes / _GIB:.1f} GiB"
+        return f"needs at least {format_bytes(size)}, the GPU has {format_bytes(machine.memory_bytes)}"
     return None
 
 

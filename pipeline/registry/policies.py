@@ -12,6 +12,7 @@ from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from builders.targets import parse_targets
+from builders.text import join_first
 from pipeline.moment import now
 from pipeline.registry import parsing
 from pipeline.registry.attestations import JudgedEntry
@@ -132,7 +133,7 @@ def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str
             "add --proven-only and the channel serves only the proven ones"
         )
     if unproven and not proven_only and name not in OPEN_CHANNELS:
-        listed = ", ".join(unproven[:3]) + (f" and {len(unproven) - 3} more" if len(unproven) > 3 else "")
+        listed = join_first(unproven, 3)
         return (
             f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
             f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
@@ -186,7 +187,7 @@ def refusal(
     if left and policy.canary:
         return (
             f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
-            f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}: run one for each (--target, --precision), and "
+            f"{join_first(left, 3)}: run one for each (--target, --precision), and "
             "give each report with --canary"
         )
     return None

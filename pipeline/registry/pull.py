@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from builders.cpu_kinds import EXACT_SESSION, SATURATES
 from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError
-from builders.types import Target
 from pipeline.registry.attestations import judged
 from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.landing import write_whole
@@ -27,7 +26,6 @@ from pipeline.registry.seals import seal
 from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
-from pipeline.registry.trust.policy import TrustPolicy
 from pipeline.registry.versions import Located, locate
 
 FORMAT = 1
@@ -106,30 +104,6 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     return replace(located, signed_by=vouched.signers), entries
 
 
-def pull(
-    store: Store,
-    reference: Reference,
-    machine: Machine | Target,
-    dest: Path,
-    precision: str | None = None,
-    *,
-    proven_only: bool = False,
-    fallback: Literal["onnx"] | None = None,
-    trust: TrustPolicy | Path | str | None = None,
-    way: Way | None = None,
-) -> Pulled:
-    """Bring the engine that fits best into the folder `dest`, verified, and describe it in JSON.
-
-    trust: see `resolve.Policy`.  way: None is this machine's cache, and nobody watches.
-    Raises UnknownNameError when nothing fits, IntegrityError when the bytes are not what was published,
-    UntrustedError (an IntegrityError) when the trust policy asks for more, UnavailableError when a disk is not there.
-    """
-    here = Machine.of(machine) if isinstance(machine, Target) else machine
-    policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust)
-    located, found = ask(store, reference, here, policy)
-    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, way))
-
-
 def bring_best(found: Answer, bring: Callable[[Resolution], Pulled]) -> Pulled:
     """What `bring` gives for the best engine whose bytes are those that were published; the others count as lost.
 
@@ -146,12 +120,16 @@ def bring_best(found: Answer, bring: Callable[[Resolution], Pulled]) -> Pulled:
 
 
 def bring(store: Store, located: Located, resolution: Resolution, dest: Path, way: Way | None = None) -> Pulled:
-    """Bring an engine that was chosen into the folder `dest`. See `pull`."""
+    """Bring an engine that was chosen into the folder `dest`, verified, and describe it in JSON beside it.
+
+    way: None is this machine's cache, and nobody watches. Raises IntegrityError when the bytes are not what was
+    published, UnavailableError when a disk is not there.
+    """
     engine = resolution.chosen
     stem = _stem(located, engine)
     path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
     digest = str(engine.digest)
-    expected = seal(digest, located.manifest.blake3(digest))
+    expected = seal(digest, located.manifest.blake3.get(digest))
     way = way or Way.usual(store)
     weights = _bring_weights(store, located.manifest, engine, dest, way)
     origin = way.deliver(store, expected, engine.size_bytes or 0, path)
@@ -167,7 +145,7 @@ def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: 
     if name is None:
         return None
     graph = str(engine.graph)
-    way.deliver(store, seal(graph, manifest.blake3(graph)), store.size(graph), dest / name)
+    way.deliver(store, seal(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
     return dest / name
 
 

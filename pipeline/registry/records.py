@@ -5,17 +5,15 @@ whose blobs are gone, counts as forgotten, and a new one replaces it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from builders.digest import canonical_json, is_digest
-from builders.errors import ConflictError, UndecidedError
 from pipeline.registry import parsing
+from pipeline.registry.documents import change
 from pipeline.registry.keys import record_key
 from pipeline.registry.store import Store
 
 MAX_BYTES = 64 << 20
-_ATTEMPTS = 20
 
 
 def recall(
@@ -42,12 +40,7 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, Any], blobs:
     """
     where = record_key(kind, key)
     data = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
-    for _ in range(_ATTEMPTS):
-        before = store.read(where)
-        with suppress(UndecidedError):  # somebody else's is there, or this one was
-            if before == data or store.replace(where, data, before):
-                return
-    raise ConflictError(f"record {where} of {store.uri} keeps changing; run again when fewer others write it")
+    change(store, where, lambda _: data)
 
 
 def read_record(data: bytes | None) -> dict[str, Any] | None:

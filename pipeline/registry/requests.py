@@ -28,5 +28,4 @@ def stated(entry: EngineEntry) -> BuildRequest:
         profiles=entry.profiles,
         options=tuple(sorted(entry.options.items())),
         toolchain=tuple(sorted(entry.toolchain.items())),
-        scales=entry.scales,
     )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from builders.compatibility import hardware_serves
 from builders.errors import IntegrityError, UnknownNameError
+from builders.text import join_first
 from pipeline.registry.attestations import JudgedEntry
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
@@ -234,9 +235,7 @@ def _why(candidates: Sequence[Candidate]) -> str:
         return f"{facts}; the only one that fits"
     if timed := _comparison(candidates):
         return f"{facts}; {timed}"
-    listed = ", ".join(f"{entry.unit} ({entry.status})" for entry in others[:3])
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    return f"{facts}; preferred to {listed}{more}"
+    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"
 
 
 def _comparison(candidates: Sequence[Candidate]) -> str | None:

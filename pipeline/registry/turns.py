@@ -44,7 +44,7 @@ class Holder:
     began: str
     beat: int
     touched: str
-    since: str = ""
+    since: str
 
     @property
     def gone(self) -> bool:
@@ -52,8 +52,8 @@ class Holder:
         return Presence(self.host, self.namespace, self.pid, self.began).gone
 
     def __str__(self) -> str:
-        since = f", since {self.since[:19].replace('T', ' ')} UTC" if self.since else ""
-        return f"{self.what} is being done by {self.host}, process {self.pid}{since}"
+        since = self.since[:19].replace("T", " ")
+        return f"{self.what} is being done by {self.host}, process {self.pid}, since {since} UTC"
 
 
 @contextmanager
@@ -129,18 +129,18 @@ def _same(one: Holder, other: Holder) -> bool:
 
 
 def _myself(what: str) -> Holder:
-    me = this_process()
-    return Holder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, clock.stamp(clock.now()))
+    me, now = this_process(), clock.stamp(clock.now())
+    return Holder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
 
 
 def _read(data: bytes | None) -> Holder | None:
     """A holder; None where nobody is, or what is there cannot be read."""
     try:
         document: dict[str, Any] = parsing.parse_json(data, MAX_BYTES) if data is not None else {}
-        texts = {name: parsing.field(document, name, parsing.text) for name in ("what", "host", "namespace", "began")}
+        words = ("what", "host", "namespace", "began", "since")
+        texts = {name: parsing.field(document, name, parsing.text) for name in words}
         clock.read_stamp(document.get("touched"), "touched")
         counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
-        since = parsing.field({"since": "", **document}, "since", parsing.text)
-        return Holder(**texts, **counts, touched=document["touched"], since=since)  # type: ignore[arg-type]
+        return Holder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
     except IntegrityError:
         return None

@@ -26,7 +26,6 @@ from pipeline.registry.store import Store
 from pipeline.registry.trust.requirement import misplaced
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
-REMARKS = ("unchecked", "orphaned", "unreferenced", "forgotten", "stray")
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     found.manifests.append(manifest)
     for digest, what in manifest.blobs().items():
         found.needed.setdefault(digest, []).append(f"{reference} {what}")
-        if claimed := manifest.blake3(digest):
+        if claimed := manifest.blake3.get(digest):
             found.blake3.setdefault(digest, {})[reference] = claimed
     try:
         list(attestations(found.store, manifest))

@@ -1,10 +1,10 @@
 """Finding models and versions, and what a reference stands for."""
 
-import difflib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from builders.errors import IntegrityError, UnknownNameError
+from builders.text import suggest
 from pipeline.registry import channels
 from pipeline.registry.channels import Channel
 from pipeline.registry.keys import MANIFEST, MODELS, manifest_key, versions_prefix
@@ -146,7 +146,5 @@ def _no_channel(store: Store, reference: Reference) -> UnknownNameError:
 
 
 def _unknown(kind: str, name: str, known: list[str], store: Store) -> UnknownNameError:
-    near = difflib.get_close_matches(name, known, n=1)
     known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginery build` publishes one"
-    hint = f"did you mean {near[0]!r}?" if near else known_text
-    return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {hint}")
+    return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, known, known_text)}")

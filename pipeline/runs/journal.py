@@ -33,10 +33,10 @@ def model_of(run: str) -> str:
     return found[2] if found and is_name(found[2]) else ""
 
 
-def run_ids(store: Store, model: str | None = None) -> list[str]:
+def run_ids(store: Store) -> list[str]:
     """Names of runs, newest first. One listing; reads nothing."""
     names = (name.removesuffix(".json") for name in store.children(RUNS) if name.endswith(".json"))
-    return sorted((run for run in names if (found := model_of(run)) and model in (None, found)), reverse=True)
+    return sorted((run for run in names if model_of(run)), reverse=True)
 
 
 def read_run(store: Store, run: str) -> RunState | None:

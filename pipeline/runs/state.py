@@ -108,7 +108,7 @@ def parse_run(key: str, data: bytes) -> RunState:
         document = parsing.parse_json(data, MAX_BYTES)
         if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
             raise parsing.Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
-        words = ("id", "model", "spec", "started_at", "heard_at", "host", "user", "by", "reason")
+        words = ("id", "model", "spec", "started_at", "heard_at", "host", "namespace", "began", "user", "by", "reason")
         return RunState(
             **{name: parsing.field(document, name, parsing.text) for name in words},
             state=parsing.field(document, "state", parsing.one_of(*RUN_STATES)),
@@ -118,7 +118,6 @@ def parse_run(key: str, data: bytes) -> RunState:
             version=parsing.field(document, "version", parsing.optional(parsing.text)),
             items=parsing.field(document, "items", parsing.many(_item)),
             left_out=parsing.field(document, "left_out", parsing.count),
-            **{name: parsing.field({name: "", **document}, name, parsing.text) for name in ("namespace", "began")},
         )
     except parsing.Malformed as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error

@@ -1,6 +1,5 @@
 """Calls the function in a Python file that a spec names, and words what goes wrong in it for its author."""
 
-import difflib
 import importlib.util
 import inspect
 import sys
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from builders.errors import ModelError
+from builders.text import suggest
 from pipeline.sources.source_files import search_folders, source_files
 
 REASON_CHARACTERS = 500
@@ -80,8 +80,7 @@ def _function(module: ModuleType, name: str) -> Any:
     if callable(found):
         return found
     own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-    near = difflib.get_close_matches(name, own, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"its functions: {', '.join(own) or 'none'}"
+    hint = suggest(name, own, f"its functions: {', '.join(own) or 'none'}")
     raise ModelError(f"{module.__file__} has no function {name!r}; {hint}")
 
 

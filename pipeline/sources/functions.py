@@ -11,8 +11,9 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 from onnx import inliner
 
+from builders.bodies import list_bodies
 from builders.errors import ModelError
-from pipeline.sources.walk import inner_graphs, nodes_in
+from pipeline.sources.walk import nodes_in
 
 MOST_NODES = 1_000_000
 # Protobuf reads 100 messages inside each other, and a graph inside a node is three deeper.
@@ -58,7 +59,7 @@ def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]
     count = depth = 0
     for node in nodes:
         own, deep = known.get(_called(node), (1, 0))
-        for graph in inner_graphs(node.attribute):
+        for graph in list_bodies(node):
             more, deeper = _size(graph.node, known)
             own, deep = own + more, max(deep, deeper + 1)
         count, depth = count + own, max(depth, deep)

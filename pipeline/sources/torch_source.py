@@ -8,7 +8,6 @@ import inspect
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builders.errors import ModelError
+from builders.text import join_first
 from builders.types import Dim, Tensors, TensorSpec
 from pipeline.sources.entry_point import call_entry_point, place, reason
 from pipeline.sources.finite import check_finite
@@ -117,7 +117,8 @@ def _load_pt2(path: Path) -> "torch.export.ExportedProgram":
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
     try:
-        with _torch_alone():
+        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
+        with warnings.catch_warnings(action="ignore"):
             return torch.export.load(path)
     except Exception as error:
         raise ModelError(
@@ -138,10 +139,8 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
         ) from error
     mistakes = list(_mismatches(module.state_dict(keep_vars=True), given))
     if mistakes:
-        more = f"; and {len(mistakes) - 5} more" if len(mistakes) > 5 else ""
-        raise ModelError(
-            f"{path} does not fit the module: {'; '.join(mistakes[:5])}{more}; save the weights of this model"
-        )
+        listed = join_first(mistakes, 5, "; ")
+        raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")
     module.load_state_dict(given, strict=False)
 
 
@@ -188,7 +187,7 @@ def capture(
         spec.name: {axis: known[name] for axis, name in enumerate(spec.shape) if name in known} for spec in inputs
     }
     try:
-        with _torch_alone():
+        with warnings.catch_warnings(action="ignore"):
             return torch.export.export(module, (), example, dynamic_shapes=shapes)
     except Exception as error:
         raise ModelError(
@@ -244,7 +243,7 @@ def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
     from onnx_ir.passes.common import NameFixPass
 
     try:
-        with _torch_alone():
+        with warnings.catch_warnings(action="ignore"):
             converted = torch.onnx.export(program.exported, dynamo=True, opset_version=opset, verbose=False)
     except torch.onnx.OnnxExporterError as error:
         raise ModelError(
@@ -256,14 +255,6 @@ def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
         value.name = name
     NameFixPass()(converted.model)
     return ir.to_proto(converted.model)
-
-
-@contextmanager
-def _torch_alone() -> Iterator[None]:
-    """Torch warns about its own internals while it exports; under `-W error` those would end the export."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,8 +1,10 @@
 """What an ONNX model is made of, wherever it is: in its graph, in the graphs inside nodes, in its functions."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import onnx
+
+from builders.bodies import list_bodies
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -16,21 +18,15 @@ def nodes_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """These nodes and those of the graphs inside them."""
     for node in nodes:
         yield node
-        for inner in inner_graphs(node.attribute):
+        for inner in list_bodies(node):
             yield from nodes_in(inner.node)
 
 
-def inner_graphs(attributes: Sequence[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
-    """The graphs that attributes hold."""
-    for attribute in attributes:
-        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-
-
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph, and every graph inside a node."""
+    """The graph, and every graph inside a node, those of functions too."""
     yield model.graph
     for node in all_nodes(model):
-        yield from inner_graphs(node.attribute)
+        yield from list_bodies(node)
 
 
 def all_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:

@@ -1,6 +1,5 @@
 """What pydantic finds wrong, in the words of the file: line, key, value and remedy, in one line for each mistake."""
 
-import difflib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from builders.text import suggest
 from pipeline.spec.words import Loc, Mistakes, shown
 
 # What a value must be, by pydantic's type of the mistake.
@@ -93,12 +93,12 @@ def _explained(item: Mapping[str, Any], loc: Loc, model: type[BaseModel], help_:
 def _explain(item: Mapping[str, Any], loc: Loc, model: type[BaseModel], help_: str) -> str:
     mistake, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if mistake == "extra_forbidden":
-        return f"unknown key; {_suggestion(str(loc[-1]), _known_keys(model, loc[:-1]))}"
+        return f"unknown key; {suggest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({help_})"
     if mistake == "literal_error":
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"{shown(value)} is not known; {_suggestion(str(value), known)}"
+        return f"{shown(value)} is not known; {suggest(str(value), known)}"
     if mistake == "value_error":
         message = str(context["error"])
         said = isinstance(value, (Mapping, BaseModel)) or shown(value) in message
@@ -106,11 +106,6 @@ def _explain(item: Mapping[str, Any], loc: Loc, model: type[BaseModel], help_: s
     if mistake in _BOUNDS:
         return f"{shown(value)}: {_BOUNDS[mistake].format(**context)}"
     return f"{shown(value)}: {item['msg'][0].lower()}{item['msg'][1:]}"
-
-
-def _suggestion(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:

@@ -7,16 +7,16 @@ from typing import Literal
 from builders.codec import encode
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Request
+from pipeline.closure.code import backend_root
 from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import CHECK_CODE, MEASURING, limits_of, metric_of, step_limits
+from pipeline.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.values import Attributed, Built
 from pipeline.verdict import Judged
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.report import OVERLAP, Check
 
-ATTRIBUTION_CODE = (*CHECK_CODE, "pipeline.jobs.attribution")
 # Engines whose file can be taken apart.
 TAPPABLE = ("onnxruntime",)
 
@@ -103,7 +103,8 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
 
 
 def _run(request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, shop: Workshop) -> AttributionFound:
-    key = {**encode(request), "versions": versions(*MEASURING), "code": code_of(*ATTRIBUTION_CODE)}
+    opened = [backend_root(suspect.built.unit.request.backend)] if suspect.joint == "engine" else []
+    key = {**encode(request), **code_key(type(request), *opened)}
     name = f"attribute {suspect.name}"
     job = Job(name, request, shop.store.uri, step_limits(spec, "attribution"))
     return shop.once("attribute", name, key, job, lambda found: [found.attribution])

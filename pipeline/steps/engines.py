@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 
 from builders import backends
@@ -43,7 +44,7 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     except EngineryError as error:
         return Built(unit, failure=_failure(unit, spec, shop, error))
     shop.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
-    return Built.from_record(unit, record)
+    return Built.from_record(replace(unit, request=record.request), record)
 
 
 def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
@@ -97,13 +98,22 @@ def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
 
 
 def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
-    """What a second build is given when the first ran out of memory: half the compiler's scratch memory, if it has a
-    limit on that. It makes a different engine perhaps, which its notes then say; its build key stays."""
+    """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
+    is another request, with a build key of its own (`recall_reduced`)."""
     workspace = dict(build.request.options).get("workspace_mib")
     if workspace is None:
         return None
     mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
-    return Reduced(replace(build, workspace_mib=mib), f"with workspace_mib {mib}")
+    smaller = build.request.with_option("workspace_mib", mib)
+    return Reduced(BuildEngine(smaller, instead_of=build.request), f"with workspace_mib {mib}")
+
+
+def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:
+    """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
+    value = shop.recall("reduced-workspace", {"build": request.key})
+    with suppress(IntegrityError):
+        return None if value is None else decode(value["request"], BuildRequest)
+    return None
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> EngineRecord | None:

@@ -9,10 +9,10 @@ from builders.jobs import Job
 from builders.types import CALIBRATED
 from pipeline.jobs.graphs import CheckGraph, SampleDigests, WriteGraph
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import CHECK_CODE, MEASURING, QUANTIZATION_CODE, limits_of, metric_of, step_limits
+from pipeline.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.steps.ranges import calibration_method, node_overrides
 from pipeline.values import Exported, Flavour, Graph, Observed, Proof, Recipe, Searched, SearchResult
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 
 def quantize(
@@ -64,8 +64,7 @@ def write(
     key = {
         **encode(request),
         "observations": ranges.seen if ranges else None,
-        "versions": versions(*MEASURING),
-        "code": code_of(*QUANTIZATION_CODE),
+        **code_key(WriteGraph),
     }
     job = Job("quantize", request, shop.store.uri, step_limits(spec, "quantization"))
     found = shop.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
@@ -88,6 +87,6 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Obse
         metric_of(spec),
         samples,
     )
-    key = {**encode(check), "versions": versions(*MEASURING), "code": code_of(*CHECK_CODE)}
+    key = {**encode(check), **code_key(CheckGraph)}
     job = Job("check graph", check, shop.store.uri, step_limits(spec, "proof"))
     return shop.once("check-graph", f"check {graph.flavour.name}", key, job)

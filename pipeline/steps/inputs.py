@@ -1,21 +1,29 @@
 """What the steps of a model read, by the names that its owner knows, so that two builds can be compared."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from builders.digest import digest_of_file, is_digest
+from builders.plural import pluralize
+from pipeline.closure.code import Root, backend_root, find_code
+from pipeline.jobs.engines import CheckEngine
+from pipeline.jobs.graphs import CheckGraph, WriteGraph
+from pipeline.jobs.model import ExportModel
+from pipeline.jobs.ranges import MergeParts, ObservePart, ObservePartRemotely, SearchQuantization
 from pipeline.only_records import NotOnRecord
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, MEASURING, OBSERVATION_CODE
+from pipeline.steps.keys import WRITE_MODEL, package_versions
 from pipeline.steps.ranges import calibration_digest
 from pipeline.steps.sources import place_of, source_digests
 from pipeline.values import Json
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 # By stage, then by name: a digest, or a value as text.
 Inputs = dict[str, dict[str, str]]
-_CODE = "enginery's own code"
-_LONGEST = 60
+# Followed by a module.
+_CODE = "code of "
+_LONGEST, _MOST_MODULES = 60, 3
 
 
 def inputs_of(spec: ModelSpec, shop: Workshop) -> Inputs:
@@ -34,10 +42,12 @@ def inputs_of(spec: ModelSpec, shop: Workshop) -> Inputs:
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
-    A file that is not read any more is left out: what used to name it changed as well.
+    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery are told in
+    one line: 'code of validation.compare and validation.drift changed'.
     """
-    found = []
-    for name in sorted(before.keys() | now.keys()):
+    names = sorted(before.keys() | now.keys())
+    found = _code_differences([name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)])
+    for name in (name for name in names if not name.startswith(_CODE)):
         old, new = before.get(name), now.get(name)
         if old == new or (new is None and is_digest(str(old))):
             continue
@@ -46,6 +56,15 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
         else:
             found.append(f"{name}: {'none' if old is None else old} -> {'none' if new is None else new}")
     return found
+
+
+def _code_differences(changed: Sequence[str]) -> list[str]:
+    if not changed:
+        return []
+    named = [name.removeprefix(_CODE) for name in changed[:_MOST_MODULES]]
+    if more := len(changed) - len(named):
+        named.append(pluralize(more, "other module"))
+    return [f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed"]
 
 
 def _export(spec: ModelSpec, shop: Workshop) -> dict[str, str]:
@@ -57,32 +76,39 @@ def _export(spec: ModelSpec, shop: Workshop) -> dict[str, str]:
     return {
         **{_named(place, spec): digest for place, digest in read["files"].items()},
         **_flat(parts),
-        **_versions(read["packages"] | versions("torch", "onnx", "onnxscript", "onnx-ir")),
-        _CODE: code_of(*EXPORT_CODE),
+        **_versions(read["packages"]),
+        **_code(*WRITE_MODEL),
     }
 
 
 def _calibration(spec: ModelSpec) -> dict[str, str]:
-    wanted, shared = spec.calibration, {**_versions(versions(*MEASURING)), _CODE: code_of(*OBSERVATION_CODE)}
+    wanted, searching = spec.calibration, [SearchQuantization] if spec.quantization.searches else []
     parts = _flat(spec.model_dump(mode="json", include={"calibration", "quantization"}))
     if wanted is None:
-        return parts | shared
-    return {f"calibration data {wanted.data}": calibration_digest(spec), **parts, **shared}
+        return parts | _code(WriteGraph)
+    code = _code(WriteGraph, ObservePart, ObservePartRemotely, MergeParts, *searching)
+    return {f"calibration data {wanted.data}": calibration_digest(spec), **parts, **code}
 
 
 def _golden(spec: ModelSpec) -> dict[str, str]:
     wanted = spec.golden
     data = {f"golden data {wanted.data}": digest_of_file(spec.file(wanted.data))} if wanted else {}
     parts = {"golden": {"data": wanted.data, "labels": wanted.labels}} if wanted else {}
-    code = code_of(*EXPORT_CODE, *CHECK_CODE)
-    return {**data, **_flat(parts), **_versions(versions("torch", "onnxruntime", "numpy")), _CODE: code}
+    return {**data, **_flat(parts), **_code(ExportModel)}
 
 
 def _proof(spec: ModelSpec) -> dict[str, str]:
     metric = spec.golden.metric.model_dump(mode="json") if spec.golden and spec.golden.metric else None
     limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
     parts = {"golden": {"metric": metric}, "validation": limits}
-    return {**_flat(parts), **_versions(versions(*MEASURING)), _CODE: code_of(*CHECK_CODE)}
+    return {**_flat(parts), **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends))}
+
+
+def _code(*roots: Root) -> dict[str, str]:
+    """What requests can reach, by module, and the versions of the packages that they import."""
+    found = find_code(*roots)
+    modules = {f"{_CODE}{module}": digest for module, digest in found.modules.items()}
+    return {**_versions(package_versions(*found.packages)), **modules}
 
 
 def _named(place: str, spec: ModelSpec) -> str:

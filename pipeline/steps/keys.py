@@ -1,4 +1,4 @@
-"""What the steps have in common: their limits, the code and the libraries that do the work, the shapes of a spec."""
+"""What the steps have in common: their limits, what their keys hold of code, the shapes of a spec."""
 
 import os
 from dataclasses import asdict
@@ -6,33 +6,37 @@ from typing import Literal
 
 from builders.jobs import Limits
 from builders.types import Precision
+from pipeline.closure.code import Root, find_code
 from pipeline.jobs.calls import Calls
 from pipeline.jobs.engines import ContractTerms
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.values import Json, ModelShapes
+from pipeline.workshop import versions
 from validation.task import TaskMetric
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
-# The code that does each step. These steps run again when it changes; an engine does not, and its key leaves it out.
-EXPORT_CODE = ("pipeline.jobs.blobs", "pipeline.jobs.model", "pipeline.export", "pipeline.sources")
-QUANTIZATION_CODE = (
-    "pipeline.jobs.blobs",
-    "pipeline.jobs.ranges",
-    "pipeline.jobs.graphs",
-    "pipeline.quantization",
-    "pipeline.sources",
-    "validation.latency.macs",
-)
-CHECK_CODE = (
-    "builders",
-    "validation",
-    *("pipeline.jobs.engines", "pipeline.jobs.calls", "pipeline.jobs.limits"),
-    *QUANTIZATION_CODE,
-)
-OBSERVATION_CODE = (*QUANTIZATION_CODE, "validation")
-# What rewrites graphs, emulates their arithmetic and measures them.
-MEASURING = ("onnx", "onnxruntime", "numpy", "ml_dtypes")
+# What makes the first of the two records of an export: another golden set needs no new export.
+WRITE_MODEL = ("pipeline.export:write_model", "pipeline.jobs.model:store_model")
+# Packages that no code of ours imports: PyTorch's exporter is written in it.
+_BEHIND = {"torch": ("onnxscript",)}
+_DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
+
+
+def code_key(*roots: Root) -> Json:
+    """What a step's key holds of code: a digest of what its request can reach, and the versions of the packages that
+    this imports. The step runs again when either changes; an engine does not, and its build key leaves them out.
+
+    roots: the request's class, and what it finds by name at run time (`closure.code.backend_root`).
+    """
+    found = find_code(*roots)
+    return {"versions": package_versions(*found.packages), "code": found.digest}
+
+
+def package_versions(*packages: str) -> dict[str, str]:
+    """Installed versions by distribution, of packages as `import` names them, and of what stands behind those."""
+    behind = [name for package in packages for name in _BEHIND.get(package, ())]
+    return versions(*(_DISTRIBUTIONS.get(name, name) for name in (*packages, *behind)))
 
 
 def step_limits(

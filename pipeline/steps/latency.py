@@ -7,18 +7,17 @@ from builders.codec import encode
 from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Needs
+from pipeline.closure.code import backend_root
 from pipeline.jobs.latency import LatencyTerms, MeasureEngine
 from pipeline.moment import now
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import MEASURING, engine_limits, model_shapes
+from pipeline.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.values import Built, Exported
 from pipeline.verdict import Judged
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.latency.machine import machine
-
-LATENCY_CODE = ("builders", "validation.latency", "pipeline.jobs.latency")
 
 
 def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
@@ -46,8 +45,7 @@ def time_engine(
     key = {
         **encode(measure),
         "machine": machine(),
-        "versions": versions(*MEASURING),
-        "code": code_of(*LATENCY_CODE),
+        **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
         **({"at": now()} if afresh else {}),
     }
 

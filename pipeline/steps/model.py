@@ -11,10 +11,10 @@ from pipeline.progress.events import Finished
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.golden import settle_golden
-from pipeline.steps.keys import CHECK_CODE, EXPORT_CODE, limits_of, metric_of, shapes_of, step_limits
+from pipeline.steps.keys import WRITE_MODEL, code_key, limits_of, metric_of, shapes_of, step_limits
 from pipeline.steps.sources import source_digests
 from pipeline.values import Exported, Json, OnnxModel, Proof
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 
 def export(spec: ModelSpec, shop: Workshop) -> Exported:
@@ -89,8 +89,7 @@ def _model_key(spec: ModelSpec, reads: Json) -> Json:
     return {
         "source": reads["source"],
         "shapes": shapes_of(spec),
-        "versions": versions("torch", "onnx", "onnxscript", "onnx-ir"),
-        "code": code_of(*EXPORT_CODE),
+        **code_key(*WRITE_MODEL),
     }
 
 
@@ -102,8 +101,7 @@ def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
         "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
         "shapes": shapes_of(spec),
         "limits": limits_of(spec, "fp32", "export"),
-        "versions": versions("torch", "onnxruntime", "numpy"),
-        "code": code_of(*EXPORT_CODE, *CHECK_CODE),
+        **code_key(ExportModel),
     }
 
 

@@ -9,14 +9,15 @@ from builders.cuda import gpus
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job
 from builders.types import BuildRequest
+from pipeline.closure.code import backend_root
 from pipeline.jobs.engines import CheckEngine
 from pipeline.moment import now
 from pipeline.progress.events import VerdictReached
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import CHECK_CODE, MEASURING, calls_of, contract_of, engine_limits, limits_of, metric_of
+from pipeline.steps.keys import calls_of, code_key, contract_of, engine_limits, limits_of, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 from validation.report import Check
 
 
@@ -68,8 +69,7 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         "engine": built.digest,
         "request": request.key,
         "machine": _machine(request),
-        "versions": versions(*MEASURING),
-        "code": code_of(*CHECK_CODE),
+        **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
     }
 

@@ -6,6 +6,7 @@ from builders.codec import encode
 from builders.digest import digest_of, digest_of_file, digest_of_path
 from builders.errors import DataError
 from builders.jobs import Executor, Job, Limits, Needs
+from pipeline.closure.code import backend_root
 from pipeline.jobs.ranges import (
     CalibrationMethod,
     CalibrationSamples,
@@ -20,10 +21,10 @@ from pipeline.quantization.schemes.overrides import Override
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
-from pipeline.steps.keys import MEASURING, OBSERVATION_CODE, QUANTIZATION_CODE, model_shapes, step_limits
+from pipeline.steps.keys import code_key, model_shapes, step_limits
 from pipeline.steps.race import engine_to_race
 from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
-from pipeline.workshop import Workshop, code_of, versions
+from pipeline.workshop import Workshop
 
 Part = tuple[int, int]
 
@@ -48,8 +49,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     key = {
         **encode(request),
         "samples": _without_place(request.samples),
-        "versions": versions(*MEASURING),
-        "code": code_of(*OBSERVATION_CODE),
+        **code_key(ObservePart, ObservePartRemotely),
     }
 
     def spread(local: Executor, name: str, job: Job[Observed]) -> Observed:
@@ -76,7 +76,7 @@ def _observe_remotely(name: str, part: ObservePart, limits: Limits, shop: Worksh
 def merge(parts: Sequence[Observed], spec: ModelSpec, shop: Workshop) -> Observed:
     """The observations of all parts as one, which is what a single pass would have seen."""
     request = MergeParts(tuple(parts))
-    key = {**encode(request), "code": code_of(*QUANTIZATION_CODE, "validation.overlap")}
+    key = {**encode(request), **code_key(MergeParts)}
     job = Job("merge", request, shop.store.uri, step_limits(spec, "calibration"))
     return shop.once("merge", "merge calibration", key, job, _blobs)
 
@@ -94,13 +94,15 @@ def choose(
     method = calibration_method(spec)
     if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
+    probe = engine_to_race(kind, spec, exported)
+    raced = [backend_root(probe.request.backend)] if probe and probe.request else []
     request = SearchQuantization(
         exported.model.digest,
         kind,
         ranges.observations,
         method,
         _search_terms(spec),
-        engine_to_race(kind, spec, exported),
+        probe,
         _answer(spec, exported),
         _samples(spec),
     )
@@ -108,8 +110,7 @@ def choose(
         **encode(request),
         "observations": ranges.seen,
         "samples": _without_place(request.samples),
-        "versions": versions(*MEASURING),
-        "code": code_of(*OBSERVATION_CODE),
+        **code_key(SearchQuantization, *raced),
     }
     job = Job("choose", request, shop.store.uri, step_limits(spec, "quantization"))
     return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v.model, v.ranges, v.choice, v.smoothed])

@@ -233,13 +233,10 @@ REQUEST = BuildRequest(
     (ShapeProfile((("x", (1, 4), (4, 4), (8, 4)), ("z", (1, 4), (4, 4), (8, 4)))),),
     (("tf32", False), ("workspace_mib", 0)),
     (("tensorrt-rtx", "1.7.1"),),
-    "b" * 64,
 )
 _PROFILE = REQUEST.profiles[0].inputs
 REQUESTS = {
     "the model": {"model": "c" * 64},
-    "the scales": {"scales": "c" * 64},
-    "no scales": {"scales": None},
     "the precision": {"precision": "fp16"},
     "the generation": {"target": targets.parse_targets("sm_86")[0]},
     "a product of the generation": {"target": targets.parse_targets("l4")[0]},

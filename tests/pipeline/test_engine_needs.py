@@ -1,17 +1,24 @@
 """What a unit's build asks of a node, and how it is built when memory ran out."""
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from builders import backends
 from builders.errors import UnavailableError
 from builders.jobs import Needs, Reduced, WorkerContext
+from builders.local import LocalExecutor
 from builders.targets import parse_targets
 from builders.types import BuildRequest
+from pipeline.compile import InProcess, compile_model
 from pipeline.history import Expectation
 from pipeline.jobs.engines import BuildEngine
+from pipeline.plan import Selection
+from pipeline.registry.requests import request_of
 from pipeline.registry.store import open_store
+from pipeline.registry.versions import load
 from pipeline.spec.file import load_spec
 from pipeline.steps.engines import (
     LEAN_WORKSPACE_MIB,
@@ -19,8 +26,11 @@ from pipeline.steps.engines import (
     USUAL_MEMORY_MIB,
     memory_request,
     needs,
+    recall_engine,
+    recall_reduced,
     reduce_workspace,
 )
+from pipeline.workshop import Workshop
 from tests.builders import graphs
 
 
@@ -66,16 +76,45 @@ def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
 )
 def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
     reduced = reduce_workspace(BuildEngine(unit))
-    assert reduced == (mib and Reduced(BuildEngine(unit, mib), f"with workspace_mib {mib}"))
+    assert reduced == (
+        mib and Reduced(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
+    )
 
 
-def test_an_engine_built_leaner_keeps_its_key_and_says_so(tmp_path):
+def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(tmp_path):
     pytest.importorskip("tensorrt_rtx")
     store = open_store(str(tmp_path / "registry"), create=True)
-    wanted = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
-    built = BuildEngine(wanted, workspace_mib=64).run(WorkerContext(tmp_path, store.uri))
-    note = "built with workspace_mib 64 instead of 0: a first build had run out of memory"
-    assert note in built.notes and built.request == wanted
+    asked = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
+    wanted = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
+    made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
+    assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made.notes
+    assert made.request == wanted and wanted.key != asked.key
+    shop = Workshop(store, LocalExecutor(1), LocalExecutor(1))
+    assert recall_engine(asked, shop) is None and recall_engine(wanted, shop) == made
+    assert recall_reduced(asked, shop) == wanted and recall_reduced(wanted, shop) is None
+
+
+class OutOfMemoryOnce:
+    """Runs jobs in this process, as a second try is."""
+
+    def run(self, job, watch=None):
+        with TemporaryDirectory() as folder:
+            return job.reduced.request.run(WorkerContext(Path(folder), job.store))
+
+
+def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_built(project):
+    pytest.importorskip("tensorrt_rtx")
+    project.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {}})
+    spec = load_spec(project.spec)
+    store = open_store(str(project.registry), create=True)
+    compile_model(spec, Selection(), Workshop(store, LocalExecutor(1), OutOfMemoryOnce()), InProcess())
+    (entry,) = load(store, spec.model, "1").engines
+    assert entry.options["workspace_mib"] == LEAN_WORKSPACE_MIB
+    assert request_of(entry).key == entry.build_key
+    (planned,) = project.run("plan", project.spec, "--json").json["units"]
+    assert (planned["action"], planned["build_key"]) == ("cached", entry.build_key)
+    assert planned["reason"].endswith("with workspace_mib 1024, because a build with 0 ran out of memory")
+    assert project.build().json["cached"] is True
 
 
 def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monkeypatch):

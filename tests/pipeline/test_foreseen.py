@@ -189,3 +189,13 @@ def test_a_file_that_is_read_no_more_is_left_to_what_named_it() -> None:
     assert differences({"module a.py": digests[0]}, {}) == []
     assert differences({}, {"module a.py": digests[1]}) == ["module a.py is new"]
     assert differences({"dims.n.opt": "4"}, {}) == ["dims.n.opt: 4 -> none"]
+
+
+def test_changed_code_is_told_in_one_line_by_module() -> None:
+    before = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
+    assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
+    two = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
+    assert two == ["code of pipeline.m2 and pipeline.new changed"]
+    told = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
+    assert differences(before, dict.fromkeys(before, "b" * 64)) == [told]
+    assert differences(before, {}) == [told], "code that is reached no more is a change of what refers to it"

@@ -79,7 +79,7 @@ def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
     with pytest.raises(IntegrityError, match="not whole"):
         drawn({"kind": VERSION, "model": "m"})
     store = open_store(str(built.registry))
-    with pytest.raises(UnknownNameError, match="older enginery"):
+    with pytest.raises(UnknownNameError, match="it is lost; publish the version again"):
         published_document(store, replace(load(store, "tiny", "1"), version="7"))
 
 

@@ -1,17 +1,22 @@
 """Plans: profiles from buckets, and the reason why an engine has to be built."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders.local import LocalExecutor
 from builders.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
-from pipeline.causes import explain_change
+from pipeline.causes import causes_of, explain_change
 from pipeline.plan import Selection, candidates, profiles
+from pipeline.registry.store import open_store
+from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
+from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
 
 REQUEST = BuildRequest(
@@ -24,7 +29,6 @@ REQUEST = BuildRequest(
     profiles=(ShapeProfile((("x", (1, 4), (2, 4), (8, 4)),)),),
     options=(("tf32", False), ("workspace_mib", 0)),
     toolchain=(("tensorrt-rtx", "1.7.1"),),
-    scales="b" * 64,
 )
 
 # Each of these makes another engine, so each must give another key.
@@ -41,7 +45,6 @@ CHANGES = {
     "no profile": {"profiles": ()},
     "option": {"options": (("tf32", True), ("workspace_mib", 0))},
     "version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
-    "scales": {"scales": "d" * 64},
     "cpu": {"toolchain": ((CPU_KIND, "cpu_avx2"), ("tensorrt-rtx", "1.7.1"))},
 }
 
@@ -63,7 +66,6 @@ def test_a_request_survives_json_with_its_key() -> None:
     ("change", "reason"),
     [
         ("model", "its graph is another one"),
-        ("scales", "its graph is another one"),
         ("profile", "the shapes changed"),
         ("option", "option tf32: False -> True"),
         ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
@@ -74,10 +76,36 @@ def test_the_reason_names_what_changed_since_the_last_build(change: str, reason:
     assert explain_change(REQUEST, replace(REQUEST, **CHANGES[change])) == reason
 
 
-@pytest.mark.parametrize("change", ["model", "scales"])
-def test_the_reason_is_the_cause_where_that_is_known(change: str) -> None:
-    now = replace(REQUEST, **CHANGES[change])
+def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() -> None:
+    spec = ModelSpec.model_validate(
+        {
+            "model": "m",
+            "source": {"onnx": "m.onnx"},
+            "targets": ["sm_89"],
+            "precisions": ["int8"],
+            "calibration": {"data": "c.npz"},
+            "backends": {"tensorrt-rtx": {}},
+            "inputs": {"x": {"dtype": "float32", "shape": [1, 4]}},
+        }
+    )
+    (unit,) = candidates(spec, Selection())
+    graph = Graph(unit.flavour, "a" * 64, REQUEST.inputs, REQUEST.outputs, scales="b" * 64)
+    first, second = (plan._request(spec, unit, replace(graph, scales=digit * 64)) for digit in "bc")
+    assert first.key == second.key
+
+
+def test_the_reason_is_the_cause_where_that_is_known() -> None:
+    now = replace(REQUEST, **CHANGES["model"])
     assert explain_change(REQUEST, now, ["weights w changed"]) == "weights w changed"
+
+
+def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
+    spec = load_spec(project.spec)
+    shop = Workshop(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
+    request = {**REQUEST.to_json(), "field of another release": 1}
+    value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
+    shop.remember("latest-builds", {"model": spec.model}, value, [])
+    assert causes_of(spec, shop).before == {}
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:

@@ -1,6 +1,5 @@
 """Records of steps, and the progress display."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from pipeline.progress.events import Finished, Started
 from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, opened
-from pipeline.workshop import Workshop, _code_of, code_of, versions
+from pipeline.workshop import Workshop, versions
 from tests.calls import call_job
 from tests.pipeline.projects import Project
 
@@ -48,22 +47,6 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(shop: Worksh
     assert count(shop, {"a": 2}, blob) == ["ran"]
     shop.store.path(blob).unlink()
     assert count(shop, {"a": 1}, blob) == ["ran"]
-
-
-def test_code_is_digested_by_content_with_its_subpackages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = tmp_path / "somewhere" / "inner"
-    inner.mkdir(parents=True)
-    for folder in (inner.parent, inner):
-        (folder / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    _code_of.cache_clear()
-    before = code_of("somewhere")
-    (inner / "__init__.py").write_text("x = 1")
-    _code_of.cache_clear()
-    assert code_of("somewhere") != before
-    assert "somewhere" not in sys.modules, "it is read, not run"
-    with pytest.raises(ModuleNotFoundError):
-        code_of("nowhere_at_all")
 
 
 def test_versions_are_read_and_absence_is_a_version() -> None:
@@ -103,17 +86,3 @@ def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> No
         (lease,) = leases(run.shop.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
     assert leases(run.shop.store) == []
-
-
-def test_the_code_of_a_package_is_read_once_whatever_it_is_asked_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.py").write_text(f"x = '{name}'")
-    monkeypatch.syspath_prepend(tmp_path)
-    read: list[str] = []
-    monkeypatch.setattr("pipeline.workshop._read", lambda path: read.append(Path(path).name) or b"")
-    _code_of.cache_clear()
-    assert len({code_of("one"), code_of("two", "one"), code_of("one", "two")}) == 2
-    assert read == ["one.py", "two.py"]
-    _code_of.cache_clear()

@@ -23,12 +23,9 @@ def test_metrics_are_those_of_the_definitions(pair):
     drift = measure(expected, actual)
     assert drift.count == expected.size
     assert drift.max_abs == np.abs(error).max()
-    assert drift.rmse == pytest.approx(np.sqrt(np.mean(error**2)))
-    assert drift.mean_abs == pytest.approx(np.abs(error).mean())
     assume(np.linalg.norm(error) > 1e-100 and np.linalg.norm(expected) > 1e-100 and np.linalg.norm(actual) > 1e-100)
     assert drift.max_rel == pytest.approx(np.abs(error).max() / np.abs(expected).max())
     assert drift.sqnr_db == pytest.approx(20 * np.log10(np.linalg.norm(expected) / np.linalg.norm(error)))
-    assert drift.psnr_db == pytest.approx(20 * np.log10(np.abs(expected).max() / drift.rmse))
     cosine = expected @ actual / np.linalg.norm(expected) / np.linalg.norm(actual)
     assert drift.cosine == pytest.approx(cosine, abs=1e-9)
 
@@ -46,7 +43,7 @@ def test_merging_parts_gives_the_whole(pair, at):
 @given(FLOATS)
 def test_an_array_does_not_drift_from_itself(x):
     drift = measure(x, x.copy(), also=("rows", "ulp"))
-    assert (drift.max_abs, drift.rmse, drift.max_rel, drift.nonfinite) == (0, 0, 0, 0)
+    assert (drift.max_abs, drift.max_rel, drift.nonfinite) == (0, 0, 0)
     assert drift.sqnr_db == math.inf
     assert drift.cosine == pytest.approx(1)
     assert drift.argmax_agreement == 1
@@ -63,7 +60,7 @@ def test_the_worst_index_is_found_beyond_the_first_chunk():
 def test_float32_sums_do_not_lose_small_errors():
     expected = np.full(3_000_000, 1000, np.float32)
     actual = expected + np.float32(0.125)
-    assert measure(expected, actual).rmse == pytest.approx(0.125, rel=1e-12)
+    assert measure(expected, actual).error_sq / expected.size == pytest.approx(0.125**2, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -143,7 +140,7 @@ def test_layout_does_not_matter(seed, layout):
     left, right = views[layout](expected), views[layout](actual)
     one, other = measure(left, right), measure(left.copy(), right.copy())
     assert (one.count, one.max_abs, one.worst_index) == (other.count, other.max_abs, other.worst_index)
-    assert one.sqnr_db == pytest.approx(other.sqnr_db) and one.mean_abs == pytest.approx(other.mean_abs)
+    assert one.sqnr_db == pytest.approx(other.sqnr_db)
 
 
 def test_the_result_does_not_depend_on_the_threads(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.validation.page_data import joint_checks, version_report
 from validation.distributions import distributions
-from validation.html import metric_text, render, size_text
+from validation.html import metric_text, render
 from validation.joints import bound
 from validation.overview import headroom_db, overview
 from validation.report import Check
@@ -170,7 +170,6 @@ def test_headroom_orders_checks_of_different_metrics():
 
 
 def test_sizes_and_metrics_have_units():
-    assert [size_text(size) for size in (None, 512, 2048, 5 << 20)] == ["", "512 B", "2.0 KiB", "5.0 MiB"]
     assert metric_text(23.61, "sqnr_db") == "23.6 dB"
     assert metric_text(0.98333, "accuracy") == "0.9833"
 
@@ -227,7 +226,7 @@ def test_worst_cases_say_sample_place_expected_and_actual():
 def test_reports_without_spreads_have_no_distributions():
     report = bare()
     for item in report["reports"]:
-        del item["spreads"]
+        item["spreads"] = []
     page = render(report)
     assert "Distribution of errors" not in page and "Worst cases" not in page and "Drift by joint" in page
 

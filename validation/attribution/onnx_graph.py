@@ -5,11 +5,12 @@ twice by this process. The original file is left as it is, and is what `whole` o
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builders.bodies import list_reads
 from builders.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
 from validation.compare import run
@@ -53,7 +54,7 @@ class OnnxGraph:
         constant = {item.name for item in graph.initializer}
         constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
         self.steps: Sequence[Step] = [
-            Step(_name(node), node.op_type, tuple(n for n in reads(node) if n not in constant), _makes(node), zero)
+            Step(_name(node), node.op_type, tuple(n for n in list_reads(node) if n not in constant), _makes(node), zero)
             for node, zero in ((node, _zero(node, scalars)) for node in graph.node)
             if node.op_type != "Constant"
         ]
@@ -96,7 +97,7 @@ class OnnxGraph:
             for index, name in enumerate(node.output):
                 node.output[index] = f"{name}{LOCAL}" if name in given else name
         values = [ValueInfoProto(name=f"{name}{LOCAL}" if name in given else name) for name in tensors]
-        read = {name for node in nodes for name in reads(node)}
+        read = {name for node in nodes for name in list_reads(node)}
         _set(model.graph, nodes, values)
         model.graph.input.extend(_input(spec) for name, spec in given.items() if name in read)
         return self._open(model)
@@ -113,19 +114,6 @@ class OnnxGraph:
         path = self._workdir / f"part-{self._count}.onnx"
         path.write_bytes(model.SerializeToString())
         return self._opens(path)
-
-
-def reads(node: "NodeProto") -> tuple[str, ...]:
-    """Names that a node reads, each once; control flow reads what its bodies take from outside."""
-    return tuple(dict.fromkeys([*(name for name in node.input if name), *_captured(node)]))
-
-
-def _captured(node: "NodeProto") -> Iterator[str]:
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            bound = {item.name for item in (*body.input, *body.initializer)}
-            bound |= {name for inner in body.node for name in inner.output}
-            yield from (name for inner in body.node for name in reads(inner) if name not in bound)
 
 
 def _name(node: "NodeProto") -> str:
@@ -155,7 +143,7 @@ def _needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) 
         index = maker[waiting.pop()]
         if index not in chosen:
             chosen.add(index)
-            waiting += [name for name in reads(graph.node[index]) if name in maker and name not in given]
+            waiting += [name for name in list_reads(graph.node[index]) if name in maker and name not in given]
     return [graph.node[index] for index in sorted(chosen)]
 
 
@@ -169,7 +157,7 @@ def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequenc
     chosen = [_copied(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(chosen)
-    read = {name for node in chosen for name in reads(node)} | {value.name for value in kept}
+    read = {name for node in chosen for name in list_reads(node)} | {value.name for value in kept}
     del graph.value_info[:]
     for field in (graph.initializer, graph.input):
         used = [_copied(item) for item in field if item.name in read]

@@ -8,10 +8,8 @@ how many (`"kind": "enginery-end", "requests": 10000`). Whatever else a line hol
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -203,8 +201,3 @@ def _segment(record: Record) -> int | None:
     if number is None or (type(number) is int and 0 <= number < MOST_OBSERVATIONS):
         return number
     raise ValueError(f"segment is {str(number)[:60]!r}; a whole number from 0 to {MOST_OBSERVATIONS - 1} is needed")
-
-
-def identity_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of an identity among others, as texts."""
-    return {name: str(values[name]) for name in IDENTITY if values.get(name) is not None}

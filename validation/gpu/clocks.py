@@ -1,10 +1,10 @@
 """Seconds on a device: by CUDA events, or by the clock where the device is the CPU."""
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from builders.types import Tensors
+from validation.latency.loop import timed
 
 
 @runtime_checkable
@@ -22,7 +22,7 @@ def seconds_of(run: Callable[[], Any], device: str, runs: int) -> list[float]:
 
     run()
     if device == "cpu":
-        return [_timed(run) for _ in range(runs)]
+        return [timed(run) for _ in range(runs)]
     event: Any = torch.cuda.Event  # without types
     pairs = []
     for _ in range(runs):
@@ -35,13 +35,7 @@ def seconds_of(run: Callable[[], Any], device: str, runs: int) -> list[float]:
     return [begun.elapsed_time(ended) / 1e3 for begun, ended in pairs]
 
 
-def runs_for(run: Callable[[], Any], device: str, seconds: float, least: int = 10, most: int = 2000) -> int:
-    """How many calls take about so many seconds."""
+def runs_for(run: Callable[[], Any], device: str, seconds: float, least: int) -> int:
+    """How many calls take about so many seconds, from `least` to 2000."""
     each = min(seconds_of(run, device, 3))
-    return max(least, min(most, int(seconds / max(each, 1e-9))))
-
-
-def _timed(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
+    return max(least, min(2000, int(seconds / max(each, 1e-9))))

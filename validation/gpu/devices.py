@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from builders import cuda
-from builders.cpu_kinds import this_kind
 from builders.errors import UnavailableError
 from builders.installed import PackageNotFoundError, version
 from builders.targets import CPU, product_of
-from builders.types import CPU_KIND, Target
+from builders.types import Target
 
 _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
 
@@ -87,18 +86,6 @@ def software() -> dict[str, str]:
     if "torch" in sys.modules:
         found["torch"] = str(sys.modules["torch"].__version__)
     return found
-
-
-def host() -> dict[str, str]:
-    """The machine, as reports name it."""
-    return {
-        CPU_KIND: this_kind().name,
-        "name": platform.node(),
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "cpus": str(os.cpu_count()),
-        "python": platform.python_version(),
-    }
 
 
 def _host_memory() -> int:

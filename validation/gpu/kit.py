@@ -9,6 +9,7 @@ from pathlib import Path
 
 from builders import backends
 from builders.errors import EngineryError, StepError
+from builders.host import describe_host
 from builders.jobs import Job, Limits, Request
 from builders.process import run_job
 from builders.types import BuildRequest, Precision, Target
@@ -92,7 +93,7 @@ class _Bench:
         return Results(
             created_at=now(),
             device=self.device.to_json(),
-            host=devices.host(),
+            host=describe_host(),
             software=devices.software(),
             peaks=self.peaks,
             models=self.models,

@@ -6,6 +6,7 @@ Without results it says that there are none. Nothing is added by hand, so nothin
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from builders.text import format_bytes
 from validation.gpu.peers import PEERS
 from validation.gpu.results import Json, Results
 
@@ -34,7 +35,7 @@ def _section(found: Results) -> Iterator[str]:
         f"driver {device['driver']} (CUDA {device['cuda']})"
         if device["driver"]
         else "no GPU: the CPU as the kit's device",
-        f"{device['memory_bytes'] / 2**30:.0f} GiB",
+        format_bytes(device["memory_bytes"]),
         *(f"{name} {software[name]}" for name in ("torch", "python", "enginery") if name in software),
         f"models at their {found.size} size",
     ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from validation.report import Check, describe
 
 Json = dict[str, Any]
 Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Opens = Callable[[], AbstractContextManager[Session]]
 # Openings of a race: loading compiles kernels, which takes seconds.
 _OPENINGS = 3

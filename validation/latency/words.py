@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from builders.text import join_first
 from validation.latency.between import LEAST_PROCESSES
 from validation.latency.machine import machine_text
 from validation.plots.texts import seconds_text
@@ -153,8 +154,7 @@ def anatomy_lines(anatomy: Json) -> Iterator[str]:
     yield traffic_text(moved)
     for kind, names in (("operations", graph["uncounted"]), ("shapes", graph["unsized"])):
         if names:
-            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-            yield f"not counted, for want of their {kind}: {', '.join(names[:6])}{more}"
+            yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
 
 
 def headline(anatomy: Json) -> str:
@@ -199,10 +199,10 @@ def traffic_text(moved: Json) -> str:
     return f"{start} it moves {bytes_text(moved['fused_bytes'])} ({share_text(abs(moved['saved']))} {end})"
 
 
-def node_rows(anatomy: Json, most: int = SHOWN_NODES) -> list[dict[str, str]]:
+def node_rows(anatomy: Json) -> list[dict[str, str]]:
     """The slowest nodes: rows of NODE_COLUMNS; nothing where the runtime shows none."""
     profile = anatomy["profile"]
-    return [] if profile is None else [_node_row(node, profile["kernels_s"]) for node in profile["nodes"][:most]]
+    return [] if profile is None else [_node_row(node, profile["kernels_s"]) for node in profile["nodes"][:SHOWN_NODES]]
 
 
 def _node_row(node: Json, whole: float) -> dict[str, str]:

@@ -81,7 +81,7 @@ def spanning(
     return 10.0 ** max(low, -_DECADES), 10.0 ** min(high, _DECADES)
 
 
-def ecdf(curves: Sequence[Curve], x: Axis, words: str, y_label: str = "", legend: bool = True) -> Plot:
+def ecdf(curves: Sequence[Curve], x: Axis, words: str) -> Plot:
     """Distribution functions as stairs, with their bands."""
     marks: list[Mark] = []
     keys = []
@@ -91,8 +91,8 @@ def ecdf(curves: Sequence[Curve], x: Axis, words: str, y_label: str = "", legend
             marks.append(Band(curve.xs, curve.low, curve.high, colour, steps=True))
         marks.append(Line(curve.xs, curve.shares, colour, dash=dash, steps=True, kind="curve", title=curve.name))
         keys.append(Key(curve.name, colour, dash))
-    y = Axis(0.0, 1.0, y_label, ticks=_QUARTERS)
-    return Plot("ecdf", words, x, y, tuple(marks), tuple(keys) if legend else ())
+    y = Axis(0.0, 1.0, "", ticks=_QUARTERS)
+    return Plot("ecdf", words, x, y, tuple(marks), tuple(keys))
 
 
 def series(index: int) -> tuple[Colour, bool]:

@@ -5,7 +5,6 @@ and two of them add up to exactly what one over both data sets would be, in any 
 widened, and so rounded, whenever a larger value comes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -133,14 +132,6 @@ def count_into(dense: NDArray[np.int64], values: NDArray[Any]) -> None:
 def holds_nan(dense: NDArray[np.int64]) -> bool:
     """Whether a NaN was counted. One whose payload lies in the low 16 bits alone looks like an infinity."""
     return bool(dense[_INFINITY + 1 : _SIGN].any() or dense[_SIGN + _INFINITY + 1 :].any())
-
-
-def merged(histograms: Iterable[LogHistogram]) -> LogHistogram:
-    """All of them as one."""
-    dense = empty_counts()
-    for histogram in histograms:
-        dense[histogram.keys] += histogram.counts
-    return LogHistogram.from_dense(dense)
 
 
 def _special(keys: NDArray[np.uint16]) -> NDArray[np.bool_]:

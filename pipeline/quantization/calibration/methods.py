@@ -25,7 +25,6 @@ from pipeline.quantization.calibration.observations import Observations, Seen
 from pipeline.quantization.calibration.ranges import Pair, Ranges, Source
 
 Activation = Literal["int8", "uint8"]
-MethodName = Literal["minmax", "percentile", "entropy", "mse", "moving-average"]
 
 # `mse` tries the extreme, and so many smaller bounds, each a tenth of an octave below the last.
 MSE_STEPS, MSE_RATIO = 60, 2.0**-0.1

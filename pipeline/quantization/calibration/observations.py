@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,12 +105,6 @@ class Observations:
         tensors = {name: seen.merge(other.tensors[name]) for name, seen in self.tensors.items()}
         return Observations(self.model, self.dataset, joined((*self.spans, *other.spans)), tensors)
 
-    def save(self, path: Path) -> None:
-        """Write one safetensors file, whole or not at all: the histograms as arrays, the rest as JSON metadata."""
-        partial = path.with_name(path.name + ".part")
-        partial.write_bytes(self.to_bytes())
-        partial.replace(path)
-
     def to_bytes(self) -> bytes:
         """The file's content: equal observations give equal bytes."""
         from safetensors.numpy import save
@@ -128,11 +121,6 @@ class Observations:
         keys = np.concatenate([np.empty(0, np.uint16), *(item.keys for item in found)])
         counts = np.concatenate([np.empty(0, np.int64), *(item.counts for item in found)])
         return save({"keys": keys, "counts": counts}, {"observations": json.dumps(document, sort_keys=True)})
-
-    @classmethod
-    def load(cls, path: Path) -> "Observations":
-        """Read what `save` wrote. Raises DataError for anything else."""
-        return cls.from_bytes(path.read_bytes(), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str = "observations") -> "Observations":

@@ -11,7 +11,7 @@ pass goes on from its checkpoint.
 
 import math
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +29,6 @@ from pipeline.quantization.graphs.sites import prepared
 from pipeline.sources.finite import describe, nonfinite_constants
 from validation.samples import SampleSource
 
-CHECKPOINT_EVERY = 64
-
 
 def observe(
     model: Path,
@@ -40,14 +38,11 @@ def observe(
     histograms: bool | Collection[str] = True,
     threads: int = 0,
     span: tuple[int, int | None] = (0, None),
-    checkpoint: Path | None = None,
 ) -> Observations:
     """Observe `tensors` over the samples; by default those that int8 needs, in any backend's scheme.
 
     histograms: which of them get one: all, none, or those named.  threads: of the runtime, 0 for all cores.
     span: the samples [start, stop) to see; other workers see the others (`Observations.merge`).
-    checkpoint: a file to go on from, written every 64 runs and removed at the end; one that was written for another
-    model, other data or other tensors is not used.
 
     A tensor beyond those that int8 needs may be infinite by design, as a mask of -inf is. Raises DataError, naming
     tensor and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run
@@ -62,30 +57,13 @@ def observe(
     whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
     empty = {name: Seen(histogram=LogHistogram.of(np.empty(0)) if name in whole else None) for name in wanted}
     fresh = Observations(digest_of_file(model), samples.digest, ((span[0], span[0]),), empty)
-    tally = _Tally(_resumed(checkpoint, fresh), frozenset(needed), samples.name, constants)
+    tally = _Tally(fresh, frozenset(needed), samples.name, constants)
     with tempfile.TemporaryDirectory() as folder:
         tapped = open_tapped(graph, wanted, whole, Path(folder), threads) if wanted else None
         del graph
-        for runs, (stop, inputs) in enumerate(samples.runs(tally.stop, span[1]), start=1):
+        for stop, inputs in samples.runs(tally.stop, span[1]):
             tally.add(tapped.run(inputs) if tapped else (), stop)
-            if checkpoint and runs % CHECKPOINT_EVERY == 0:
-                tally.observations().save(checkpoint)
-    if checkpoint:
-        checkpoint.unlink(missing_ok=True)
     return tally.observations()
-
-
-def _resumed(checkpoint: Path | None, fresh: Observations) -> Observations:
-    """What a checkpoint of the same work holds, or a fresh start."""
-    if checkpoint is None or not checkpoint.exists():
-        return fresh
-    found = Observations.load(checkpoint)
-    same = found.model == fresh.model and found.dataset == fresh.dataset and _kinds(found) == _kinds(fresh)
-    return found if same and len(found.spans) == 1 and found.spans[0][0] == fresh.spans[0][0] else fresh
-
-
-def _kinds(observations: Observations) -> Mapping[str, bool]:
-    return {name: seen.histogram is not None for name, seen in observations.tensors.items()}
 
 
 class _Tally:

@@ -18,11 +18,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from builders.bodies import list_reads
 from builders.errors import ModelError
 from builders.onnxruntime.file import embed_shapes
 from builders.onnxruntime.reasons import words_of
 from builders.types import Tensors
-from pipeline.quantization.graphs.graph import constants, element_types, reads
+from pipeline.quantization.graphs.graph import constants, element_types
 
 EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
 # The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
@@ -165,10 +166,10 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
     """Take out what no measurement reads: copies to plain layout, and inputs that only such nodes depended on."""
     graph = model.graph
     del graph.output[:]
-    read = {name for node in graph.node for name in reads(node)} | places
+    read = {name for node in graph.node for name in list_reads(node)} | places
     for node in [node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in read]:
         graph.node.remove(node)
-    read = {name for node in graph.node for name in reads(node)} | places
+    read = {name for node in graph.node for name in list_reads(node)} | places
     for value in [value for value in graph.input if value.name not in read]:
         graph.input.remove(value)
 

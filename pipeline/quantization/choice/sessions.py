@@ -6,10 +6,11 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
+from builders.bodies import list_reads
 from builders.errors import ModelError
 from builders.onnxruntime.reasons import words_of
 from builders.types import Tensors
-from pipeline.quantization.graphs.graph import consumers, reads
+from pipeline.quantization.graphs.graph import consumers
 
 Array = NDArray[Any]
 
@@ -69,9 +70,9 @@ def tail(model: ModelProto, known: Mapping[str, int]) -> ModelProto:
         node = maker[name]
         if node.name not in chosen:
             chosen[node.name] = node
-            wanted += reads(node)
+            wanted += list_reads(node)
     nodes = [node for node in model.graph.node if node.name in chosen]
-    read = {name for node in nodes for name in reads(node)}
+    read = {name for node in nodes for name in list_reads(node)}
     starts = [value for value in model.graph.input if value.name in read and value.name not in known]
     starts += [helper.make_tensor_value_info(name, kind, None) for name, kind in known.items() if name in read]
     weights = [item for item in model.graph.initializer if item.name in read]

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from builders.bodies import list_bodies, list_reads
 from builders.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
@@ -50,7 +51,7 @@ def finish(model: ModelProto) -> ModelProto:
     """
     graph = model.graph
     sort_nodes(graph)
-    read = {name for node in graph.node for name in reads(node)} | {output.name for output in graph.output}
+    read = {name for node in graph.node for name in list_reads(node)} | {output.name for output in graph.output}
     unread = [item for item in graph.initializer if item.name not in read]
     for item in unread:
         graph.initializer.remove(item)
@@ -114,7 +115,7 @@ def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
     """The nodes that read each tensor, in graph order; control flow reads what its bodies capture."""
     found: dict[str, list[NodeProto]] = {}
     for node in graph.node:
-        for name in reads(node):
+        for name in list_reads(node):
             found.setdefault(name, []).append(node)
     return found
 
@@ -152,25 +153,9 @@ def _weightless(model: ModelProto) -> ModelProto:
     return light
 
 
-def subgraphs(node: NodeProto) -> list[GraphProto]:
-    """Bodies of a control-flow node."""
-    single = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
-    return single + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
-
-
-def reads(node: NodeProto) -> tuple[str, ...]:
-    """Names that a node reads, each once: its inputs, then what its bodies capture from outside."""
-    return tuple(dict.fromkeys([*(name for name in node.input if name), *captured(node)]))
-
-
-def captured(node: NodeProto) -> tuple[str, ...]:
-    """Names from outside that the bodies of a control-flow node read."""
-    return tuple(dict.fromkeys(name for body in subgraphs(node) for name in _free_names(body)))
-
-
 def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
     """Rename what the bodies of a node read. ONNX forbids shadowing, so a name means one value throughout."""
-    for body in subgraphs(node):
+    for body in list_bodies(node):
         for inner in body.node:
             for index, name in enumerate(inner.input):
                 inner.input[index] = names.get(name, name)
@@ -181,7 +166,7 @@ def sort_nodes(graph: GraphProto) -> None:
     """Order the nodes topologically; those that are free to go keep their order. Raises ModelError on a cycle."""
     nodes = list(graph.node)
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    waits = [{maker[name] for name in reads(node) if name in maker} for node in nodes]
+    waits = [{maker[name] for name in list_reads(node) if name in maker} for node in nodes]
     order = list(_topological(waits))
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
@@ -220,12 +205,6 @@ def _topological(waits: list[set[int]]) -> Iterator[int]:
             left[j] -= 1
             if left[j] == 0:
                 heappush(ready, j)
-
-
-def _free_names(body: GraphProto) -> Iterator[str]:
-    bound = {item.name for item in (*body.input, *body.initializer)}
-    bound |= {name for node in body.node for name in node.output}
-    yield from (name for node in body.node for name in reads(node) if name not in bound)
 
 
 def _lift_constants(graph: GraphProto) -> None:

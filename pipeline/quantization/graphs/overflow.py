@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from builders.bodies import list_reads
 from pipeline.quantization.calibration.ranges import Ranges
-from pipeline.quantization.graphs.graph import constants, reads
+from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.halves import Half
 
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
@@ -46,7 +47,7 @@ def too_large(model: ModelProto, half: Half, ranges: Ranges | None) -> dict[str,
 
 def obstacle(node: NodeProto, large: Mapping[str, str]) -> str | None:
     """Why a node must stay in fp32: the first tensor that it reads or writes and that is too large."""
-    return next((large[name] for name in (*reads(node), *node.output) if name in large), None)
+    return next((large[name] for name in (*list_reads(node), *node.output) if name in large), None)
 
 
 def _large_constants(graph: GraphProto, half: Half) -> Iterator[tuple[str, str]]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from builders.bodies import list_bodies
 from pipeline.quantization.graphs.graph import (
     constants,
     consumers,
     element_types,
     fold_constant_moves,
-    subgraphs,
     tidy,
     tidy_from,
 )
@@ -94,12 +94,12 @@ def _out_of_reach(node: NodeProto) -> str | None:
     """Why a node that multiplies, but is no candidate, stays in float; None for all others."""
     if node.op_type in RECURRENT:
         return "recurrent nodes have no int8 form here"
-    inside = sum(_multiplications_in(body) for body in subgraphs(node))
+    inside = sum(_multiplications_in(body) for body in list_bodies(node))
     return f"{inside} of the nodes in its bodies multiply; control flow is not entered" if inside else None
 
 
 def _multiplications_in(body: GraphProto) -> int:
-    inner = sum(_multiplications_in(deeper) for node in body.node for deeper in subgraphs(node))
+    inner = sum(_multiplications_in(deeper) for node in body.node for deeper in list_bodies(node))
     return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
 
 

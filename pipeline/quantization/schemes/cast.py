@@ -14,17 +14,16 @@ from typing import Literal
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from builders.bodies import list_bodies, list_captured
 from builders.errors import ModelError
 from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import (
-    captured,
     constants,
     element_types,
     finish,
     opset_of,
     raise_opset,
     rename_captured,
-    subgraphs,
     tidy,
 )
 from pipeline.quantization.graphs.halves import HALVES, Half
@@ -87,7 +86,7 @@ def _reason(
 ) -> str | None:
     if node.name in keep or node.op_type in keep:
         return "the spec keeps it in fp32"
-    if subgraphs(node):
+    if list_bodies(node):
         return "control flow"
     if any(name and name not in types for name in (*node.input, *node.output)):
         return "a tensor's type cannot be inferred"
@@ -145,7 +144,9 @@ class _Rewrite:
             if self.types.get(name) == FLOAT:
                 wanted = self.half.element_type if index in inputs else FLOAT
                 node.input[index] = self._as(name, wanted, scale=index in scales)
-        rename_captured(node, {name: self._as(name, FLOAT) for name in captured(node) if self.types.get(name) == FLOAT})
+        rename_captured(
+            node, {name: self._as(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
+        )
         self.nodes.append(node)
         self.cast += bool(outputs)
         for index in sorted(outputs):

@@ -9,7 +9,6 @@ onnxruntime's own CPU path does less: it keeps fp32 between fp16 nodes (seen in 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from pipeline.quantization.graphs.graph import element_types, finish, rename_captured, tidy
-from pipeline.quantization.schemes.cast import cast_float
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -36,13 +35,6 @@ def emulate(model: ModelProto) -> ModelProto:
     del graph.node[:]
     graph.node.extend(rounded)
     return finish(copy)
-
-
-def emulate_bf16(model: ModelProto) -> ModelProto:
-    """`emulate`, for a bf16 graph or for the fp32 graph that becomes one with the defaults of `cast_float`."""
-    if TensorProto.BFLOAT16 not in element_types(model).values():
-        model, _ = cast_float(model, "bf16")
-    return emulate(model)
 
 
 def _round(node: NodeProto, index: int, element_type: int) -> list[NodeProto]:

@@ -38,12 +38,10 @@ def quantize_int4(
     model: ModelProto,
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision] | None = None,
-    block: int | None = None,
     ranges: Ranges | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
     """The model with the weights of its MatMuls and Gemms in int4, the rest in the scheme's float precision.
 
-    block: elements that share a scale; by default 128 where the weight's depth allows it, else 64.
     ranges: measured tensors, for the cast to fp16 only. Raises ModelError when opset 21 is out of reach.
     """
     if carries_qdq(model):
@@ -54,7 +52,7 @@ def quantize_int4(
     sites, kept = find_sites(graph)
     insertion, done, left = Insertion(graph, GRIDS["int8"]), [], list(kept)
     for site in sites:
-        size = _block(site, graph, block)
+        size = _block(site, graph)
         reason = _obstacle(site, size, chosen)
         if reason:
             left.append(Kept(site.node, site.op_type, reason))
@@ -97,11 +95,11 @@ def _error(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[n
     return total
 
 
-def _block(site: Site, model: ModelProto, wanted: int | None) -> int:
-    """Block size for a site: the wanted one, or the largest that divides the weight's depth; 0 when none does."""
+def _block(site: Site, model: ModelProto) -> int:
+    """Elements that share a scale: the largest of `BLOCKS` that divides the weight's depth; 0 when none does."""
     dims = constants(model.graph)[site.weight].dims
     depth = dims[1 - site.axis] if len(dims) == 2 else 0
-    return next((size for size in ([wanted] if wanted else BLOCKS) if depth and depth % size == 0), 0)
+    return next((size for size in BLOCKS if depth and depth % size == 0), 0)
 
 
 def _obstacle(site: Site, block: int, overrides: Mapping[str, OverridePrecision]) -> str | None:

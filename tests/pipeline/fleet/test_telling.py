@@ -10,11 +10,10 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 
 from builders.errors import UnavailableError
 from pipeline.deployments.payloads import PAYLOADS
-from pipeline.fleet.prediction import nothing_known
 from pipeline.fleet.telling import Message, messages, tell
 from pipeline.fleet.work import work_for
 from pipeline.registry.store import Store
-from tests.pipeline.fleet.fleets import built, published
+from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_standing import demand, group, stand
 
 SAID = {"spec": "registered:digits", "registry": "file:///r", "by": "enginery fleet"}

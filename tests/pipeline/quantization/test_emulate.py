@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from pipeline.quantization.graphs.graph import element_types
 from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.emulate import emulate, emulate_bf16
+from pipeline.quantization.schemes.emulate import emulate
 from tests.pipeline.quantization.small_nets import attention_net, build, conv_net, images, run, sentences
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -55,9 +55,3 @@ def test_16_bit_outputs_become_fp32_and_inputs_still_take_the_data_that_there_is
     found = run(emulate(half), {name: value.astype(np.float16) for name, value in images().items()}, optimized=False)
     assert found.dtype == np.float32
     assert np.abs(found - run(emulate(kept), images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
-
-
-def test_emulate_bf16_takes_the_fp32_graph_as_well() -> None:
-    by_hand = emulate(cast_float(conv_net(), "bf16")[0])
-    assert emulate_bf16(conv_net()).SerializeToString() == by_hand.SerializeToString()
-    assert emulate_bf16(cast_float(conv_net(), "bf16")[0]).SerializeToString() == by_hand.SerializeToString()

@@ -5,15 +5,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from builders.digest import canonical_json, digest_of
 from builders.targets import parse_targets
-from builders.types import ShapeProfile, TensorSpec
+from builders.types import ShapeProfile, Target, TensorSpec
+from pipeline.registry.delivery import Way
 from pipeline.registry.keys import blob_key
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
+from pipeline.registry.names import Reference
 from pipeline.registry.publish import Published, publish
+from pipeline.registry.pull import Pulled, ask, bring, bring_best
+from pipeline.registry.resolve import Policy
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.store import S3Store
 from pipeline.registry.store import FileStore, Store
@@ -136,6 +142,14 @@ def uploads(store: S3Store) -> int:
     """Uploads that were neither completed nor aborted."""
     found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
     return len(found.get("Uploads", ()))
+
+
+def pull(
+    store: Store, reference: Reference, target: Target, dest: Path, way: Way | None = None, **policy: Any
+) -> Pulled:
+    """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
+    located, found = ask(store, reference, Machine.of(target), Policy(**policy))
+    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, way))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -49,3 +49,23 @@ def test_an_answer_that_was_lost_is_asked_for_again(store: Store, monkeypatch: p
 
     monkeypatch.setattr(type(store), "replace", replace)
     assert change(store, KEY, lambda _: b"x") == b"x" == store.read(KEY)
+
+
+def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_since(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_replace, lost = type(store).replace, [True]
+
+    def replace(self: Store, key: str, data: bytes, expected: bytes | None) -> bool:
+        done = true_replace(self, key, data, expected)
+        if lost and lost.pop():
+            true_replace(self, key, data + b"other,", data)
+            raise UndecidedError("the answer was lost")
+        return done
+
+    monkeypatch.setattr(type(store), "replace", replace)
+
+    def begins(found: bytes | None, written: bytes) -> bool:
+        return bool(found and found.startswith(written))
+
+    assert change(store, KEY, lambda data: (data or b"") + b"mine,", begins) == b"mine,other," == store.read(KEY)

@@ -22,7 +22,6 @@ from pipeline.registry.attributions import attributions
 from pipeline.registry.keys import attestation_key, channel_key, latency_key, manifest_key, record_key
 from pipeline.registry.manifest import parse
 from pipeline.registry.names import parse_reference
-from pipeline.registry.pull import pull
 from pipeline.registry.quantization import quantization_records
 from pipeline.registry.records import recall, remember
 from pipeline.registry.requests import request_of
@@ -34,7 +33,7 @@ from pipeline.registry.trust.signing import SigningKey, sign
 from pipeline.registry.verify import verify
 from pipeline.registry.versions import locate
 from tests.hostile import NAMES, damaged, either
-from tests.pipeline.registry.registries import engine, publish_engines, refusal, report
+from tests.pipeline.registry.registries import engine, publish_engines, pull, refusal, report
 from tests.pipeline.registry.trust.keys import written
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")

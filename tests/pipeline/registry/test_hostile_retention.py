@@ -27,7 +27,7 @@ from pipeline.registry.policies import Policy
 from pipeline.registry.retention import condemned, leases
 from pipeline.registry.retention.gc import collect
 from pipeline.registry.retention.marks import Rules
-from pipeline.registry.retention.pins import pin, pinned, read_pin
+from pipeline.registry.retention.pins import pin, pinned
 from pipeline.registry.seals import Seal
 from pipeline.registry.stamps import Stamps
 from pipeline.registry.store import open_store
@@ -99,7 +99,6 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
             lambda: policies.of_channel(store, "digits", "stable"),
             lambda: channels.promote(store, load(store, "digits", "3"), "stable"),
             lambda: policies.write(store, "digits", "stable", Policy()),
-            lambda: read_pin(store, "digits", "2"),
             lambda: leases.leases(store),
             lambda: collect(store),
             lambda: pin(store, load(store, "digits", "3")),

@@ -14,14 +14,13 @@ from pipeline.registry.keys import blob_key
 from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
-from pipeline.registry.pull import pull
 from pipeline.registry.resolve import Policy
 from pipeline.registry.s3.store import S3Store
 from pipeline.registry.store import FileStore, Store
 from pipeline.registry.verify import verify
 from pipeline.registry.watch import Watch
 from tests.pipeline.registry.faulty_proxy import FaultyProxy
-from tests.pipeline.registry.registries import engine, flip, on_each_store, overwrite, publish_engines
+from tests.pipeline.registry.registries import engine, flip, on_each_store, overwrite, publish_engines, pull
 
 DIGITS = Reference("digits")
 Damage = Callable[[Store, str], None]

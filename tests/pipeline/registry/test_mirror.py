@@ -12,11 +12,10 @@ from pipeline.registry.mirror import mirror
 from pipeline.registry.names import parse_reference
 from pipeline.registry.policies import Policy
 from pipeline.registry.publish import attach_page
-from pipeline.registry.pull import pull
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.verify import verify
 from pipeline.registry.versions import locate
-from tests.pipeline.registry.registries import engine, flip, on_each_store, publish_engines, report
+from tests.pipeline.registry.registries import engine, flip, on_each_store, publish_engines, pull, report
 from tests.pipeline.registry.retention.memory import Actor, Killed, MemoryStore, interleave
 from tests.pipeline.registry.test_policies import passed
 

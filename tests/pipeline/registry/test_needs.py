@@ -32,7 +32,7 @@ RTX = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "proven", "", (8, 9), size_by
         (replace(TRT, options={"version_compatible": True}), {"tensorrt": "10.9"}, "needs TensorRT .*, found 10.9"),
         (TRT, {"driver": "570.195.03"}, "needs driver >= 580, found 570.195.03"),
         (replace(TRT, toolchain={**TRT.toolchain, "driver": "585.1"}), {}, "needs driver >= 585.1, found 580.65.06"),
-        (TRT, {"memory_bytes": GIB // 2}, "needs at least 1.0 GiB, the GPU has 0.5 GiB"),
+        (TRT, {"memory_bytes": GIB // 2}, "needs at least 1.0 GiB, the GPU has 512.0 MiB"),
         (RTX, {"tensorrt_rtx": "1.7.1"}, None),
         (RTX, {"tensorrt_rtx": "1.8.0.2"}, "needs TensorRT-RTX 1.7.1.116, found 1.8.0.2"),
         (replace(RTX, options={"version_compatible": True}), {"tensorrt_rtx": "1.8"}, "needs TensorRT-RTX"),
@@ -159,7 +159,7 @@ IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"}
 def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
     assert remarks(TVM, H200) == ("needs apache-tvm 0.27; the versions there are unknown",)
     assert unmet(TVM, replace(H200, driver="570.1")) == "needs driver >= 580, found 570.1"
-    assert unmet(TVM, replace(H200, memory_bytes=GIB // 2)) == "needs at least 1.0 GiB, the GPU has 0.5 GiB"
+    assert unmet(TVM, replace(H200, memory_bytes=GIB // 2)) == "needs at least 1.0 GiB, the GPU has 512.0 MiB"
     assert remarks(TORCH, Machine()) == ("needs cpu x86-64-v3, torch 2.13.0; the versions there are unknown",)
     assert unmet(TORCH, Machine()) is None and remarks(replace(TORCH, toolchain={}), Machine()) == ()
     unknown = replace(TORCH, backend="theirs")

@@ -10,9 +10,8 @@ from builders.types import Target
 from pipeline.registry import channels, machine
 from pipeline.registry.attestations import attest
 from pipeline.registry.names import Reference
-from pipeline.registry.pull import pull
 from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import engine, flip, names_in, on_each_store, publish_engines, report
+from tests.pipeline.registry.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
 
 DIGITS = Reference("digits")
 SM89 = parse_targets("sm_89")[0]

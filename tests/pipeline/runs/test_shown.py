@@ -37,7 +37,6 @@ def test_a_driver_of_this_machine_that_is_gone_is_lost_at_its_first_missed_beat(
         assert at(gone, 9).state == "running", "it may have ended well just now"
     elsewhere = replace(here, pid=2**22 + 1, namespace="pid:[1]")
     assert at(elsewhere, 15).state == "running", "a container counts from 1, whatever this machine calls its processes"
-    assert at(replace(here, began=""), 15).state == "running", "a release that did not say when its process began"
 
 
 def test_what_remains_is_predicted_for_what_runs() -> None:

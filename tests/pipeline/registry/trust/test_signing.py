@@ -13,7 +13,6 @@ from pipeline.registry.client import Client, Policy
 from pipeline.registry.keys import attestation_key, manifest_key, signature_key
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import parse_reference
-from pipeline.registry.pull import pull
 from pipeline.registry.store import FileStore, open_store
 from pipeline.registry.trust import require
 from pipeline.registry.trust.bundles import key_id_of_pem
@@ -22,7 +21,7 @@ from pipeline.registry.trust.requirement import UntrustedError
 from pipeline.registry.trust.signing import SigningKey, sign
 from pipeline.registry.verify import verify
 from pipeline.registry.versions import locate
-from tests.pipeline.registry.registries import engine, names_in, publish_engines, report
+from tests.pipeline.registry.registries import engine, names_in, publish_engines, pull, report
 from tests.pipeline.registry.trust.keys import certificate, private, private_pem, written
 
 CPU = parse_targets("cpu")[0]
