@@ -63,7 +63,7 @@ def mirror(
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     found = [locate(source, reference) for reference in references]
-    vouched = [require(source, located, trust) for located in found]
+    vouched = [require(source, located.manifest, trust) for located in found]
     copied: dict[str, int] = {}
     present: set[str] = set()
     moved = []
