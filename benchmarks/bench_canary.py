@@ -24,7 +24,7 @@ from tests.validation.canary.cells import CELLS, errors_of
 from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS
 from validation.canary.judge import judge
 from validation.canary.pairing import evidence_of
-from validation.canary.rates import lower
+from validation.statistics.rates import lower
 
 PAGE = Path(__file__).parents[1] / "docs" / "canary.md"
 START, END = "<!-- cells: written by `python -m benchmarks.bench_canary --write` -->\n\n", "\n<!-- end of cells -->\n"

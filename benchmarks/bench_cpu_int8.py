@@ -30,9 +30,9 @@ from builders.cpu_kinds import EXACT_SESSION, this_kind
 from builders.onnxruntime import OnnxRuntime
 from builders.onnxruntime.cpu import open_model, session_options
 from builders.types import BuildRequest, Target
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 
 Arrays = dict[str, np.ndarray]

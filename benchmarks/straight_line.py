@@ -13,9 +13,10 @@ from builders import backends
 from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
+from builders.shape_profiles import profiles
 from builders.types import BuildRequest, Engine
 from pipeline.export import export
-from pipeline.plan import Candidate, Selection, candidates, profiles
+from pipeline.plan import Candidate, Selection, candidates
 from pipeline.quantization.calibration.methods import MinMax, ranges
 from pipeline.quantization.calibration.observations import Observations
 from pipeline.quantization.calibration.observe import observe

@@ -1,4 +1,4 @@
-"""This moment, as documents, reports and logs have it; what machines compare is `registry.retention.clock`'s."""
+"""This moment, as documents, reports and logs have it; what machines compare is `registry.writers.clock`'s."""
 
 from datetime import UTC, datetime
 

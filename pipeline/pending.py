@@ -12,10 +12,9 @@ from builders.types import Target
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import JudgedEntry, judged
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.names import Reference, check_model, check_version, version_order
+from pipeline.registry.names import check_model, check_version, version_order
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
-from pipeline.registry.versions import Located
 from pipeline.revalidate import Attested, revalidate, why_not_here
 from pipeline.workshop import Workshop
 
@@ -95,7 +94,7 @@ def prove(item: Pending, shop: Workshop) -> list[Proof]:
     What goes wrong is its row: a version that the trust policy does not let run, too.
     """
     try:
-        require(shop.store, Located(Reference(item.manifest.model, item.manifest.version), item.manifest))
+        require(shop.store, item.manifest)
         digests = {str(entry.digest) for entry in item.engines}
         return [_row(item, found) for found in revalidate(item.manifest, shop, engines=digests, again=False)]
     except EngineryError as error:

@@ -1,12 +1,13 @@
 """The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders import backends
 from builders.errors import InputError
+from builders.shape_profiles import profiles
 from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
 from pipeline.causes import Causes, causes_of
 from pipeline.spec.model import ModelSpec, matches_unit
@@ -150,14 +151,3 @@ def _buckets_for(options: Iterable[tuple[str, Scalar]], dims: tuple[Dim, ...]) -
 def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[ShapeProfile, ...]:
     # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
     return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))
-
-
-def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:
-    """One optimization profile for every combination of buckets; none for a model without dynamic dims."""
-    if not dims:
-        return
-    for buckets in itertools.product(*(dim.buckets() for dim in dims)):
-        low, opt, high = (
-            dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
-        )
-        yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))

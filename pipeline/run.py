@@ -22,9 +22,9 @@ from pipeline.plan import Selection
 from pipeline.progress import Progress, together
 from pipeline.progress.events import RunBegan
 from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.retention.guard import writing
-from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import Store, open_store
+from pipeline.registry.writers.guard import writing
+from pipeline.registry.writers.leases import BUILDING
 from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.spec.model import ModelSpec
 from pipeline.tracing import spans

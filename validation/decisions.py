@@ -7,9 +7,9 @@ A golden set is small, and one near tie of 48 is 2 %. So what is judged is the l
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from validation.canary.rates import lower
 from validation.golden import GoldenSet
 from validation.report import Check
+from validation.statistics.rates import lower
 from validation.task import TaskMetric
 
 MOST, LEVEL = 0.01, 0.01

@@ -8,7 +8,8 @@ from typing import Any
 
 from validation.joints import JOINTS
 from validation.plots.charts import Curve, ecdf, series, spanning
-from validation.plots.marks import Axis, Colour, Plot, svg
+from validation.plots.marks import Axis, Colour, Plot
+from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
 from validation.spread import Spread, Worst
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from validation.plots.charts import histogram
-from validation.plots.marks import Axis, Dot, Key, Line, Mark, Plot, Text, svg
+from validation.plots.marks import Axis, Dot, Key, Line, Mark, Plot, Text
+from validation.plots.svg import svg
 from validation.plots.texts import decibels_text as db
 from validation.plots.texts import number_text, share_text
 

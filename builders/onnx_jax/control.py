@@ -7,13 +7,12 @@ import numpy as np
 from jax import lax
 
 from builders.onnx_jax.arrays import data
+from builders.onnx_jax.evaluate import evaluate
 from builders.onnx_jax.nodes import Node, Value, op
 
 
 @op("If")
 def _if(node: Node, condition: Value, *, scope: Mapping[str, Value]) -> tuple[Value, ...]:
-    from builders.onnx_jax.evaluate import evaluate
-
     branches = node.attr("then_branch"), node.attr("else_branch")
     if isinstance(condition, np.ndarray):
         return evaluate(branches[0] if condition.all() else branches[1], scope)

@@ -9,8 +9,7 @@ import numpy as np
 
 from builders.errors import ModelError
 from builders.onnx_jax.arrays import sizes
-from builders.onnx_jax.graph import Graph
-from builders.onnx_jax.nodes import OPERATORS, Node, Value
+from builders.onnx_jax.nodes import OPERATORS, Graph, Node, Value
 
 # What a graph may still ask of a value while it is traced (shapes, axes, pads, scalars) is small.
 LARGEST_CONSTANT_BYTES = 256

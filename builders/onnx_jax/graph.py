@@ -3,36 +3,23 @@
 An operator that the table lacks and that ONNX itself defines by simpler ones (its function body) is replaced by that.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, helper, numpy_helper
 
 from builders.errors import ModelError
-from builders.onnx_jax.nodes import OPERATORS, Node
+from builders.onnx_jax import table  # noqa: F401 - fills OPERATORS
+from builders.onnx_jax.nodes import OPERATORS, Graph, Node
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A graph ready for evaluation. inputs, outputs: names, in order.  constants: name -> array."""
-
-    nodes: tuple[Node, ...]
-    constants: dict[str, np.ndarray[Any, Any]]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 def read_graph(model: Path) -> Graph:
     """The graph of a model, external data included. Raises ModelError when it is invalid or has an operator that
     cannot be compiled, which it names."""
-    import builders.onnx_jax.table  # noqa: F401 - fills OPERATORS
-
     try:
         onnx.checker.check_model(str(model))
         proto = onnx.load(model)

@@ -1,8 +1,10 @@
-"""One node of a graph, and the table of operators."""
+"""Nodes and graphs as values, and the table of operators."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from builders.errors import ModelError
 
@@ -14,7 +16,7 @@ OPERATORS: dict[str, Operator] = {}
 
 @dataclass(frozen=True)
 class Node:
-    """A node of an ONNX graph. attributes: as Python values, tensors as numpy arrays, graphs as `graph.Graph`.
+    """A node of an ONNX graph. attributes: as Python values, tensors as numpy arrays, graphs as `Graph`.
 
     opset: the version of ONNX's operators that the model was written for.
     """
@@ -35,6 +37,16 @@ class Node:
         """The error that this node cannot be compiled: names it and its operator."""
         label = self.name or ", ".join(self.outputs)
         return ModelError(f"xla cannot compile {self.op} (node {label!r}): {why}; use onnxruntime, or leave it out")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph ready for evaluation. inputs, outputs: names, in order.  constants: name -> array."""
+
+    nodes: tuple[Node, ...]
+    constants: dict[str, np.ndarray[Any, Any]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 def op(*names: str) -> Callable[[Operator], Operator]:

@@ -67,7 +67,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     """
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
-    entries = judged(store, located.manifest, require(store, located).counts)
+    entries = judged(store, located.manifest, require(store, located.manifest).counts)
     machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)

@@ -12,10 +12,9 @@ from pipeline.registry import channels, versions
 from pipeline.registry.canaries import CanaryVerdict, canaries, covers
 from pipeline.registry.channels import Channel
 from pipeline.registry.manifest import Manifest
-from pipeline.registry.names import Reference, check_channel, check_model
+from pipeline.registry.names import check_channel, check_model
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
-from pipeline.registry.versions import Located
 from pipeline.user import user
 from validation.canary.report import MOST_BYTES, read_report
 
@@ -111,7 +110,7 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
 def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:
     model, version, channel = candidate.model, candidate.version, serving.name
     try:
-        vouched = require(store, Located(Reference(model, version=version), candidate))
+        vouched = require(store, candidate)
         with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
             paths = [Path(folder) / f"{digest}.json" for digest in dict.fromkeys(reports)]
             for path in paths:

@@ -59,7 +59,7 @@ def attribute(
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    require(store, located)
+    require(store, located.manifest)
     manifest = located.manifest
     wanted = {item.name for name in targets.split(",") for item in parse_targets(name)}
     executor = LocalExecutor()

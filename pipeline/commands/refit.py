@@ -141,7 +141,7 @@ def _manifest(reference: str, registry: str) -> "Manifest":
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    require(store, located)
+    require(store, located.manifest)
     return located.manifest
 
 

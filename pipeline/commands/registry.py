@@ -151,7 +151,7 @@ def promote(
     channel = channel_of(named.model, where) if where else STABLE
     store = open_store(registry)
     located = locate(store, named)
-    vouched = require(store, located)
+    vouched = require(store, located.manifest)
     manifest = located.manifest
     passes: list[CanaryPass] = []
     if reports:

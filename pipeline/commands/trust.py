@@ -98,7 +98,7 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
     policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    vouched = require(store, located, policy)
+    vouched = require(store, located.manifest, policy)
     manifest = located.manifest
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(vouched.signers)})

@@ -85,7 +85,7 @@ def _manifest(store: "Store", reference: str) -> "Manifest":
     from pipeline.registry.versions import locate
 
     located = locate(store, parse_reference(reference))
-    require(store, located)
+    require(store, located.manifest)
     return located.manifest
 
 

@@ -81,7 +81,7 @@ def import_results(store: Store, results: Results) -> Iterator[Imported]:
 
 def _imported(store: Store, results: Results, item: Json, reference: str) -> Imported:
     located = locate(store, Reference(item["model"], item["version"]))
-    require(store, located)
+    require(store, located.manifest)
     manifest = located.manifest
     entry = _entry(manifest, item)
     _check_device(entry, results.device)

@@ -7,8 +7,8 @@ from pipeline.moment import now
 from pipeline.registry.documents import change
 from pipeline.registry.keys import registered_key
 from pipeline.registry.registered import KEPT, Registration, parse
-from pipeline.registry.retention.guard import writing
 from pipeline.registry.store import Store
+from pipeline.registry.writers.guard import writing
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
 

@@ -176,8 +176,8 @@ def _read_recipe(place: Store, digest: str) -> GraphRecipe:
 def _recipe(told: GraphRecipe, model: Path) -> "Recipe":
     import onnx
 
-    from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.choice.proposal import Recipe
+    from pipeline.quantization.ranges import Ranges
 
     ranges = Ranges.from_json(told.ranges) if told.ranges else None
     flavour = told.flavour

@@ -20,8 +20,8 @@ from validation.task import TaskMetric
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.notes import CastNotes, QuantizationNotes
+    from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.record.record import Evidence
 
 
@@ -84,7 +84,7 @@ class WriteGraph:
         matches no node."""
         import onnx
 
-        from pipeline.quantization.calibration.ranges import Ranges
+        from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write
         from pipeline.sources.onnx_model import save_onnx, specs_of
 

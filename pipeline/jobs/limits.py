@@ -40,7 +40,7 @@ def engine_limits(
     """
     from validation.budget import budgets, strictest
     from validation.limits import Limits, StagedLimits
-    from validation.rounding.honest import honest_rounding
+    from validation.perturbation.honest import honest_rounding
 
     def measured() -> "Iterator[Limits]":
         backend = backends.configure(request.backend, dict(request.options))
@@ -69,7 +69,7 @@ def graph_limits(
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
     from validation.budget import budgets
     from validation.limits import Limits
-    from validation.rounding.honest import honest_rounding
+    from validation.perturbation.honest import honest_rounding
 
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)

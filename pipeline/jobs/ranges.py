@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from builders.types import Tensors
     from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.ranges import Ranges
     from pipeline.quantization.choice.engine_race import EngineRace
+    from pipeline.quantization.ranges import Ranges
     from validation.samples import Samples, SampleSource
 
 

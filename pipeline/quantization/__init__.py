@@ -3,11 +3,12 @@ scales made at run time, int4 weights in blocks.
 
 ::
 
+    ranges.py      the scales artifact, which the folders below read and write
     calibration/   what the tensors of a model hold, measured over samples in one streaming pass
       observe.py       the pass over the samples             taps.py      where in onnxruntime's graph it measures
       observations.py  what was seen, mergeable              histogram.py histograms over a float's bits
-      methods.py       where to clip                         ranges.py    the scales artifact
-      sources.py       the data that a spec names            calibrate.py observe and choose in one call
+      methods.py       where to clip                         sources.py   the data that a spec names
+      calibrate.py     observe and choose in one call
     graphs/        reading and tidying ONNX graphs
       graph.py         names, types, order                   sites.py     which nodes int8 can take
       placement.py     where else Q/DQ goes, so that fusions survive (residual Adds, pooling)

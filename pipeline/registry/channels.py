@@ -20,8 +20,8 @@ from pipeline.registry.manifest import Manifest, parse
 from pipeline.registry.names import is_name
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.policies import CanaryPass
-from pipeline.registry.retention.guard import Guard, secure_version, writing
 from pipeline.registry.store import Store, place_of
+from pipeline.registry.writers.guard import Guard, secure_version, writing
 
 MAX_BYTES = 16 << 20
 

@@ -18,12 +18,12 @@
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     turns/<digest>.json                                   who works on something that one at a time shall do
-    leases/<id>.json                                      somebody is writing (see `retention.leases`)
+    leases/<id>.json                                      somebody is writing (see `writers.leases`)
     runs/<run>.json, <run>.live                           what became of a run (see `pipeline.runs`), what it prints now
     history/<backend>/models/<model>.json, all.json       what builds took (see `pipeline.history`)
     history/totals.json                                   how many ended how (see `pipeline.runs.totals`)
     timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)
-    gc/condemned.json                                     what shall be deleted (see `retention.condemned`)
+    gc/condemned.json                                     what shall be deleted (see `writers.condemned`)
 """
 
 import re

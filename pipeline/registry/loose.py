@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from builders.errors import EngineryError, IntegrityError
 from pipeline.registry import policies
 from pipeline.registry.keys import LEASES, MODELS, lease_key
-from pipeline.registry.retention import clock, condemned, leases
 from pipeline.registry.retention.marks import Inventory, inventory
 from pipeline.registry.store import Store
+from pipeline.registry.writers import clock, condemned, leases
 
 Found = tuple[str, str, str]
 

@@ -20,13 +20,13 @@ from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.policies import canary_pass
-from pipeline.registry.retention.guard import Guard, digests_in, version_name, writing
-from pipeline.registry.retention.leases import BUILDING
 from pipeline.registry.store import Store
 from pipeline.registry.trust import require
 from pipeline.registry.trust.bundles import read_bundle
 from pipeline.registry.trust.policy import TrustPolicy
 from pipeline.registry.versions import locate
+from pipeline.registry.writers.guard import Guard, digests_in, version_name, writing
+from pipeline.registry.writers.leases import BUILDING
 
 _AT_ONCE = 4
 
@@ -63,7 +63,7 @@ def mirror(
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     found = [locate(source, reference) for reference in references]
-    vouched = [require(source, located, trust) for located in found]
+    vouched = [require(source, located.manifest, trust) for located in found]
     copied: dict[str, int] = {}
     present: set[str] = set()
     moved = []

@@ -65,7 +65,7 @@ def export_oci(
     """
     manifest = located.manifest
     # Whoever mounts an image asks nothing any more: here is the last place where somebody can.
-    counts = require(store, located, trust).counts
+    counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only
     entries = [
         item for item in judged(store, manifest, counts) if item.status == "proven" or (item.usable and not only)

@@ -17,8 +17,8 @@ from pipeline.registry.keys import manifest_key, page_data_key, page_key
 from pipeline.registry.lost import find_lost_of
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.records import recall, remember
-from pipeline.registry.retention.guard import Guard, secure_version, version_name, writing
 from pipeline.registry.store import Store, place_of
+from pipeline.registry.writers.guard import Guard, secure_version, version_name, writing
 
 if TYPE_CHECKING:
     from validation.report import Approved

@@ -97,7 +97,7 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     """What a reference stands for, and its engines with the status they have today, for whatever machine. Reads no
     engine. Raises as `ask`."""
     located = locate(store, reference)
-    vouched = require(store, located, policy.trust)
+    vouched = require(store, located.manifest, policy.trust)
     entries: tuple[EngineEntry, ...] = judged(store, located.manifest, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))

@@ -13,9 +13,9 @@ from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry import parsing
 from pipeline.registry.attestations import MAX_BYTES
 from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.retention.guard import secure_version, writing
 from pipeline.registry.store import Store
 from pipeline.registry.versions import load, versions
+from pipeline.registry.writers.guard import secure_version, writing
 
 if TYPE_CHECKING:
     from validation.report import Report

@@ -40,7 +40,7 @@ class Standing:
             self._say(None)
         elif (located := self._located(store)) is not None:
             try:
-                require(store, located, self._trust)
+                require(store, located.manifest, self._trust)
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._say(reason)

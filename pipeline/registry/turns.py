@@ -19,8 +19,8 @@ from builders.errors import EngineryError, IntegrityError, UndecidedError
 from pipeline.presence import Presence, this_process
 from pipeline.registry import parsing
 from pipeline.registry.keys import TURNS, turn_key
-from pipeline.registry.retention import clock
 from pipeline.registry.store import Store
+from pipeline.registry.writers import clock
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 45.0

@@ -4,6 +4,7 @@ import os
 
 from builders import backends
 from builders.cpu_kinds import this_kind, why_no_proof
+from builders.shape_profiles import profiles
 from builders.types import Backend, BuildRequest, Target
 from pipeline.jobs.ranges import LatencyProbe
 from pipeline.spec.model import ModelSpec
@@ -33,8 +34,6 @@ def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> Laten
 
 
 def _request(tool: Backend, target: Target, spec: ModelSpec, exported: Exported) -> BuildRequest:
-    from pipeline.plan import profiles  # imports the steps itself
-
     model = exported.model
     shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
     options, toolchain = backends.options_of(tool), backends.toolchain_of(tool, target)

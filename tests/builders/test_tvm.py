@@ -11,12 +11,12 @@ from builders import backends
 from builders.errors import DataError, EngineryError, InputError, ModelError
 from builders.nvcc import Nvcc, find_nvcc, generation
 from builders.onnxruntime import OrtSession
+from builders.shape_profiles import profiles
 from builders.timing import GIVEN, GROWN, TimingCached
 from builders.tvm import Tvm
 from builders.tvm import backend as tvm
 from builders.tvm import cuda as tvm_cuda
 from builders.types import Dim
-from pipeline.plan import profiles
 from pipeline.sources.onnx_model import specs_of
 from tests.builders import graphs, native_graphs
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from builders import backends, targets
+from builders.shape_profiles import profiles
 from builders.types import BuildRequest, Dim, ShapeProfile, TensorSpec
-from pipeline.plan import profiles
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.torture.graph import BATCH, model, noise
 

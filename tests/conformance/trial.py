@@ -17,8 +17,8 @@ from builders import backends, targets
 from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.fitting import check_fits
+from builders.shape_profiles import profiles
 from builders.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
-from pipeline.plan import profiles
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.outcomes import Kind, Outcome
 from validation.budget import default_budget

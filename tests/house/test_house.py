@@ -93,6 +93,10 @@ def test_circles_and_what_a_function_crosses_are_named(tree):
     }
 
 
+def test_no_modules_of_this_tree_import_each_other():
+    assert graphs.import_circles(Tree.read(PAGE.parents[1])) == []
+
+
 def test_what_git_ignores_is_not_counted(tree):
     (tree.root / ".gitignore").write_text("pipeline/work.py\n")
     assert "pipeline.work" not in Tree.read(tree.root).modules

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.local import LocalExecutor
+from builders.shape_profiles import profiles
 from builders.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from pipeline import plan
 from pipeline.causes import causes_of, explain_change
-from pipeline.plan import Selection, candidates, profiles
+from pipeline.plan import Selection, candidates
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
@@ -111,15 +112,6 @@ def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: P
 def test_the_reason_without_a_change_or_without_a_past() -> None:
     assert explain_change(None, REQUEST) == "no engine for this unit yet"
     assert explain_change(REQUEST, REQUEST) == "its engine is no longer in the registry"
-
-
-def test_profiles_combine_the_buckets_of_all_dims() -> None:
-    inputs = (TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("scale", "float32", (1,)))
-    dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 64, 64, (32, 64)))
-    found = list(profiles(inputs, dims))
-    assert [profile.inputs[0][1:] for profile in found] == [((1, 1), (2, 32), (4, 32)), ((1, 33), (2, 64), (4, 64))]
-    assert all(profile.inputs[1] == ("scale", (1,), (1,), (1,)) for profile in found)
-    assert list(profiles(inputs[1:], ())) == []
 
 
 def test_wide_is_one_profile_that_spans_every_bucket_and_is_tuned_for_opt() -> None:

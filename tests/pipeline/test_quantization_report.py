@@ -8,7 +8,7 @@ import pytest
 
 from builders.errors import IntegrityError
 from builders.types import QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 from pipeline.registry.names import parse_reference
 from pipeline.registry.quantization import quantization_records

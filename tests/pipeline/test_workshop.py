@@ -8,8 +8,8 @@ from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
 from pipeline.progress.events import Finished, Started
-from pipeline.registry.retention.leases import BUILDING, leases
 from pipeline.registry.store import open_store
+from pipeline.registry.writers.leases import BUILDING, leases
 from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, versions
 from tests.calls import call_job

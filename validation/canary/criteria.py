@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 
 from builders.plural import pluralize
-from validation.canary.blocks import LEAST_BLOCKS
-from validation.canary.distributions import NORMAL, t_quantile
-from validation.canary.evidence import Array, Evidence
-from validation.canary.memory import LEAST_INDEPENDENT
-from validation.canary.rates import POWER
-from validation.canary.slowdown import Effect, answered, quantile_effects, quantile_of, rank_bounds
 from validation.canary.thresholds import Thresholds, probability
+from validation.statistics.blocks import LEAST_BLOCKS
+from validation.statistics.distributions import NORMAL, t_quantile
+from validation.statistics.evidence import Array, Evidence
+from validation.statistics.memory import LEAST_INDEPENDENT
+from validation.statistics.rates import POWER
+from validation.statistics.slowdown import LEAST_BEYOND, Effect, answered, quantile_effects, quantile_of, rank_bounds
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INSUFFICIENT")
@@ -31,8 +31,6 @@ CALIBRATED = 0.9
 CALIBRATED_IN_TURNS = 0.8
 # The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
 _RANKS = 0.9
-# Below this many requests beyond it a quantile is hardly more than the greatest value seen.
-LEAST_BEYOND = 10
 Z_POWER = NORMAL.inv_cdf(POWER)
 
 

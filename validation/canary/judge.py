@@ -17,12 +17,12 @@ from validation.canary.criteria import (
     latency_criteria,
 )
 from validation.canary.describing import describe, describe_needed
-from validation.canary.evidence import Evidence
 from validation.canary.matching import match_in_time
 from validation.canary.scores import score_criterion
 from validation.canary.sequential import level_of
 from validation.canary.shares import error_criterion, share_criterion
 from validation.canary.thresholds import Thresholds, burst_of
+from validation.statistics.evidence import Evidence
 
 SEED = 0
 

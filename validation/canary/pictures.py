@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from validation.plots.charts import Curve, Interval, ecdf, intervals, spanning
-from validation.plots.marks import Axis, Colour, Dot, Key, Line, Mark, Plot, svg
+from validation.plots.marks import Axis, Colour, Dot, Key, Line, Mark, Plot
+from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text
 
 SIDES: tuple[tuple[str, Colour], ...] = (("baseline", "unproven-fill"), ("candidate", "accent"))

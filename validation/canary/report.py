@@ -13,12 +13,12 @@ from typing import Any
 from builders.digest import digest_of, is_digest
 from builders.errors import InputError, IntegrityError
 from validation.canary.criteria import VERDICTS, Verdict, verdict_of
-from validation.canary.evidence import Evidence
 from validation.canary.judge import Judgement, Looks, overall
 from validation.canary.observations import Observations
 from validation.canary.recorder import IDENTITY
 from validation.canary.shown import shown
 from validation.canary.thresholds import Thresholds
+from validation.statistics.evidence import Evidence
 
 FORMAT = 1
 KIND = "enginery-canary"

@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from builders.plural import pluralize
-from validation.canary import rates
-from validation.canary.blocks import LEAST_BLOCKS, MOST_BLOCKS
 from validation.canary.criteria import CALIBRATED, Z_POWER, Criterion, Levels, least_requests, unsteady, verdict_of
-from validation.canary.distributions import t_quantile
-from validation.canary.evidence import Array, Evidence, Side
-from validation.canary.memory import memories_of
+from validation.statistics import rates
+from validation.statistics.blocks import LEAST_BLOCKS, MOST_BLOCKS
+from validation.statistics.distributions import t_quantile
+from validation.statistics.evidence import Array, Evidence, Side
+from validation.statistics.memory import memories_of
 
 
 def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criterion | None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from builders.errors import InputError
-from validation.canary.distributions import NORMAL
+from validation.statistics.distributions import NORMAL
 
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005

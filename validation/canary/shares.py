@@ -2,9 +2,9 @@
 
 import math
 
-from validation.canary import rates
 from validation.canary.criteria import Criterion, Levels, verdict_of
-from validation.canary.evidence import Array, Evidence
+from validation.statistics import rates
+from validation.statistics.evidence import Array, Evidence
 
 
 def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: int = 1) -> Criterion:

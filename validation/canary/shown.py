@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from validation.canary.criteria import REPLICATES
-from validation.canary.distributions import NORMAL
-from validation.canary.evidence import Array, Evidence, Side
 from validation.canary.observations import Observations
-from validation.canary.slowdown import answered, quantile_effects
+from validation.statistics.distributions import NORMAL
+from validation.statistics.evidence import Array, Evidence, Side
+from validation.statistics.slowdown import answered, quantile_effects
 
 Json = dict[str, Any]
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8

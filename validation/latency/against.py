@@ -19,13 +19,12 @@ import numpy as np
 
 from builders.profiles import Prepared
 from builders.types import Session, Tensors
-from validation.canary.criteria import LEAST_BEYOND
-from validation.canary.distributions import NORMAL, t_quantile
-from validation.canary.rates import POWER
-from validation.canary.slowdown import Effect, quantile_effects
 from validation.latency.loop import latencies, timed
 from validation.latency.once import taken
 from validation.npz import Array
+from validation.statistics.distributions import NORMAL, t_quantile
+from validation.statistics.rates import POWER
+from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effects
 
 Opens = Callable[[], AbstractContextManager[Session]]
 Pair = tuple[Array, Array]

@@ -6,7 +6,8 @@ from typing import Any
 from validation.latency.roofs import Roofs
 from validation.latency.words import count_text
 from validation.plots.charts import Curve, Point, ecdf, loglog, spanning
-from validation.plots.marks import Axis, Colour, Key, Line, svg
+from validation.plots.marks import Axis, Colour, Key, Line
+from validation.plots.svg import svg
 from validation.plots.texts import number_text, seconds_text
 
 Json = Mapping[str, Any]

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from validation.canary.blocks import LEAST_BLOCKS, block_length
-from validation.canary.distributions import beta_cdf
-from validation.canary.rates import clustering
 from validation.npz import Array
+from validation.statistics.blocks import LEAST_BLOCKS, block_length
+from validation.statistics.distributions import beta_cdf
+from validation.statistics.rates import clustering
 
 LEVEL = 0.95
 SHOWN = (0.5, 0.9, 0.99, 0.999)

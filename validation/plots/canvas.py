@@ -1,6 +1,6 @@
 """Draws plots with matplotlib: figures and artists alone, never pyplot; nothing of the process outlives a drawing.
 
-The only module that imports matplotlib (half a second), and only `marks.svg` imports it, when there is a page to draw.
+The only module that imports matplotlib (half a second), and only `svg` imports it, when there is a page to draw.
 Text is measured in DejaVu Sans, which comes with matplotlib and is wider than the faces that browsers take: what fits
 here fits there, and the same data gives the same bytes on every machine.
 """

@@ -1,6 +1,6 @@
 """The kinds of picture that pages have: distribution functions, intervals against a limit, histograms, log-log scatter.
 
-Each gives a `Plot`; `marks.svg` draws it. All take what they show in words, for those who do not see it.
+Each gives a `Plot`; `svg` draws it. All take what they show in words, for those who do not see it.
 """
 
 import math

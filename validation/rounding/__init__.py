@@ -1,1 +1,1 @@
-"""What rounding an honest kernel may add to a graph, measured on that very graph: an engine's limits follow from it."""
+"""What rounding an honest kernel may add to a graph, as values: an engine's limits follow from it."""

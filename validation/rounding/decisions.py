@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from validation.canary.distributions import beta_cdf
-from validation.canary.rates import upper
+from validation.statistics.distributions import beta_cdf
+from validation.statistics.rates import upper
 
 # As of the other errors of honest rounding: how often near ties fall elsewhere grows with the error's amplitude.
 MARGIN = 2

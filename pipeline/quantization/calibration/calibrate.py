@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.quantization.calibration.methods import Activation, Method, MinMax, ranges
 from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.ranges import Ranges
 from validation.samples import SampleSource
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from builders.errors import DataError, InputError
 from pipeline.quantization.calibration.histogram import LogHistogram
 from pipeline.quantization.calibration.observations import Observations, Seen
-from pipeline.quantization.calibration.ranges import Pair, Ranges, Source
+from pipeline.quantization.ranges import Pair, Ranges, Source
 
 Activation = Literal["int8", "uint8"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from onnx import ModelProto
 
 from pipeline.quantization.calibration.observations import Seen
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.sensitivity import Cost
+from pipeline.quantization.ranges import Ranges
 from validation.pictures import BROKEN_DB, decibels_text
 
 

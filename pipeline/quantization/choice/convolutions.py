@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.choice.moments import Layer, Moments, batches, layers, moments_of
 from pipeline.quantization.choice.patches import as_matrices, as_weight
@@ -20,6 +19,7 @@ from pipeline.quantization.choice.rounding import LEVELS, compensated
 from pipeline.quantization.choice.runs import Run
 from pipeline.quantization.choice.smooth import Plan
 from pipeline.quantization.graphs.graph import constants
+from pipeline.quantization.ranges import Ranges
 
 
 def fit_convolutions(

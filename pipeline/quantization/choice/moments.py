@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.fit import rounded_activation
 from pipeline.quantization.choice.groups import Floats
 from pipeline.quantization.choice.patches import Window, patches
@@ -22,6 +21,7 @@ from pipeline.quantization.choice.runs import Run
 from pipeline.quantization.choice.sessions import Runner, tail, with_outputs
 from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.sites import Site
+from pipeline.quantization.ranges import Ranges
 
 MOST_BYTES = 128 << 20
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/choice.md` has what they give.

@@ -13,10 +13,10 @@ from onnx import ModelProto
 
 from builders.errors import EngineryError
 from builders.types import Precision, QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import find_groups
 from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.notes import QuantizationNotes
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision
 from pipeline.quantization.schemes.write import write
 from validation.attribution.reduce import Reduced, reduce

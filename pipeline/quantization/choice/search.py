@@ -13,7 +13,6 @@ from typing import Literal
 from onnx import ModelProto
 
 from builders.types import QuantizationScheme, Tensors
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.attainable import check_decisions, check_reached
 from pipeline.quantization.choice.chosen import Chosen, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions
@@ -28,6 +27,7 @@ from pipeline.quantization.choice.sessions import Runner
 from pipeline.quantization.choice.smooth import Plan, applied, folds
 from pipeline.quantization.choice.statistics import Work, gather
 from pipeline.quantization.graphs.sites import prepared
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
 from validation.pictures import decibels_text

@@ -15,12 +15,12 @@ from onnx import ModelProto
 
 from builders.errors import DataError
 from builders.types import QuantizationScheme, Tensors
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.groups import Group
 from pipeline.quantization.choice.sessions import Array, Runner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.choice.smooth import Plan, applied
 from pipeline.quantization.graphs.graph import constants, element_types
 from pipeline.quantization.graphs.sites import find_sites
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
 from validation.drift import DECISIONS, Drift, is_exact, measure

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from pipeline.quantization.calibration.observations import Seen
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.folding import find_fold
 from pipeline.quantization.choice.groups import Floats, Group, laid_out
 from pipeline.quantization.graphs.graph import constants, sort_nodes
+from pipeline.quantization.ranges import Ranges
 
 # Channels and weights that are (nearly) zero would give factors without bound.
 LEAST = 1e-5

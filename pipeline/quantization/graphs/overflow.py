@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from builders.bodies import list_reads
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.halves import Half
+from pipeline.quantization.ranges import Ranges
 
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import constants, consumers, sort_nodes
 from pipeline.quantization.graphs.sites import Site
+from pipeline.quantization.ranges import Ranges
 
 _ALIGNMENT = 4
 

@@ -16,7 +16,6 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from builders.bodies import list_bodies, list_captured
 from builders.errors import ModelError
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import (
     constants,
     element_types,
@@ -30,6 +29,7 @@ from pipeline.quantization.graphs.halves import HALVES, Half
 from pipeline.quantization.graphs.overflow import obstacle, too_large
 from pipeline.quantization.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
 from pipeline.quantization.notes import CastNotes, Kept
+from pipeline.quantization.ranges import Ranges
 
 FLOAT = TensorProto.FLOAT
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.

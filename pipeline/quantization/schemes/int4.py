@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from builders.types import QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import constants, finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
 from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import Insertion
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32

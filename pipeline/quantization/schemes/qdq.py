@@ -21,13 +21,13 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from builders.errors import DataError
 from builders.types import QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.placement import joints, residuals
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
 from pipeline.quantization.graphs.stems import fold_stems, quantize_before_blocks
 from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import (
     Insertion,

@@ -7,9 +7,9 @@ from onnx import ModelProto
 
 from builders.errors import DataError
 from builders.types import Precision, QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.dynamic import quantize_dynamic
 from pipeline.quantization.schemes.int4 import quantize_int4

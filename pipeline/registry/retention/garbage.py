@@ -8,9 +8,9 @@ from builders.errors import IntegrityError
 from pipeline.registry.keys import BLOBS, RECORDS
 from pipeline.registry.records import read_record
 from pipeline.registry.retention import marks
-from pipeline.registry.retention.guard import digests_in
 from pipeline.registry.retention.marks import Inventory, Rules, Version
 from pipeline.registry.store import Store
+from pipeline.registry.writers.guard import digests_in
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from builders.errors import ConflictError
 from pipeline.registry import turns
 from pipeline.registry.keys import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
 from pipeline.registry.records import read_record
-from pipeline.registry.retention import clock, condemned, leases, marks
-from pipeline.registry.retention.condemned import Condemned, Sentence, Sweeper
+from pipeline.registry.retention import marks
 from pipeline.registry.retention.garbage import Garbage, find
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.store import Store
+from pipeline.registry.writers import clock, condemned, leases
+from pipeline.registry.writers.condemned import Condemned, Sentence, Sweeper
 from pipeline.runs import journal
 
 GRACE = timedelta(days=7)

@@ -15,8 +15,8 @@ from pipeline.registry.channels import Channel
 from pipeline.registry.keys import MODELS, RUNS, TIMING, manifest_key
 from pipeline.registry.manifest import parse
 from pipeline.registry.names import is_name, version_order
-from pipeline.registry.retention.guard import digests_in
 from pipeline.registry.store import Store, place_of
+from pipeline.registry.writers.guard import digests_in
 
 _AT_ONCE = 16
 Version = tuple[str, str]

@@ -5,10 +5,10 @@ from builders.errors import UnknownNameError
 from pipeline.registry.keys import pin_key, pins_prefix
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import is_name, version_order
-from pipeline.registry.retention import clock
-from pipeline.registry.retention.clock import stamp
-from pipeline.registry.retention.guard import secure_version, writing
 from pipeline.registry.store import Store
+from pipeline.registry.writers import clock
+from pipeline.registry.writers.clock import stamp
+from pipeline.registry.writers.guard import secure_version, writing
 
 
 def pinned(store: Store, model: str) -> list[str]:

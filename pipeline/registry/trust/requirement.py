@@ -21,7 +21,6 @@ from pipeline.registry.store import Store
 from pipeline.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, Bundle, read_bundle
 from pipeline.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
 from pipeline.registry.trust.verifying import KeySigner, Signer, objection
-from pipeline.registry.versions import Located
 
 # How many signatures by certificates are looked at; signatures by keys go by name, and have no limit.
 MOST_SIGNATURES = 64
@@ -43,16 +42,15 @@ class Vouched:
     counts: Callable[[Attestation], bool]
 
 
-def require(store: Store, located: Located, policy: TrustPolicy | Path | str | None = None) -> Vouched:
+def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
     """Say who vouches for a version, or raise UntrustedError when the policy asks for more.
 
     policy: one, or its file; None is the one that ENGINERY_TRUST_POLICY names; without it nothing is asked for.
-    The manifest that was checked is the one in `located`, digest by digest: whoever goes on with it uses nothing else.
+    The manifest that was checked is the one given, digest by digest: whoever goes on with it uses nothing else.
     Raises InputError for a policy that cannot be read: then nothing is loaded either.
     """
     if not isinstance(policy, TrustPolicy):
         policy = load_policy(policy) if policy else configured_policy()
-    manifest = located.manifest
     if policy is None:
         return Vouched((), lambda _: True)
     rule = policy.rule(manifest.model)

@@ -12,9 +12,9 @@ import yaml
 from builders.digest import canonical_json
 from pipeline.intake.catalog import gathered, spec_files
 from pipeline.registry.keys import registered_key, turn_key
-from pipeline.registry.retention import clock
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.turns import Holder, turn
+from pipeline.registry.writers import clock
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}

@@ -13,9 +13,9 @@ import pytest
 from builders.digest import canonical_json
 from pipeline.presence import this_process
 from pipeline.registry.keys import turn_key
-from pipeline.registry.retention import clock
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.turns import Holder
+from pipeline.registry.writers import clock
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}

@@ -10,7 +10,7 @@ from onnx import ModelProto, numpy_helper
 
 from builders.onnxruntime.cpu import open_model, session_options
 from builders.types import Dim, QuantizationScheme, TensorSpec
-from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.ranges import Ranges
 from validation.samples import Samples
 
 TENSORRT = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")

@@ -6,10 +6,10 @@ import pytest
 
 from builders.errors import ModelError
 from builders.types import QUANTIZED
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.notes import QuantizationNotes
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
 from tests.pipeline.quantization.small_nets import (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from builders.errors import DataError, ModelError
 from builders.types import Dim, TensorSpec
 from pipeline.quantization.calibration.calibrate import calibrate
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.sites import activations
+from pipeline.quantization.ranges import Ranges
 from tests.pipeline.quantization.small_nets import (
     BATCH,
     IMAGE,

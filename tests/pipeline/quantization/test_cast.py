@@ -5,9 +5,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.graph import element_types
 from pipeline.quantization.graphs.sites import activations
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate
 from tests.pipeline.quantization import small_nets as nets

@@ -19,7 +19,7 @@ from pipeline.quantization.calibration.methods import (
     ranges,
 )
 from pipeline.quantization.calibration.observations import Observations, Seen
-from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.ranges import Ranges
 
 METHODS: list[Method] = [MinMax(), MovingAverage(), Percentile(), Percentile(99), Entropy(), Mse()]
 EVERY = pytest.mark.parametrize("chosen", METHODS, ids=lambda item: item.name)

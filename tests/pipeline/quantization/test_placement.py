@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.graphs.stems import fold_stems
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.small_nets import (
     CPU,

@@ -8,9 +8,9 @@ import onnx
 import pytest
 
 from builders.errors import DataError
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import find_sites, prepared
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization.small_nets import (
     CPU,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.errors import DataError
-from pipeline.quantization.calibration.ranges import Ranges
+from pipeline.quantization.ranges import Ranges
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 PAIRS = st.tuples(FLOATS, FLOATS).map(sorted).map(tuple)

@@ -14,10 +14,10 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from builders.cpu_kinds import SATURATES, this_kind
 from builders.onnxruntime import OnnxRuntime
 from builders.types import Engine, QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.choice.search import choose
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 from pipeline.values import Flavour
 from tests.builders import graphs

@@ -10,10 +10,10 @@ import pytest
 
 from builders.errors import DataError, InputError
 from builders.types import QUANTIZED, QuantizationScheme
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.notes import QuantizationNotes
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.overrides import Override, resolve

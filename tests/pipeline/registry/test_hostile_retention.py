@@ -24,7 +24,6 @@ from pipeline.registry.loose import loose_documents
 from pipeline.registry.names import parse_reference
 from pipeline.registry.oci import export_oci
 from pipeline.registry.policies import Policy
-from pipeline.registry.retention import condemned, leases
 from pipeline.registry.retention.gc import collect
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.retention.pins import pin, pinned
@@ -34,6 +33,7 @@ from pipeline.registry.store import open_store
 from pipeline.registry.trust.policy import public_key
 from pipeline.registry.verify import verify
 from pipeline.registry.versions import load, locate
+from pipeline.registry.writers import condemned, leases
 from tests.hostile import damaged, either
 from tests.pipeline.registry.registries import engine, publish_engines
 from tests.pipeline.registry.trust.keys import written

@@ -12,9 +12,9 @@ from builders.digest import canonical_json, digest_of
 from pipeline.presence import this_process
 from pipeline.registry import turns
 from pipeline.registry.keys import turn_key
-from pipeline.registry.retention import clock
 from pipeline.registry.store import Store, open_store
 from pipeline.registry.turns import Holder, forget_litter, turn
+from pipeline.registry.writers import clock
 from tests.pipeline.registry.registries import on_each_store
 
 NAME = digest_of("what is worked on")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive
-from validation.canary.evidence import Evidence, side
 from validation.canary.judge import judge
 from validation.canary.thresholds import Quality, Thresholds
+from validation.statistics.evidence import Evidence, side
 
 Flags = np.ndarray
 Draw = Callable[[Rng, int, float], Evidence]

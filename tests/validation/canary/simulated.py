@@ -9,9 +9,9 @@ import numpy as np
 from builders.errors import ModelError
 from builders.types import TensorSpec
 from tests.validation.canary.latencies import KINDS, Rng
-from validation.canary.evidence import Evidence, side
 from validation.canary.replay import Clock
 from validation.canary.traffic import Request, Traffic
+from validation.statistics.evidence import Evidence, side
 
 
 def pair_evidence(

@@ -10,10 +10,10 @@ import pytest
 from tests.validation.canary.cells import CELLS, bursts, errors_of
 from tests.validation.canary.latencies import KINDS
 from validation.canary.describing import describe
-from validation.canary.evidence import Evidence, side
 from validation.canary.judge import judge
-from validation.canary.rates import burst_size
 from validation.canary.thresholds import Quality, Thresholds
+from validation.statistics.evidence import Evidence, side
+from validation.statistics.rates import burst_size
 
 MEDIAN = Thresholds({"p50": 0.02}, None, None)
 ERRORS = Thresholds({}, 0.001, None)

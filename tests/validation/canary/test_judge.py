@@ -6,10 +6,10 @@ import pytest
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.simulated import pair_evidence, seeds
 from validation.canary.describing import describe
-from validation.canary.evidence import Evidence, side
 from validation.canary.judge import Looks, judge
-from validation.canary.rates import lower
 from validation.canary.thresholds import Quality, Thresholds
+from validation.statistics.evidence import Evidence, side
+from validation.statistics.rates import lower
 
 QUICK = 200
 MEDIAN = Thresholds({"p50": 0.02}, None, None)

@@ -17,12 +17,12 @@ from tests.validation.canary.simulated_logs import (
     mirrored,
     ramp,
 )
-from validation.canary.evidence import Evidence
 from validation.canary.judge import Looks, judge
 from validation.canary.matching import match, match_in_time, spans_of
 from validation.canary.pairing import evidence_of
 from validation.canary.report import make_report
 from validation.canary.thresholds import Thresholds
+from validation.statistics.evidence import Evidence
 
 MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)
 

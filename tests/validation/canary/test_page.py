@@ -9,11 +9,11 @@ import pytest
 from tests.validation.canary.reports import report
 from tests.validation.test_html import HOSTILE, Page
 from validation.canary.describing import describe, describe_interval
-from validation.canary.evidence import Evidence, side
 from validation.canary.judge import judge
 from validation.canary.page import render
 from validation.canary.thresholds import Thresholds
 from validation.plots.texts import percent_text, seconds_text
+from validation.statistics.evidence import Evidence, side
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from builders.errors import InputError
-from validation.canary.distributions import NORMAL
 from validation.canary.judge import Looks
 from validation.canary.sequential import level_of, spent
+from validation.statistics.distributions import NORMAL
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 

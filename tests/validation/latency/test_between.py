@@ -6,9 +6,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from validation.canary.distributions import t_quantile
 from validation.latency.between import BEYOND, quantiles_between
 from validation.latency.quantiles import quantiles
+from validation.statistics.distributions import t_quantile
 
 MEDIAN = 4e-5
 

@@ -23,7 +23,8 @@ from validation.plots.charts import (
     series,
     spanning,
 )
-from validation.plots.marks import Axis, Bars, Dot, Key, Line, Plot, Text, svg
+from validation.plots.marks import Axis, Bars, Dot, Key, Line, Plot, Text
+from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text, share_text
 from validation.plots.theme import COLOURS, SENTINELS
 
@@ -161,7 +162,7 @@ import validation.html, validation.canary.page, validation.quantized
 assert "matplotlib" not in sys.modules
 sys.modules["matplotlib"] = None
 from tests.validation.plots.test_plots import plots
-from validation.plots.marks import svg
+from validation.plots.svg import svg
 print(svg(plots()["ecdf"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -3,8 +3,8 @@
 import numpy as np
 from onnx import ModelProto
 
-from pipeline.quantization.calibration.ranges import Ranges
 from pipeline.quantization.graphs.sites import activations, prepared
+from pipeline.quantization.ranges import Ranges
 from tests.pipeline.quantization.small_nets import build, ranges_of
 
 WIDTH, INNER = 32, 64

@@ -11,13 +11,13 @@ from pipeline.registry.keys import CONDEMNED, LEASES, attestation_key, channel_k
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.publish import attach_page
 from pipeline.registry.records import recall, remember
-from pipeline.registry.retention import clock
 from pipeline.registry.retention.gc import collect
-from pipeline.registry.retention.leases import take
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.retention.pins import pin, pinned, unpin
 from pipeline.registry.store import Store
 from pipeline.registry.verify import verify
+from pipeline.registry.writers import clock
+from pipeline.registry.writers.leases import take
 from tests.pipeline.registry.registries import engine, in_child, on_each_store, publish_engines, report
 from tests.pipeline.registry.retention.memory import MemoryStore
 

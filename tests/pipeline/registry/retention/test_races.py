@@ -12,12 +12,12 @@ from pipeline.registry.manifest import Manifest
 from pipeline.registry.mirror import mirror
 from pipeline.registry.names import Reference
 from pipeline.registry.publish import find_published
-from pipeline.registry.retention import clock
 from pipeline.registry.retention.gc import SWEEPING, collect
-from pipeline.registry.retention.guard import writing
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.retention.pins import pin
 from pipeline.registry.verify import verify
+from pipeline.registry.writers import clock
+from pipeline.registry.writers.guard import writing
 from tests.pipeline.registry.registries import engine, publish_engines
 from tests.pipeline.registry.retention.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
 

@@ -23,10 +23,10 @@ def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> 
     secret, public = written(tmp_path, "release")
     located, policy = locate(store, parse_reference("digits")), policy_of_key(public)
     with pytest.raises(UntrustedError):
-        require(store, located, policy)
+        require(store, located.manifest, policy)
     [first], [second] = (sign(store, manifest, SigningKey(secret)) for _ in range(2))
     assert first.new and not second.new
-    assert require(store, located, policy).signers == ("release.pub",) and verify(store).sound
+    assert require(store, located.manifest, policy).signers == ("release.pub",) and verify(store).sound
 
 
 @on_each_store

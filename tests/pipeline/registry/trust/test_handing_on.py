@@ -70,7 +70,7 @@ def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(
     found = publish_engines(store, entries, channel=None).manifest
     sign(store, found, key)
     attest(store, found, report(entries[1], "proven"))
-    counts = require(store, locate(store, DIGITS), policy).counts
+    counts = require(store, locate(store, DIGITS).manifest, policy).counts
     with pytest.raises(InputError, match="has unproven ones: sm_89"):
         channels.promote(store, found, "stable", counts=counts)
     tags = export_oci(store, locate(store, DIGITS), tmp_path / "oci", proven_only=True, trust=policy).tags
@@ -88,7 +88,7 @@ def test_a_version_that_was_signed_at_both_sites_is_mirrored_again(
     [at_source, *_], [at_dest, *_] = sign(store, manifest, key), sign(dest, manifest, key)
     assert at_source.key == at_dest.key and store.read(at_source.key) != dest.read(at_dest.key)
     mirror(store, [DIGITS], dest)
-    assert require(dest, locate(dest, DIGITS), trust).signers == ("r",) and verify(dest).problems == ()
+    assert require(dest, locate(dest, DIGITS).manifest, trust).signers == ("r",) and verify(dest).problems == ()
     overwrite(dest, at_dest.key, b"{}")
     with pytest.raises(ConflictError, match="edited by hand"):
         mirror(store, [DIGITS], dest)

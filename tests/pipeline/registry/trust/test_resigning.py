@@ -30,7 +30,7 @@ def test_who_forges_a_signature_does_not_keep_its_owner_from_signing(store: Stor
         assert store.replace(place, hostile, store.read(place))
         [signed] = sign(store, manifest, key(tmp_path))
         assert signed.new and signed.key == place
-        assert require(store, locate(store, parse_reference("digits@1")), policy).signers == ("release",)
+        assert require(store, locate(store, parse_reference("digits@1")).manifest, policy).signers == ("release",)
         assert not sign(store, manifest, key(tmp_path))[0].new
     # With a certificate it is another statement, and the last one stays.
     assert sign(store, manifest, certified)[0].new and not sign(store, manifest, certified)[0].new

@@ -84,19 +84,19 @@ def test_a_signature_is_of_one_manifest_and_one_key(store: FileStore, manifest: 
         moved = signature_key(other.model, other.version, digest_of_bytes(other.to_bytes()), signed.key_id)
         assert store.create(moved, genuine)
         with pytest.raises(UntrustedError, match=r"another manifest\.json"):
-            require(store, locate(store, parse_reference(f"{other.model}@{other.version}")), policy)
+            require(store, locate(store, parse_reference(f"{other.model}@{other.version}")).manifest, policy)
     found = [problem for problem in verify(store).problems if problem.kind == "signature"]
     assert len(found) == 2 and all("moved by hand" in problem.detail for problem in found)
     # The signature by another key, under the name of the right one.
     [wrong] = sign(store, manifest, key(tmp_path, "other"))
     store.replace(signed.key, store.read(wrong.key) or b"", genuine)
     with pytest.raises(UntrustedError, match="it is not by release"):
-        require(store, locate(store, parse_reference("digits@1")), policy)
+        require(store, locate(store, parse_reference("digits@1")).manifest, policy)
     # The same, and it says that it is by the right one.
     lying = (store.read(wrong.key) or b"").replace(wrong.key_id.encode(), signed.key_id.encode())
     store.replace(signed.key, lying, store.read(signed.key))
     with pytest.raises(UntrustedError, match="does not verify"):
-        require(store, locate(store, parse_reference("digits@1")), policy)
+        require(store, locate(store, parse_reference("digits@1")).manifest, policy)
 
 
 def test_an_engine_swapped_with_its_manifest_is_refused(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_rules_go_by_name_number_and_age(store: FileStore, manifest: Manifest, t
     located = locate(store, parse_reference("digits@1"))
 
     def asked(rules: str) -> tuple[str, ...]:
-        return require(store, located, load_policy(policy_file(tmp_path, rules))).signers
+        return require(store, located.manifest, load_policy(policy_file(tmp_path, rules))).signers
 
     sign(store, manifest, key(tmp_path))
     assert asked("  - {models: 'dig*', required: false}\n" + NEEDS_RELEASE) == ()
@@ -176,7 +176,7 @@ def test_an_unsigned_attestation_can_take_trust_away_and_never_give_it(store: Fi
     policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
 
     def status() -> str:
-        counts = require(store, locate(store, parse_reference("digits@1")), policy).counts
+        counts = require(store, locate(store, parse_reference("digits@1")).manifest, policy).counts
         return judged(store, manifest, counts)[0].status
 
     attest(store, manifest, report(entry, "proven"))
@@ -198,7 +198,7 @@ def test_an_attestation_signature_is_not_one_of_a_manifest(store: FileStore, tmp
     store.replace(moved, canonical_json(bundle), store.read(moved))
     policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
     with pytest.raises(UntrustedError, match=r"another attestation\.json"):
-        require(store, locate(store, parse_reference("digits@1")), policy)
+        require(store, locate(store, parse_reference("digits@1")).manifest, policy)
 
 
 def test_certificates_count_for_the_identity_that_they_are_made_out_to(
@@ -217,7 +217,7 @@ def test_certificates_count_for_the_identity_that_they_are_made_out_to(
     def asked(root: str, identity: str) -> tuple[str, ...]:
         signers = f"  ci: {{certificate_roots: [{root}.crt], identity: {identity}}}\n"
         path = policy_file(tmp_path, "  - {models: '*', signers: [ci]}\n", signers)
-        return require(store, located, load_policy(path)).signers
+        return require(store, located.manifest, load_policy(path)).signers
 
     assert asked("root", "ci@example.org") == ("ci",) == asked("root", "ci")
     with pytest.raises(UntrustedError, match="not by ci"):
@@ -274,4 +274,6 @@ def test_a_signature_of_nothing_is_not_one_of_everything(store: FileStore, manif
     place = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), key_id_of_pem(public.read_bytes()))
     assert store.create(place, (tmp_path / "empty.json").read_bytes())
     with pytest.raises(UntrustedError, match="resources has 0 items"):
-        require(store, locate(store, parse_reference("digits")), load_policy(policy_file(tmp_path, NEEDS_RELEASE)))
+        require(
+            store, locate(store, parse_reference("digits")).manifest, load_policy(policy_file(tmp_path, NEEDS_RELEASE))
+        )

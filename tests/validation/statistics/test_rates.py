@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from validation.canary.distributions import beta_cdf, t_quantile
-from validation.canary.rates import clustering, detectable, effective, lower, needed, upper
+from validation.statistics.distributions import beta_cdf, t_quantile
+from validation.statistics.rates import clustering, detectable, effective, lower, needed, upper
 
 
 def binomial(count: int, total: int, share: float) -> float:

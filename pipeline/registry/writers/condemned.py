@@ -15,8 +15,8 @@ from builders.errors import IntegrityError
 from pipeline.registry import documents, parsing
 from pipeline.registry.keys import CONDEMNED
 from pipeline.registry.parsing import Malformed
-from pipeline.registry.retention.clock import read_stamp, stamp
 from pipeline.registry.store import Store
+from pipeline.registry.writers.clock import read_stamp, stamp
 
 FORMAT = 1
 MAX_BYTES = 48 << 20

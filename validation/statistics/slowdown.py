@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validation.canary.blocks import LEAST_BLOCKS, drawn, quantile_replicates
-from validation.canary.evidence import Array, Evidence
-from validation.canary.memory import LEAST_INDEPENDENT, memories_of, memory_of
-from validation.canary.rates import clustering
+from validation.statistics.blocks import LEAST_BLOCKS, drawn, quantile_replicates
+from validation.statistics.evidence import Array, Evidence
+from validation.statistics.memory import LEAST_INDEPENDENT, memories_of, memory_of
+from validation.statistics.rates import clustering
 
 # Levels of the test against a level that moves (`memory.LEVELS`) of one quantile, where that of all was tested.
 _ALONE = (0.01, 0.01)
+# Below this many requests beyond it a quantile is hardly more than the greatest value seen.
+LEAST_BEYOND = 10
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from validation.npz import Array
-from validation.rounding.nodes import Nodes
-from validation.rounding.operators import COPIES, CORRECT, RANDOM, SIZES, graphs_in, inlined, types_of
+from validation.perturbation.nodes import Nodes
+from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, graphs_in, inlined, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto

@@ -12,10 +12,10 @@ from datetime import timedelta
 from builders.errors import ConflictError, IntegrityError, UnavailableError
 from pipeline.registry.keys import manifest_key, version_prefix
 from pipeline.registry.manifest import Manifest, parse
-from pipeline.registry.retention import clock, condemned, leases
-from pipeline.registry.retention.condemned import Condemned
-from pipeline.registry.retention.leases import PUBLISHING, Lease
 from pipeline.registry.store import Store
+from pipeline.registry.writers import clock, condemned, leases
+from pipeline.registry.writers.condemned import Condemned
+from pipeline.registry.writers.leases import PUBLISHING, Lease
 
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 

@@ -15,9 +15,9 @@ from builders.errors import IntegrityError
 from pipeline.registry import parsing
 from pipeline.registry.keys import LEASES, lease_key
 from pipeline.registry.parsing import Malformed
-from pipeline.registry.retention import clock, condemned
-from pipeline.registry.retention.clock import read_stamp, stamp
 from pipeline.registry.store import Store
+from pipeline.registry.writers import clock, condemned
+from pipeline.registry.writers.clock import read_stamp, stamp
 
 MAX_BYTES = 1 << 16
 # Of one publication: far longer than its requests take; a killed one holds collections up for so long.

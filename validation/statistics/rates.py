@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from validation.canary.distributions import NORMAL, beta_quantile
+from validation.statistics.distributions import NORMAL, beta_quantile
 
 POWER = 0.8
 # Of fewer flags two may well fall into one block by chance.

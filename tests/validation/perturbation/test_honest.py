@@ -17,8 +17,8 @@ from validation.budget import HONEST_DB, LEAST_DB, budgets, default_budget
 from validation.drift import Drift, measure
 from validation.golden import Case, GoldenSet
 from validation.noise import Floor, Noise
+from validation.perturbation.honest import honest_rounding
 from validation.rounding.figures import Honest, with_chance
-from validation.rounding.honest import honest_rounding
 
 
 def golden_of(session: OrtSession, count: int = 6) -> GoldenSet:
@@ -98,7 +98,7 @@ def test_why_it_is_not_known_is_said(tmp_path):
 
 def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
     assert len(stages_of(tmp_path, in_int8())) == 1
-    monkeypatch.setattr("validation.rounding.honest.SMALL_BYTES", 0)
+    monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
     for seed in range(3):
         first, last = (budgets("engine", "int8", None, found) for found in stages_of(tmp_path, in_int8(seed)))
         for kind in ("golden", "edge"):

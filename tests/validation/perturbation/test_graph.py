@@ -12,7 +12,7 @@ from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, build, maker, ranges_of
-from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
+from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
 
 HEAD = '<ir_version: 8, opset_import: ["": 20]>'
 X = {"x": np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)}

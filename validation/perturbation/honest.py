@@ -23,9 +23,9 @@ from validation.drift import Drift, is_exact, measure
 from validation.golden import Case, GoldenSet, case_kinds
 from validation.measured import of_golden
 from validation.npz import Array
+from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
-from validation.rounding.graph import FLIPS, SKIP, traits, with_rounding
 from validation.tally import samples_of
 
 # Golden cases and edges, of a small model: its rounding is a matter of few elements, and it takes no time.

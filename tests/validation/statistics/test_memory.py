@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.canary.memory import LEAST_INDEPENDENT, autocorrelation_time, drifts, memories_of, memory_of
-from validation.canary.slowdown import quantile_effects
+from validation.statistics.memory import LEAST_INDEPENDENT, autocorrelation_time, drifts, memories_of, memory_of
+from validation.statistics.slowdown import quantile_effects
 
 
 def test_the_autocorrelation_time_is_that_of_the_process():

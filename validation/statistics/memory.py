@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from validation.canary.blocks import MOST_BLOCKS, autocovariance
-from validation.canary.distributions import beta_quantile
+from validation.statistics.blocks import MOST_BLOCKS, autocovariance
+from validation.statistics.distributions import beta_quantile
 
 # Blocks so many autocorrelation times long that their means are correlated by some 5 %; fewer than so many of these
 # blocks do not tell what their variance is.

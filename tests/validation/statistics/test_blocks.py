@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.canary.blocks import block_length, drawn, politis_white, quantile_replicates
+from validation.statistics.blocks import block_length, drawn, politis_white, quantile_replicates
 
 
 def test_blocks_are_as_long_as_the_memory():
