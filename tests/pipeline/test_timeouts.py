@@ -12,7 +12,7 @@ from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps.attributions import Suspect
-from pipeline.values import Flavour, Searched
+from pipeline.values import Flavour, Observed, Searched
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
@@ -26,7 +26,7 @@ LIMITS = {
     "latency_s": 15,
     "attribution_s": 16,
 }
-RANGES = {"observations": "d" * 64, "inputs": "f" * 64, "seen": "e" * 64, "samples": 3}
+RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
 INT8 = Flavour("int8")
 JUDGED = Judged(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))

@@ -9,8 +9,9 @@ import pytest
 from onnx import ModelProto
 
 from builders.errors import DataError
-from pipeline.quantization.choice.chosen import Chosen, Floor, Point
+from pipeline.quantization.choice.chosen import Chosen, Point
 from pipeline.quantization.choice.descent import refilled, swapped
+from pipeline.quantization.choice.floor import Floor
 from pipeline.quantization.choice.picture import frontier_svg
 from pipeline.quantization.choice.runs import Labels, divided, grouped
 from pipeline.quantization.choice.search import choose
