@@ -127,7 +127,7 @@ def deploy(
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
-    from pipeline.deployments import given
+    from pipeline.commands import deploy_checks
     from pipeline.deployments.prefect_yaml import REGISTRY, text
 
     if chosen["keep"] and not chosen["owner"]:
@@ -135,15 +135,15 @@ def deploy(
     if chosen["on"] is not None and chosen["executor"] != "ray":
         raise click.UsageError("--on is about Ray's nodes; give --executor ray")
     if chosen["on"] is not None:
-        given.check_on(chosen["on"], only, canary_duration)
+        deploy_checks.check_on(chosen["on"], only, canary_duration)
     plan = Plan(
-        registry=given.registry_uri(registry, REGISTRY if print_yaml else None),
+        registry=deploy_checks.registry_uri(registry, REGISTRY if print_yaml else None),
         only=tuple(name.replace("-", "_") for name in only),
-        slots=given.slot_counts(dict(slots)),
+        slots=deploy_checks.slot_counts(dict(slots)),
         variables=dict(variables),
         delete=gc_delete,
         wait_for_nodes_s=wait_for_nodes.total_seconds(),
-        canary_s=given.replay_s(canary_duration),
+        canary_s=deploy_checks.replay_s(canary_duration),
         **_checked(chosen),
     )
     if print_yaml:
@@ -165,12 +165,12 @@ def deploy(
 
 def _checked(chosen: dict[str, Any]) -> dict[str, Any]:
     """Names that Prefect and the registry take, and places that are the same from a worker's folder."""
-    from pipeline.deployments import given
+    from pipeline.commands import deploy_checks
     from pipeline.registry.names import check_channel
 
-    names = {name: given.checked_name(f"--{name}", chosen[name]) for name in ("name", "pool")}
+    names = {name: deploy_checks.checked_name(f"--{name}", chosen[name]) for name in ("name", "pool")}
     places = {
-        name: given.absolute_place(f"--{name}", chosen[name])
+        name: deploy_checks.absolute_place(f"--{name}", chosen[name])
         for name in ("traffic", "catalog")
         if chosen[name] not in (None, "registered")
     }
@@ -179,6 +179,6 @@ def _checked(chosen: dict[str, Any]) -> dict[str, Any]:
         **names,
         **places,
         "channel": check_channel(chosen["channel"]),
-        "fleet_catalog": given.absolute_file(chosen["fleet_catalog"]),
-        "fleet_cron": given.cron(chosen["fleet_cron"]),
+        "fleet_catalog": deploy_checks.absolute_file(chosen["fleet_catalog"]),
+        "fleet_cron": deploy_checks.cron(chosen["fleet_cron"]),
     }
