@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
 
 from builders.types import Session, Tensors
 from pipeline.jobs import engines
+from validation.calls.allowance import SIZES_SHARE, Allowance
+
+if TYPE_CHECKING:
+    import pytest
 
 Outputs = dict[str, Any]
 
@@ -23,6 +28,15 @@ class Faulty:
     def run(self, inputs: Tensors) -> Any:
         self._calls += 1
         return self._fault(self._calls, inputs, dict(self._right.run(inputs)))
+
+
+def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
+    """Each look at the clock is 2 ms later: how many sizes and calls are tried rests on no machine's speed."""
+
+    def of(seconds: float, _compared_s: float) -> Allowance:
+        return Allowance(seconds, SIZES_SHARE * seconds, 0.0, count(0, 0.002).__next__)
+
+    monkeypatch.setattr(Allowance, "of", of)
 
 
 @contextmanager

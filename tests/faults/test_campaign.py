@@ -10,7 +10,7 @@ from tests.faults.campaign import Alarms, Outcome, Subject, noise_of
 from tests.faults.families import FAMILIES
 from tests.faults.plants import PLANTS
 from tests.faults.proof_table import END, START, Honest, alarm_rows, fault_rows, missed, with_tables
-from tests.faults.sessions import ONLY, SESSIONS
+from tests.faults.sessions import ONLY, SESSIONS, use_steady_clock
 
 # Where each fault must be caught: a family, and the precisions of it that it is planted in.
 WHERE: dict[str, tuple[str, tuple[Precision, ...]]] = {
@@ -43,6 +43,12 @@ def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, tmp_
     assert {name for name, item in found.items() if item and item.right is False} == set()
 
 
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_steady_clock(monkeypatch)
+
+
+@pytest.mark.usefixtures("steady_clock")
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_that_errs_from_call_to_call_is_caught(name: str, tmp_path: Path) -> None:
     family = ONLY.get(name, "mlp")

@@ -19,6 +19,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import calls_of
 from tests.faults.bench import Bench
 from tests.faults.nets import after, mlp, rows, with_swapped
+from tests.faults.sessions import use_steady_clock
 from tests.pipeline.projects import Project
 from validation.report import Check, judge
 
@@ -79,6 +80,7 @@ def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.Monke
             yield Planted(session, fault)
 
     monkeypatch.setattr(engines, "open_session", planted)
+    use_steady_clock(monkeypatch)
     return bench.engine().checks(seconds=0.5)
 
 
