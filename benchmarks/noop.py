@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from builders import backends
 from builders.digest import digest_of_file
+from builders.errors import EngineryError
 from builders.jobs import WorkerContext
 from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 from pipeline.jobs.engines import BuildEngine
@@ -50,7 +51,7 @@ class Noop:
         return "it compiles nothing"
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        raise NotImplementedError
+        raise EngineryError("engines of noop hold nothing that could run; build them only")
 
 
 def install() -> None:

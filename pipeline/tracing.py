@@ -15,19 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipeline.progress.events import (
-    Event,
-    Finished,
-    PhaseEntered,
-    Planned,
-    ProcessEnded,
-    Retrying,
-    RunBegan,
-    RunConcluded,
-    Silent,
-    Started,
-    VerdictReached,
-)
+from pipeline.progress import events
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -59,7 +47,7 @@ def spans(environment: Mapping[str, str] = os.environ) -> Iterator["Spans | None
         close()
 
 
-class Spans(Silent):
+class Spans(events.Silent):
     """One span for the run and, under it, one for each step and unit that runs."""
 
     def __init__(self, tracer: "Tracer") -> None:
@@ -69,45 +57,48 @@ class Spans(Silent):
         self._open: dict[str, Span] = {}
         self._units: dict[str, dict[str, str]] = {}
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Open, close and annotate spans."""
         match event:
-            case RunBegan(model, run):
+            case events.RunBegan(model, run):
                 about = {"enginery.model": model, "enginery.run": run}
                 self._run = self._tracer.start_span(f"build {model}", attributes=about)
-            case Planned(plan):
+            case events.Planned(plan):
                 self._units |= {unit.name: _attributes(unit.request) for unit in plan.units}
-            case VerdictReached(name):
+            case events.VerdictReached(name):
                 if self._run:
                     self._run.add_event("verdict", {"enginery.unit": name, "enginery.verdict": event.outcome})
-            case RunConcluded(outcome):
+            case events.RunConcluded(outcome):
                 if self._run:
                     self._run.set_attribute("enginery.version", outcome.version or "")
                     self._run.set_attribute("enginery.cached", outcome.cached)
-            case Started() | PhaseEntered() | Retrying() | ProcessEnded() | Finished():
-                self._follow(event)
+            case _:
+                if isinstance(event, events.StepEvent):
+                    self._follow(event)
 
-    def _follow(self, event: Started | PhaseEntered | Retrying | ProcessEnded | Finished) -> None:
+    def _follow(self, event: events.StepEvent) -> None:
         """The span of a step or unit: it stays open until what it gave is in the registry."""
-        if isinstance(event, Started):
+        if isinstance(event, events.Started):
             self._open_span(event)
             return
         with self._lock:
-            span = self._open.pop(event.name, None) if isinstance(event, Finished) else self._open.get(event.name)
+            span = (
+                self._open.pop(event.name, None) if isinstance(event, events.Finished) else self._open.get(event.name)
+            )
         if span is None:
             return
         match event:
-            case PhaseEntered(_, phase):
+            case events.PhaseEntered(_, phase):
                 span.add_event("phase", {"enginery.phase": phase})
-            case Retrying(_, why):
+            case events.Retrying(_, why):
                 span.add_event("retry", {"enginery.why": why})
-            case ProcessEnded(_, usage):
+            case events.ProcessEnded(_, usage):
                 span.set_attribute("enginery.peak_mib", round(usage.peak_mib, 1))
-            case Finished(_, state, reason):
+            case events.Finished(_, state, reason):
                 span.set_attribute("enginery.outcome", state)
                 _end(span, reason if state == "failed" else None)
 
-    def _open_span(self, event: Started) -> None:
+    def _open_span(self, event: events.Started) -> None:
         """Open a span; of a job that is started again, the one that is open goes on."""
         from opentelemetry.trace import set_span_in_context
 

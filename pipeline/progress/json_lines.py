@@ -13,28 +13,13 @@ from typing import Any
 
 from builders.visible import visible_json
 from pipeline.moment import precise_now
+from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
-from pipeline.progress.events import (
-    Event,
-    Finished,
-    PhaseEntered,
-    Planned,
-    Predicted,
-    ProcessEnded,
-    Retrying,
-    RunBegan,
-    RunConcluded,
-    Silent,
-    Started,
-    VerdictReached,
-    VersionSettled,
-    Waiting,
-)
 
 _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
-class JsonLines(Silent):
+class JsonLines(events.Silent):
     """Writes the events, each with `write`. about: what stands on every line."""
 
     def __init__(self, write: Callable[[str], object] | None = None, **about: str) -> None:
@@ -59,42 +44,42 @@ class JsonLines(Silent):
         with self._lock:
             self._write(line)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Write the event's line; of a wait when it is news, of what is printed nothing."""
         match event:
-            case RunBegan():  # model and run stand on the line
+            case events.RunBegan():  # model and run stand on the line
                 self.tell("began")
-            case Planned(plan):
+            case events.Planned(plan):
                 found = Counter(unit.action for unit in plan.units)
                 self.tell("planned", build=found["build"], cached=found["cached"], refused=found["refused"])
-            case RunConcluded(outcome):
+            case events.RunConcluded(outcome):
                 level = "error" if outcome.version is None or outcome.failed else "info"
                 failed = len(outcome.failed)
                 self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=failed)
-            case VersionSettled(name, words):
+            case events.VersionSettled(name, words):
                 self.tell("finished", unit=name, state="done", outcome=words)
-            case Finished(name, state, reason):
+            case events.Finished(name, state, reason):
                 told = {"unit": name, "state": state, "outcome": event.outcome, "reason": reason or None}
                 self.tell("finished", _LEVELS.get(state, "info"), **told)
-            case VerdictReached(name, verdict, reason):
+            case events.VerdictReached(name, verdict, reason):
                 told = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
                 self.tell("verdict", _LEVELS.get(verdict, "info"), **told)
             case _:
                 self._tell_on_the_way(event)
 
-    def _tell_on_the_way(self, event: Event) -> None:
+    def _tell_on_the_way(self, event: events.Event) -> None:
         match event:
-            case Predicted(name, expectation):
+            case events.Predicted(name, expectation):
                 self.tell("predicted", unit=name, **expectation.to_json())
-            case Waiting(name, why):
+            case events.Waiting(name, why):
                 if self._clocks.waiting(name, why):
                     self.tell("waiting", unit=name, why=why)
-            case Started(name, where):
+            case events.Started(name, where):
                 self._clocks.gone(name)
                 self.tell("started", unit=name, where=where)
-            case PhaseEntered(name, phase):
+            case events.PhaseEntered(name, phase):
                 self.tell("phase", unit=name, phase=phase)
-            case Retrying(name, why):
+            case events.Retrying(name, why):
                 self.tell("retrying", "warning", unit=name, why=why)
-            case ProcessEnded(name, usage):
+            case events.ProcessEnded(name, usage):
                 self.tell("ended", unit=name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1))

@@ -7,25 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from builders.visible import visible
+from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
-from pipeline.progress.events import (
-    Event,
-    Finished,
-    PhaseEntered,
-    Predicted,
-    Retrying,
-    Silent,
-    Started,
-    VerdictReached,
-    VersionSettled,
-    Waiting,
-)
 
 # A plain log says that a long step is alive, this often.
 HEARTBEAT_S = 15.0
 
 
-class Lines(Silent):
+class Lines(events.Silent):
     """One line per event, with the time since the start; a heartbeat when a step takes long."""
 
     def __init__(self) -> None:
@@ -33,27 +22,27 @@ class Lines(Silent):
         self._lock = threading.Lock()
         self._clocks = Clocks()
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Print what is news; a wait once for all that wait for the same."""
         match event:
-            case Predicted(name, expectation):
+            case events.Predicted(name, expectation):
                 self._clocks.expects(name, expectation)
-            case Waiting(name, why):
+            case events.Waiting(name, why):
                 if self._clocks.waiting(name, why, once=True):
                     self._print(f"{name}: waiting: {why}")
-            case Started(name, where):
+            case events.Started(name, where):
                 self._clocks.started(name)
                 self._print(f"{name} ..." if where == "here" else f"{name} ... on {where}")
-            case PhaseEntered(name, phase):
+            case events.PhaseEntered(name, phase):
                 self._clocks.phase(name, phase)
-            case Retrying(name, why):
+            case events.Retrying(name, why):
                 self._print(f"{name}: once more: {why}")
-            case Finished(name):
+            case events.Finished(name):
                 self._clocks.gone(name)
                 self._print(f"{name}: {event.outcome}")
-            case VerdictReached(name):
+            case events.VerdictReached(name):
                 self._print(f"verdict on {name}: {event.outcome}")
-            case VersionSettled(name, words):
+            case events.VersionSettled(name, words):
                 self._print(f"{name}: {words}")
 
     @contextmanager

@@ -4,19 +4,8 @@ from typing import TYPE_CHECKING
 
 from builders.text import join_first
 from builders.visible import visible
+from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
-from pipeline.progress.events import (
-    Event,
-    Finished,
-    PhaseEntered,
-    Predicted,
-    Retrying,
-    Silent,
-    Started,
-    VerdictReached,
-    VersionSettled,
-    Waiting,
-)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +14,7 @@ if TYPE_CHECKING:
 _MARKS = {"failed": "[red]✗[/red]", "unproven": "[yellow]-[/yellow]"}
 
 
-class LiveTable(Silent):
+class LiveTable(events.Silent):
     """What runs, with phase, elapsed and predicted time, and what waits; above it a line for what is finished."""
 
     def __init__(self) -> None:
@@ -43,27 +32,27 @@ class LiveTable(Silent):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Change the table, or print a line above it."""
         match event:
-            case Predicted(name, expectation):
+            case events.Predicted(name, expectation):
                 self._clocks.expects(name, expectation)
-            case Waiting(name, why):
+            case events.Waiting(name, why):
                 self._clocks.waiting(name, why)
-            case Started(name):
+            case events.Started(name):
                 self._clocks.started(name)
-            case PhaseEntered(name, phase):
+            case events.PhaseEntered(name, phase):
                 self._clocks.phase(name, phase)
-            case Retrying(name, why):
+            case events.Retrying(name, why):
                 self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
-            case Finished(name, state):
+            case events.Finished(name, state):
                 seconds = self._clocks.gone(name)
                 # Of a build the compiler's own time is told, without the wait for its process.
                 took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
                 self._print(state, name, event.outcome, took)
-            case VerdictReached(name, verdict):
+            case events.VerdictReached(name, verdict):
                 self._print(verdict, f"verdict on {name}", event.outcome)
-            case VersionSettled(name, words):
+            case events.VersionSettled(name, words):
                 self._print("done", name, words)
 
     def _print(self, state: str, name: str, words: str, took: str = "") -> None:

@@ -10,21 +10,7 @@ from builders.jobs import Usage
 from builders.plural import pluralize
 from pipeline.history import Past
 from pipeline.moment import precise_now
-from pipeline.progress.events import (
-    Event,
-    Finished,
-    PhaseEntered,
-    Planned,
-    Predicted,
-    Printed,
-    ProcessEnded,
-    Retrying,
-    RunConcluded,
-    Silent,
-    Started,
-    VerdictReached,
-    Waiting,
-)
+from pipeline.progress import events
 from pipeline.runs.logs import KeptLog
 from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
 
@@ -33,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.values import BuildPlan
 
 
-class Tracker(Silent):
+class Tracker(events.Silent):
     """Hears everything and keeps the last of it; `Recorder` writes it down. Every method is short: jobs wait for it."""
 
     def __init__(self, run: RunState, scrub: Callable[[str], str]) -> None:
@@ -48,42 +34,42 @@ class Tracker(Silent):
 
     # what is told
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Keep it; what is printed without credentials."""
         match event:
-            case Planned(plan):
+            case events.Planned(plan):
                 self._plan(plan)
-            case Finished(name, state, reason):
+            case events.Finished(name, state, reason):
                 kept = state if state in ITEM_STATES else "done"
                 self._note(name, state=kept, why=self._scrub(reason), phase="")
                 self._learn(name, state)
-            case VerdictReached(name):
+            case events.VerdictReached(name):
                 self._note(name, verdict=self._scrub(event.outcome))
-            case RunConcluded(outcome):
+            case events.RunConcluded(outcome):
                 self._conclude(outcome)
             case _:
                 self._follow(event)
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: events.Event) -> None:
         """What happens to a step or unit before it ends."""
         match event:
-            case Predicted(name, expectation):
+            case events.Predicted(name, expectation):
                 self._note(name, predicted=expectation)
-            case Waiting(name, why):
+            case events.Waiting(name, why):
                 known = self._items.get(name)
                 if known is None or (known.state, known.why) != ("waiting", why):
                     self._note(name, state="waiting", why=why, phase="")
-            case Started(name, where):
+            case events.Started(name, where):
                 at = precise_now()
                 self._note(name, state="running", where=where, why="", phase="", started_at=at, ended_at=None)
-            case PhaseEntered(name, phase):
+            case events.PhaseEntered(name, phase):
                 self._note(name, phase=phase)
-            case Printed(name, text):
+            case events.Printed(name, text):
                 self._print(name, text)
-            case Retrying(name, why):
+            case events.Retrying(name, why):
                 known = self._items.get(name)
                 self._note(name, retries=(*(known.retries if known else ()), self._scrub(why)), phase="")
-            case ProcessEnded(name, usage):
+            case events.ProcessEnded(name, usage):
                 self._end_process(name, usage)
 
     def _plan(self, plan: "BuildPlan") -> None:

@@ -1,5 +1,6 @@
 """Reading Kubernetes objects in tests: their pods, containers, strings."""
 
+import copy
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -80,3 +81,14 @@ def flow_run_job(variables: Object) -> Object:
     defaults = {name: item["default"] for name, item in known.items() if "default" in item}
     job: Object = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables})
     return job
+
+
+def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
+    """A sample's values with one changed; 'gpuGroups.0.max' leads into a list."""
+    values = copy.deepcopy(renders.sample(base))
+    *places, last = [int(word) if word.isdigit() else word for word in path.split(".")]
+    here: Any = values
+    for place in places:
+        here = here[place] if isinstance(here, list) else here.setdefault(place, {})
+    here[last] = value
+    return values

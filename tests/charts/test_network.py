@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from charts import renders
-from tests.charts.kube import Object
-from tests.charts.test_values import with_value
+from tests.charts.kube import Object, with_value
 
 TEMPLATES = renders.CHART / "templates"
 DATABASE = {"podSelector": {"matchLabels": {"app": "postgres"}}}

@@ -1,17 +1,12 @@
 """Wrong values are refused, by the schema or by the templates, with a message that names the value."""
 
-import copy
-import json
-import re
 from typing import Any
 
 import helm_python as helm
 import pytest
 
-from builders.targets import GENERATIONS
 from charts import renders
-from charts.values_schema import values_schema
-from tests.charts.kube import job_variables, label, pod_specs
+from tests.charts.kube import label, with_value
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NO_VALUES = {"matchExpressions": [{"key": "app", "operator": "In"}]}
@@ -20,17 +15,6 @@ SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
 BIG = {"name": "BIG", "value": "x" * 120_000}
-
-
-def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
-    """A sample's values with one changed; 'gpuGroups.0.max' leads into a list."""
-    values = copy.deepcopy(renders.sample(base))
-    *places, last = [int(word) if word.isdigit() else word for word in path.split(".")]
-    here: Any = values
-    for place in places:
-        here = here[place] if isinstance(here, list) else here.setdefault(place, {})
-    here[last] = value
-    return values
 
 
 @pytest.mark.parametrize(
@@ -294,21 +278,6 @@ def test_the_templates_refuse(path: str, value: Any, said: str) -> None:
         renders.rendered(with_value(path, value))
 
 
-def test_what_the_chart_does_not_set_may_be_set() -> None:
-    """AWS_ACCESS_KEY_ID is the chart's with `registry.existingSecret` alone, which this sample lacks."""
-    names = ["AWS_ACCESS_KEY_ID", "RAY_task_oom_retries", "HTTPS_PROXY"]
-    renders.rendered(with_value("extraEnv", [{"name": name, "value": ""} for name in names]))
-    with pytest.raises(helm.HelmError, match="extraEnv: the chart sets AWS_ACCESS_KEY_ID"):
-        renders.rendered(with_value("extraEnv", [{"name": "AWS_ACCESS_KEY_ID", "value": "x"}], base="gke"))
-
-
-@pytest.mark.parametrize(
-    "cron", ["0 2 * * *", "*/20 * * * *", "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN"]
-)
-def test_schedules_that_say_something_are_taken(cron: str) -> None:
-    assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
-
-
 @pytest.mark.parametrize(
     "cidr",
     [
@@ -321,67 +290,11 @@ def test_what_is_no_network_is_refused_in_words(cidr: str) -> None:
         renders.rendered(with_value("networkPolicy.prefect.cidrs", [cidr]))
 
 
-@pytest.mark.parametrize(
-    "cidr",
-    [
-        "10.0.0.0/8",
-        "0.0.0.0/0",
-        "::/0",
-        "fd00::/8",
-        "2001:db8:1:2::/64",
-        "fe80::1:2/128",
-        "10.0.0.130/31",
-        "fd00:ff00::/24",
-        "1:2:3:4:5:6:7:8/128",
-    ],
-)
-def test_networks_of_both_families_are_taken(cidr: str) -> None:
-    assert (
-        f'cidr: "{cidr}"'
-        in renders.rendered(with_value("networkPolicy.registry.cidrs", [cidr]))["network/policies.yaml"]
-    )
-
-
-def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
-    """The variables of Prefect's job template, and so flow runs, take text alone."""
-    values = with_value("cpuGroup", {"cpu": 8})
-    values["gpuGroups"][0]["cpu"] = 16
-    values["prefect"]["flowRuns"]["cpuRequest"] = 2
-    values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
-    for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
-        light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
-    made = renders.objects(renders.rendered(values))
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
-    assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
-    (config,) = [item for item in made if label(item) == "ConfigMap enginery-deploy"]
-    for words in json.loads(config["data"]["commands.json"]):
-        assert job_variables(words)["cpu_request"] == ("2" if "--only=compile-model" in words else "1")
-
-
-def test_kueue_admits_seventeen_worker_groups() -> None:
-    values = renders.sample("onprem")
-    groups = [{"name": f"g{number}", "generation": "sm_89", "max": 1} for number in range(17)]
-    renders.rendered({**values, "gpuGroups": groups[:16]})
-    with pytest.raises(helm.HelmError, match="18 worker groups: Kueue admits 17"):
-        renders.rendered({**values, "gpuGroups": groups})
-
-
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(helm.HelmError) as refused:
         renders.rendered({})
     assert "images.control.repository" in str(refused.value)
     assert "registry: neither bucket" in str(refused.value)
-
-
-def test_large_numbers_are_written_as_numbers() -> None:
-    """Values reach templates as floats, and Go prints those from a million on as 1e+06, which no API server takes."""
-    values = with_value("podSecurity", {"runAsUser": 1000680000, "runAsGroup": 1000680000, "fsGroup": 1000680000})
-    values["gpuGroups"][0]["idleTimeoutSeconds"] = 2_000_000
-    texts = renders.rendered(values)
-    assert not [path for path, text in texts.items() if re.search(r"\d e?\+0|\de\+0", text)]
-    assert "runAsUser: 1000680000" in texts["prefect/server.yaml"]
-    assert "idleTimeoutSeconds: 2000000" in texts["ray/cluster.yaml"]
 
 
 def test_a_release_named_by_a_number_has_labels_of_text_and_is_told_that_services_want_a_letter() -> None:
@@ -392,50 +305,9 @@ def test_a_release_named_by_a_number_has_labels_of_text_and_is_told_that_service
         renders.rendered(renders.sample("aws"), name="2024")
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("images.control.repository", "registry.example:5000/team_a/enginery.control--x"),
-        ("images.control.repository", "control"),
-        ("cpuGroup.cpu", "0.5"),
-        ("cpuGroup.cpu", "10"),
-        ("cpuGroup.cpu", "500m"),
-        ("cpuGroup.memory", "0.5Gi"),
-        ("cpuGroup.memory", "10Gi"),
-        ("canary.duration", "8h"),
-        ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
-    ],
-)
-def test_what_is_right_is_taken(path: str, value: Any) -> None:
-    assert renders.rendered(with_value(path, value))
-
-
 def test_a_tag_is_taken_only_when_allowed() -> None:
     values = renders.sample("minimal")
     values["images"] = {"allowTags": True, "control": {"repository": "registry.example/control", "tag": "1.2"}}
     texts = renders.rendered(values)
     assert "image: registry.example/control:1.2" in texts["prefect/server.yaml"]
     assert "images go by tag" in texts["NOTES.txt"]
-
-
-def test_every_generation_that_enginery_knows_can_be_a_group() -> None:
-    values = renders.sample("onprem")
-    values["kueue"] = {}
-    values["gpuGroups"] = [
-        {"name": f"{item.sm.replace('_', '')}-{product}", "generation": item.sm, "product": product, "max": 1}
-        for item in GENERATIONS
-        for product in item.products
-    ]
-    (cluster,) = [item for item in renders.objects(renders.rendered(values)) if item["kind"] == "RayCluster"]
-    for group in cluster["spec"]["workerGroupSpecs"][1:]:
-        pod = group["template"]["spec"]
-        (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-        generation = next(item for item in GENERATIONS if item.sm == group["labels"]["enginery/sm"])
-        assert pod["nodeSelector"] == generation.labels
-        (wanted,) = term["matchExpressions"]
-        assert tuple(wanted["values"]) == generation.products[group["labels"]["enginery/product"]]
-
-
-def test_a_default_that_says_nothing_of_what_may_be_given_is_found() -> None:
-    with pytest.raises(TypeError, match=r"some\.thing: \{\} does not say"):
-        values_schema({"some": {"thing": {}}, "gpuGroupDefaults": {"min": 0}})
