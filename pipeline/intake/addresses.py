@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from builders.digest import check_digest
 from builders.errors import InputError, IntegrityError, SpecError
 from builders.workdir import workdir
 from pipeline.intake.places import place_at
-from pipeline.registry.keys import check_digest
 from pipeline.registry.landing import make_folder, reachable
 from pipeline.registry.names import check_model
 from pipeline.registry.registered import Bundle, find

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from builders.digest import check_digest
 from builders.errors import InputError, IntegrityError
 from pipeline.registry.download import journal_of
-from pipeline.registry.keys import check_digest
 from pipeline.registry.landing import landing, make_folder, settle, sweep
 from pipeline.registry.seals import Seal
 from pipeline.registry.stamps import Stamps

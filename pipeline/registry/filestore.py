@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from builders.digest import digest_of_bytes, digest_of_file
+from builders.digest import check_digest, digest_of_bytes, digest_of_file
 from builders.errors import InputError, IntegrityError, UnavailableError
 from pipeline.registry.download import Fill
-from pipeline.registry.keys import MARKER, blob_key, check_digest, check_key, is_key
+from pipeline.registry.keys import MARKER, blob_key, check_key, is_key
 from pipeline.registry.landing import Landing, copy_hashed, landing, make_folder, reachable, strays, sweep, sync_folder
 from pipeline.registry.marker import CONTENT, check_format, refuse_other
 from pipeline.registry.seals import Seal, sealed

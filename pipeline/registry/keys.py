@@ -28,7 +28,7 @@
 
 import re
 
-from builders.digest import is_digest
+from builders.digest import check_digest
 from builders.errors import InputError
 from pipeline.registry.names import check_channel, check_model, check_version
 
@@ -61,13 +61,6 @@ def check_key(key: str) -> str:
 def is_key(text: str) -> bool:
     """Whether `text` can be a key: a relative path that climbs nowhere."""
     return all(_PART.fullmatch(part) for part in text.split("/"))
-
-
-def check_digest(digest: str) -> str:
-    """Return `digest` if it is one. Raises InputError."""
-    if is_digest(digest):
-        return digest
-    raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
 
 
 def blob_key(digest: str) -> str:

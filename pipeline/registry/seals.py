@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from pipeline.registry.keys import check_digest
+from builders.digest import check_digest
 
 # Large enough that hashing runs without Python's lock for most of its time.
 _BLOCK_BYTES = 1 << 20

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from builders.digest import digest_of_bytes
+from builders.digest import check_digest, digest_of_bytes
 from builders.errors import IntegrityError, UndecidedError
 from pipeline.registry.cache import local_cache
 from pipeline.registry.download import Fill
-from pipeline.registry.keys import blob_key, check_digest, check_key
+from pipeline.registry.keys import blob_key, check_key
 from pipeline.registry.landing import copy_hashed, landing, make_folder, reachable, sweep
 from pipeline.registry.s3.answers import Declined, ask
 from pipeline.registry.s3.client import client
