@@ -28,11 +28,11 @@ import psutil
 from benchmarks import noop
 from builders.dispatch import RayExecutor
 from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
-from builders.types import BuildRequest, TensorSpec
+from enginery.core.types import BuildRequest, TensorSpec
+from enginery.registry.store.base import Store, open_store
 from pipeline.compile import InProcess
 from pipeline.jobs.engines import BuildEngine
 from pipeline.plan import Selection, plan_builds
-from pipeline.registry.store import Store, open_store
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import build
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof, Unit

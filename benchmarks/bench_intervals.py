@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from builders.jobs import Job
 from builders.process import run_job
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
 from pipeline.jobs.latency import LatencyTerms, MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family

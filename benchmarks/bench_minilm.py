@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 
 from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.types import BuildRequest, QuantizationScheme, Target
+from enginery.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.export import export
 from pipeline.quantization.calibration.methods import MinMax
 from pipeline.quantization.calibration.methods import ranges as chosen_ranges

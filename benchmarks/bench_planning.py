@@ -21,12 +21,12 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.codec import decode, encode, result_type
 from builders.jobs import UNWATCHED, Job, Watch
 from builders.local import LocalExecutor
+from enginery.core.codec import decode, encode, result_type
+from enginery.registry.store.base import Store, open_store
 from pipeline.compile import InProcess, prepare
 from pipeline.plan import Selection
-from pipeline.registry.store import Store, open_store
 from pipeline.spec.file import load_spec
 from pipeline.values import EngineRecord
 from pipeline.workshop import Workshop

@@ -16,11 +16,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from builders import backends, targets
+from builders import backends
 from builders.onnxruntime import OrtSession
 from builders.timing import GIVEN, GROWN
 from builders.tvm import Tvm
-from builders.types import BuildRequest, Engine, TensorSpec
+from enginery.core.hardware import targets
+from enginery.core.types import BuildRequest, Engine, TensorSpec
 from validation.latency.against import judge, race
 
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]>

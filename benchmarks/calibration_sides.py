@@ -15,7 +15,7 @@ def our_quantize(
     """reuse: keep what was seen beside the data; another method then costs no inference."""
     import onnx
 
-    from builders.types import QuantizationScheme
+    from enginery.core.types import QuantizationScheme
     from pipeline.quantization.calibration.methods import method, ranges
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.observe import observe
@@ -34,7 +34,7 @@ def our_quantize(
 
 
 def our_samples(data: Path) -> Any:
-    from builders.types import Dim, TensorSpec
+    from enginery.core.types import Dim, TensorSpec
     from validation.samples import Samples
 
     spec = TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE))
@@ -72,7 +72,7 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     """What a spec with `quantization.smoothing: auto` gives, without a floor: every convolution in int8."""
     import onnx
 
-    from builders.types import Dim, QuantizationScheme, TensorSpec
+    from enginery.core.types import Dim, QuantizationScheme, TensorSpec
     from pipeline.quantization.calibration.methods import method, ranges
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.calibration.observe import observe

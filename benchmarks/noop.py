@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
 from builders.jobs import WorkerContext
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 from pipeline.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import onnx
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
 from builders.shape_profiles import profiles
-from builders.types import BuildRequest, Engine
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine
 from pipeline.export import export
 from pipeline.plan import Candidate, Selection, candidates
 from pipeline.quantization.calibration.methods import MinMax, ranges

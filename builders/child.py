@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from builders.codec import decode_request, encode
-from builders.errors import EngineryError, error_to_json
 from builders.jobs import WorkerContext
+from enginery.core.codec import decode_request, encode
+from enginery.core.errors import EngineryError, error_to_json
 
 _PR_SET_PDEATHSIG = 1
 # Reads from the parent, which never writes: it goes on when the parent is gone, and kills its process group.

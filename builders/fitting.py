@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from builders import backends
-from builders.compatibility import numbers
-from builders.errors import EngineryError, IntegrityError
-from builders.types import Backend, BuildRequest, Engine, Session
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.hardware.compatibility import numbers
+from enginery.core.types import Backend, BuildRequest, Engine, Session
 
 _OWN = "enginery-"
 

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Tensors
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Tensors
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from builders.tensors import InputCheck
+    from enginery.arrays.tensors import InputCheck
 
 # A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.
 MOST_PROFILES = 64

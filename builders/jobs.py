@@ -53,7 +53,7 @@ class WorkerContext:
 
 
 class Request(Protocol[Result_co]):
-    """What is to be done, as a value: a frozen dataclass that `builders.codec` can write, with a way to do it.
+    """What is to be done, as a value: a frozen dataclass that `enginery.core.codec` can write, with a way to do it.
 
     Its class and its result are found by import, in the worker as in the driver.
     """
@@ -154,7 +154,7 @@ class Executor(Protocol):
     def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
         """Return the result of the job's request.
 
-        Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
+        Raises StepError (`enginery.core.errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
         get better by itself was tried again (`builders.retries`).
         """
         ...

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from builders.errors import StepError
 from builders.jobs import UNWATCHED, Job, Result, Watch
 from builders.process import run_job
 from builders.retries import run_with_retries
 from builders.workdir import workdir
+from enginery.core.errors import StepError
 
 # What a job waits for that is merely in the queue.
 QUEUED = "a free slot"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from builders.errors import EngineryError, ModelError
+from enginery.core.errors import EngineryError, ModelError
 
 INSTALL = (
     "install the CUDA toolkit with nvcc on PATH, or pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl"

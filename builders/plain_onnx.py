@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.bodies import list_bodies
-from builders.errors import ModelError
 from builders.safe_division import guard_divisions
+from enginery.core.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx

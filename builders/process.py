@@ -24,11 +24,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from builders.codec import decode, encode_request, result_type
-from builders.errors import StepError, error_from_json
 from builders.jobs import UNWATCHED, Job, Result, Usage, Watch
 from builders.oom import oom_kills
 from builders.resident import resident_mib
+from enginery.core.codec import decode, encode_request, result_type
+from enginery.core.errors import StepError, error_from_json
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from builders.types import Engine, Shape, Tensors
+from enginery.core.types import Engine, Shape, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 Seen = tuple[str, Shape]

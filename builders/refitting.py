@@ -7,7 +7,7 @@ ONNX model with the weights along (`Engine.weights`). Standard library only.
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from builders.types import BuildRequest, Engine
+from enginery.core.types import BuildRequest, Engine
 
 
 @runtime_checkable

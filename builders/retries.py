@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Result, Watch
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 
 MOST_LOST = 3
 # A peak is measured every `process.TICK_S`: the next one may lie above it.

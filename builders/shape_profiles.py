@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from builders.types import Dim, ShapeProfile, TensorSpec
+from enginery.core.types import Dim, ShapeProfile, TensorSpec
 
 
 def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:

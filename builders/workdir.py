@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
 
 _PREFIX = "enginery-"
 _LOCK = ".in-use"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from builders.plural import pluralize
-from builders.visible import visible
+from enginery.core.text import pluralize
+from enginery.core.visible import visible
 from pipeline.pages import CANARY
 from pipeline.values import Json
 

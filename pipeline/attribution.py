@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders import backends
-from builders.errors import UnknownNameError
-from pipeline.registry.attributions import read_attribution
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.quantization import RECIPE
+from enginery.core.errors import UnknownNameError
+from enginery.registry.evidence.quantization import RECIPE
+from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.revalidate import as_built, spec_of
 from pipeline.steps.attributions import TAPPABLE, Suspect, attribute
 from pipeline.steps.engines import recall_engine
 from pipeline.values import Attributed, Built, Flavour, Recipe
 from pipeline.workshop import Workshop
+from validation.attribution.published import read_attribution
 
 if TYPE_CHECKING:
     from validation.attribution.result import Attribution

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from builders.digest import digest_of
-from builders.types import CALIBRATED, CPU_KIND, BuildRequest
+from enginery.core.digest import digest_of
+from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.inputs import Inputs, differences, inputs_of
 from pipeline.values import Exported, Json

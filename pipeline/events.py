@@ -15,12 +15,12 @@ from prefect.events import Event, RelatedResource, Resource
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
-from builders.digest import digest_of
-from builders.errors import UnavailableError
+from enginery.core.digest import digest_of
+from enginery.core.errors import UnavailableError
+from enginery.registry.build_lock import turn
+from enginery.registry.registered_specs import Registration
+from enginery.registry.store.base import Store
 from pipeline.deployments.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED
-from pipeline.registry.registered import Registration
-from pipeline.registry.store import Store
-from pipeline.registry.turns import turn
 from pipeline.told import remember_told, told_before
 
 

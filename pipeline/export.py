@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.digest import digest_of_file
-from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
-from builders.types import Dim, Session, Tensors, TensorSpec
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import ModelError
+from enginery.core.proof.report import Check
+from enginery.core.proof.spread import Spread
+from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from pipeline.sources.finite import check_weights
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
@@ -26,9 +28,7 @@ from validation.budget import budgets
 from validation.compare import expected_checks
 from validation.golden import Case, GoldenSet, freeze
 from validation.noise import Noise, noise_floor
-from validation.report import Check
 from validation.samples import Samples, resize, sizes_of
-from validation.spread import Spread
 from validation.tally import Spreads
 
 if TYPE_CHECKING:

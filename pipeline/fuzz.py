@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from builders.jobs import Job
+from enginery.registry.build_request import request_of
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
-from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
 from pipeline.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.values import EngineBlob, Json

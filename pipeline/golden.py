@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from builders.digest import is_digest
-from builders.errors import InputError, UnknownNameError
+from enginery.core.digest import is_digest
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import Store
+from enginery.registry.versions.lookup import load, locate, models, versions
 from pipeline.jobs.blobs import fetch
-from pipeline.registry.names import parse_reference
-from pipeline.registry.store import Store
-from pipeline.registry.versions import load, locate, models, versions
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json

@@ -8,16 +8,16 @@ Values are small: a job is told digests and names, and its reports go through th
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from builders.errors import InputError, StepError
 from builders.jobs import Job, Limits, Needs, Request, Result, WorkerContext
 from builders.local import LocalExecutor
-from builders.types import Target
+from enginery.core.errors import InputError, StepError
+from enginery.core.hardware.machine import AUTO, target_named
+from enginery.core.parsing import parse_json
+from enginery.core.types import Target
+from enginery.registry.store.base import open_store
+from enginery.registry.versions import lookup
 from pipeline.canary.automatic import Canaried, Wanted, canary, sides_of
 from pipeline.pending import Pending, Proof, prove
-from pipeline.registry import versions
-from pipeline.registry.machine import AUTO, target_named
-from pipeline.registry.parsing import parse_json
-from pipeline.registry.store import open_store
 from pipeline.steps.engines import gpu_labels
 from pipeline.workshop import Workshop
 from validation.canary.report import MOST_BYTES
@@ -81,7 +81,7 @@ class ProvePending:
     def run(self, context: WorkerContext) -> tuple[Proof, ...]:
         """A row for each engine."""
         place, executor = open_store(context.store), LocalExecutor()
-        manifest = versions.load(place, self.model, self.version)
+        manifest = lookup.load(place, self.model, self.version)
         item = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
         return tuple(prove(item, Workshop(place, executor, executor)))
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from builders.errors import InputError
 from builders.jobs import Job, Needs
+from enginery.core.errors import InputError
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.latency import Buckets, LatencyTerms, MeasureEngine, RaceEngines
 from pipeline.revalidate import as_built, spec_of

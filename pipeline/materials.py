@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from builders.digest import digest_of_path
-from pipeline.registry.attributions import ATTRIBUTION
-from pipeline.registry.layers import LAYERS
-from pipeline.registry.quantization import RECIPE, RECORD
+from enginery.core.digest import digest_of_path
+from enginery.registry.evidence.layers import LAYERS
+from enginery.registry.evidence.quantization import RECIPE, RECORD
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Graph
 from pipeline.verdict import Judged
+from validation.attribution.published import ATTRIBUTION
 
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from enginery.registry.store.base import Store
 from pipeline import steps
 from pipeline.compile import InProcess, calibrate
 from pipeline.only_records import NotOnRecord, OnlyRecords
 from pipeline.plan import Selection, candidates
 from pipeline.progress.events import Silent
-from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, Searched, SearchResult
 from pipeline.workshop import Workshop

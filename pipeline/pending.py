@@ -5,16 +5,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from builders.cpu_kinds import this_kind
-from builders.errors import EngineryError
-from builders.targets import parse_targets
-from builders.types import Target
-from pipeline.registry import channels, versions
-from pipeline.registry.attestations import JudgedEntry, judged
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.names import check_model, check_version, version_order
-from pipeline.registry.store import Store
-from pipeline.registry.trust import require
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.names import check_model, check_version, version_order
+from enginery.core.types import Target
+from enginery.registry.evidence.attestations import JudgedEntry, judged
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.versions import channels, lookup
 from pipeline.revalidate import Attested, revalidate, why_not_here
 from pipeline.workshop import Workshop
 
@@ -53,7 +53,7 @@ def pending(store: Store, only: str | None = None, on: Target | None = None) -> 
     only: that model alone.  on: see `pending_of`.
     A version that cannot be read is left out; `enginery verify` names it.
     """
-    for model in versions.models(store) if only is None else [check_model(only)]:
+    for model in lookup.models(store) if only is None else [check_model(only)]:
         for version in sorted(_looked_at(store, model), key=version_order):
             try:
                 found = pending_of(store, model, version, on=on)
@@ -71,7 +71,7 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     they run there (compiler, versions) is asked there.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
-    manifest = versions.load(store, check_model(model), check_version(version))
+    manifest = lookup.load(store, check_model(model), check_version(version))
     entries = _meant(_here(store, manifest), target)
     return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and _why_not(entry, on) is None))
 
@@ -102,7 +102,7 @@ def prove(item: Pending, shop: Workshop) -> list[Proof]:
 
 
 def _looked_at(store: Store, model: str) -> set[str]:
-    found = versions.versions(store, model)
+    found = lookup.versions(store, model)
     served = {
         channel.version for name in channels.names(store, model) if (channel := channels.read(store, model, name))
     }

@@ -6,9 +6,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders import backends
-from builders.errors import InputError
 from builders.shape_profiles import profiles
-from builders.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
+from enginery.core.errors import InputError
+from enginery.core.types import (
+    QUANTIZED,
+    Backend,
+    BuildRequest,
+    Dim,
+    Precision,
+    Scalar,
+    ShapeProfile,
+    Target,
+    TensorSpec,
+)
 from pipeline.causes import Causes, causes_of
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.steps.engines import recall_engine, recall_reduced

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from builders.digest import canonical_json
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.store import Store
+from enginery.core.digest import canonical_json
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
 from pipeline.values import Json
 
 # The manifest's sources of these names are the statement and the SBOM.

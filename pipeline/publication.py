@@ -4,26 +4,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from builders.digest import canonical_json, digest_of
-from builders.errors import EngineryError
-from builders.host import describe_host
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.host import describe_host
+from enginery.core.moment import now
+from enginery.core.proof.report import Approved, approve
+from enginery.core.user import user
+from enginery.registry.evidence.latencies import attach_latency
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.versions.publish import Published, find_published, publish, published_without
+from enginery.registry.versions.same_version import find_same
 from pipeline import materials
 from pipeline.causes import remember_builds
-from pipeline.moment import now
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.progress.events import VersionSettled
 from pipeline.provenance import with_provenance
 from pipeline.published_page import failed_page, version_page
-from pipeline.registry.latencies import attach_latency
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.publish import Published, find_published, publish, published_without
-from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
-from pipeline.user import user
 from pipeline.values import BuildPlan, Exported, Json, Unit
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, versions
-from validation.report import Approved, approve
 
 
 def check_required(plan: BuildPlan) -> None:

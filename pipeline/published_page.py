@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.registry.attributions import attributions
-from pipeline.registry.keys import failed_data_key, failed_page_key, page_data_key, page_key
-from pipeline.registry.latencies import latencies
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.publish import attach_page
-from pipeline.registry.quantization import quantization_records
-from pipeline.registry.store import Store, place_of
+from enginery.registry.evidence.latencies import latencies
+from enginery.registry.evidence.quantization import quantization_records
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, place_of
+from enginery.registry.store.keys import failed_data_key, failed_page_key, page_data_key, page_key
+from enginery.registry.versions.publish import attach_page
 from pipeline.values import Json
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
+from validation.attribution.published import attributions
 
 
 def version_page(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> str:

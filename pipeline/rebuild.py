@@ -4,11 +4,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builders.jobs import Job
+from enginery.registry.build_request import request_of
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.blobs import fetch
 from pipeline.jobs.rebuild import RebuildEngine
 from pipeline.progress.events import Finished
-from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
 from pipeline.spec.model import overrides
 from pipeline.steps.keys import engine_limits

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from builders import backends
-from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Executor, Job, Needs
 from builders.refitting import Refitting
-from builders.types import BuildRequest
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.types import BuildRequest
+from enginery.registry.build_request import request_of
+from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.causes import explain_change
 from pipeline.jobs.refit import RefitEngine
 from pipeline.progress.events import Finished
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.requests import request_of
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import memory_request, needs, recall_engine
 from pipeline.steps.keys import engine_limits

@@ -9,27 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from builders import backends
-from builders.cpu_kinds import why_no_proof
-from builders.digest import canonical_json, digest_of
-from builders.types import QUANTIZED, BuildRequest
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.hardware.cpu_kinds import why_no_proof
+from enginery.core.moment import now
+from enginery.core.parsing import parse_json
+from enginery.core.proof.report import Approved, Report, approve
+from enginery.core.types import QUANTIZED, BuildRequest
+from enginery.core.user import user
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.layers import LAYERS
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.versions.publish import Published, publish
 from pipeline import materials
-from pipeline.moment import now
 from pipeline.provenance import SBOM, STATEMENT, with_provenance
 from pipeline.publication import entry_of
 from pipeline.refit import Refit
-from pipeline.registry.layers import LAYERS
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.parsing import parse_json
-from pipeline.registry.publish import Published, publish
-from pipeline.registry.requests import request_of
 from pipeline.revalidate import published_proof, spec_of
 from pipeline.steps.engines import recall_engine
 from pipeline.steps.proofs import try_to_prove
-from pipeline.user import user
 from pipeline.values import Built, Flavour, Graph, Unit
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop
-from validation.report import Approved, Report, approve
 
 _REPORT_BYTES = 64 << 20
 
@@ -67,7 +67,7 @@ def publish_refitted(
 ) -> Published:
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
-    Raises as `registry.publish.publish`.
+    Raises as `enginery.registry.versions.publish.publish`.
     """
     judged = [_judged(wanted, other, shop) for _, wanted in done]
     approved, others = _kept(other, {item.built.unit.name for item in judged}, shop)

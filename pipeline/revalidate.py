@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from builders import backends
-from builders.cpu_kinds import this_kind
-from builders.digest import digest_of
-from builders.errors import IntegrityError
 from builders.fitting import misfit
-from pipeline.presence import this_process
-from pipeline.registry.attestations import MAX_BYTES, attest, judged
-from pipeline.registry.latencies import attach_latency
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.parsing import parse_json
-from pipeline.registry.requests import request_of, stated
-from pipeline.registry.store import Store
+from enginery.core.digest import digest_of
+from enginery.core.errors import IntegrityError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.parsing import parse_json
+from enginery.core.presence import this_process
+from enginery.core.proof.report import Report
+from enginery.registry.build_request import request_of, stated
+from enginery.registry.evidence.attestations import MAX_BYTES, attest, judged
+from enginery.registry.evidence.latencies import attach_latency
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.latency import time_engine
 from pipeline.steps.proofs import try_to_prove
@@ -29,7 +30,6 @@ from pipeline.values import Built, Flavour, Graph, Proof, Unit
 from pipeline.verdict import make_report
 from pipeline.waiting import shown_turn
 from pipeline.workshop import Workshop
-from validation.report import Report
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from builders import backends
-from builders.errors import InputError, UnavailableError, UnknownNameError
 from builders.jobs import Executor
 from builders.local import LocalExecutor
-from builders.targets import parse_targets
-from builders.types import PRECISIONS, Precision, Target
+from enginery.core.errors import InputError, UnavailableError, UnknownNameError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import PRECISIONS, Precision, Target
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.writers.guard import writing
+from enginery.registry.writers.leases import BUILDING
 from pipeline.compile import InProcess, compile_model
 from pipeline.intake.addresses import Found, spec_at
 from pipeline.only_records import NotOnRecord, OnlyRecords
@@ -21,10 +25,6 @@ from pipeline.outcome import Outcome
 from pipeline.plan import Selection
 from pipeline.progress import Progress, together
 from pipeline.progress.events import RunBegan
-from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.writers.guard import writing
-from pipeline.registry.writers.leases import BUILDING
 from pipeline.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.spec.model import ModelSpec
 from pipeline.tracing import spans

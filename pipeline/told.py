@@ -3,9 +3,9 @@
 Without Prefect: a run with nothing to do looks here before it loads that.
 """
 
-from builders.digest import digest_of
-from pipeline.registry.records import recall, remember
-from pipeline.registry.store import Store
+from enginery.core.digest import digest_of
+from enginery.registry.records import recall, remember
+from enginery.registry.store.base import Store
 
 _RECORD = "told"
 

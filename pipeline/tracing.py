@@ -20,7 +20,7 @@ from pipeline.progress import events
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from builders.types import BuildRequest
+    from enginery.core.types import BuildRequest
 
 NAME = "enginery"
 # A collector that does not answer may hold up the end of a run for so long.

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builders.cpu_kinds import this_kind
-from builders.host import describe_host
-from pipeline.moment import now
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.host import describe_host
+from enginery.core.moment import now
+from enginery.core.proof.report import Report, judge
 from pipeline.values import Attributed, Built, Proof
-from validation.report import Report, judge
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from enginery.registry.build_lock import turn
 from pipeline.progress.events import Finished, Waiting
-from pipeline.registry.turns import turn
 from pipeline.workshop import Workshop
 
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from builders.codec import decode, encode, result_type
-from builders.digest import digest_of
-from builders.errors import IntegrityError
 from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job, Result
-from pipeline.history import History
-from pipeline.moment import now
+from enginery.core.codec import decode, encode, result_type
+from enginery.core.digest import digest_of
+from enginery.core.errors import IntegrityError
+from enginery.core.moment import now
+from enginery.registry.records import recall, remember
+from enginery.registry.runs.history import History
+from enginery.registry.store.base import Store
 from pipeline.progress.events import Finished, JobEvents, Progress, Silent
-from pipeline.registry.records import recall, remember
-from pipeline.registry.store import Store
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from builders.errors import InputError
-from builders.text import suggest
-from builders.types import Precision
+from enginery.core.errors import InputError
+from enginery.core.text import suggest
+from enginery.core.types import Precision
 from validation.drift import Drift
 from validation.noise import Floor, Noise
 from validation.rounding.decisions import Decisions

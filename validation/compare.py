@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import DataError, EngineryError, InputError
-from builders.types import Session, Tensors
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.proof.report import Check
+from enginery.core.types import Session, Tensors
 from validation.budget import Budget, Budgets
 from validation.comparison import Comparison, check_of
 from validation.drift import DECISIONS, Drift, is_exact, measure
 from validation.golden import Case, GoldenSet
 from validation.limits import Limits, StagedLimits
 from validation.measured import Measured
-from validation.npz import Array
-from validation.report import Check
 from validation.tally import Spreads
 from validation.task import TaskMetric
 

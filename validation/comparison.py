@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from builders.types import Tensors
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import Check
+from enginery.core.types import Tensors
 from validation.budget import Budget, at_most, within
 from validation.constancy import Constancy
 from validation.drift import DECISIONS, Drift, measure
 from validation.golden import Case, GoldenSet
 from validation.limits import Limits
 from validation.measured import Measured, Value, as_declared, of_edge, of_golden, still_share
-from validation.npz import Array
-from validation.report import Check
 from validation.tally import Spreads, samples_of
 
 # The checks whose lines say where limits come from.

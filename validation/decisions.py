@@ -7,8 +7,8 @@ A golden set is small, and one near tie of 48 is 2 %. So what is judged is the l
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginery.core.proof.report import Check
 from validation.golden import GoldenSet
-from validation.report import Check
 from validation.statistics.rates import lower
 from validation.task import TaskMetric
 

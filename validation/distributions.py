@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from enginery.core.proof.spread import Spread, Worst
 from validation.joints import JOINTS
 from validation.plots.charts import Curve, ecdf, series, spanning
 from validation.plots.marks import Axis, Colour, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
-from validation.spread import Spread, Worst
 
 # Outputs with pictures, curves in a picture, and rows of worst cases shown at once and in all.
 MOST_OUTPUTS, MOST_CURVES, SHOWN, MOST_ROWS = 4, 10, 8, 60

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from builders.bodies import walk_graphs, walk_nodes
-from builders.types import Tensors
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.types import Tensors
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto

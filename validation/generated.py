@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import DataError
-from builders.types import Dim, TensorSpec
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
 from validation.samples import sizes_of
 
 

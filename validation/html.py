@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from builders.text import format_bytes
-from builders.visible import visible
+from enginery.core.text import format_bytes
+from enginery.core.visible import visible
 from validation.joints import bound
 from validation.overview import overview
 from validation.plots.texts import percent_text, seconds_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def render(version_report: Mapping[str, Any]) -> str:
     """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
 
-    Each failure has unit, kind, reason, log and command, as `builders.types.BuildFailure` has. `quantization`, if any:
+    Each failure has unit, kind, reason, log and command, as `enginery.core.types.BuildFailure` has. `quantization`, if any:
     flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
     `validation.attribution.result` has it, with `name` and `units`.  `latencies`, if any: latency reports by the digest
     of their engine.  `canaries`, if any: verdicts, each with target, verdict, reason, against, unit, created_at and

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from builders.plural import pluralize
-from builders.types import PRECISIONS
-from validation.report import Check
+from enginery.core.proof.report import Check
+from enginery.core.text import pluralize
+from enginery.core.types import PRECISIONS
 
 JOINTS = {
     "export": "the ONNX model against the original framework",

@@ -8,9 +8,9 @@ some fail: the verdict is the one that measured limits give.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from enginery.core.proof.report import Check
 from validation.budget import Budget, Budgets
 from validation.drift import Drift
-from validation.report import Check
 
 
 @dataclass(frozen=True)

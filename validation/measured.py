@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from enginery.arrays.npz import Array
 from validation.budget import LEAST_DB, Budget
 from validation.drift import Drift
-from validation.npz import Array
 from validation.slice_limits import FEWEST, worst_slice
 from validation.slices import Slices
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from builders.types import Tensors
+from enginery.core.types import Tensors
 from validation.drift import Drift, is_exact, measure
 
 # Of each kind. float64 in numpy costs several inferences each.

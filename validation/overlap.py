@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from builders.types import Tensors
-from validation.npz import Array
-from validation.report import OVERLAP, Check
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import OVERLAP, Check
+from enginery.core.types import Tensors
 from validation.samples import Samples, SampleSource
 
 # The share of golden samples that may be calibration samples too. Where data repeats itself, single ones are; beyond a

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from builders.types import PRECISIONS
+from enginery.core.proof.report import OVERLAP, Check
+from enginery.core.types import PRECISIONS
 from validation.attribution.words import section
 from validation.distributions import distributions, worst_cases
 from validation.joints import joints, side_by_side
 from validation.latency.section import sections
 from validation.quantized import quantizations
-from validation.report import OVERLAP, Check
 
 STATUSES = ("proven", "unproven", "failed", "refused")
 _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from builders.text import join_first
+from enginery.core.text import join_first
 from validation.pictures import decibels_text, frontier_svg, histogram_svg
 from validation.plots.texts import number_text, share_text
 

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from builders.digest import digest_of_path
-from builders.errors import DataError
-from builders.text import suggest
-from builders.types import Dim, Tensors, TensorSpec
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.digest import digest_of_path
+from enginery.core.errors import DataError
+from enginery.core.text import suggest
+from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.stored import Stored, find_arrays
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from builders.errors import DataError
-from builders.plural import pluralize
-from validation.npz import Array, StoredArray, check_complete, stored_arrays
+from enginery.arrays.npz import Array, StoredArray, check_complete, stored_arrays
+from enginery.core.errors import DataError
+from enginery.core.text import pluralize
 
 SAFETENSORS_DTYPES = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.proof.spread import Spread, Worst
 from validation.passes import exponent_of
-from validation.spread import Spread, Worst
 
 # Elements that are looked at together: their float64 copies stay in the processor's cache.
 CHUNK = 1 << 15

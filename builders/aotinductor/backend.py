@@ -25,14 +25,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from builders import cpu_kinds, cuda
-from builders.cpu_levels import HOST, host_level, lacking, level_of
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 from builders.workdir import require_plain
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, InputError
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_levels import HOST, host_level, lacking, level_of
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 if TYPE_CHECKING:
     import torch

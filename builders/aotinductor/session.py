@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import DataError, EngineryError
-from builders.tensors import InputCheck
-from builders.types import Engine, Tensors, TensorSpec
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.types import Engine, Tensors, TensorSpec
 
 
 class PackageSession:

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from builders.dispatch.placement import Node
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
 
 _REACH_S = 5.0
 # Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.

@@ -7,14 +7,14 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
 
-from builders.codec import decode, result_type
 from builders.dispatch import cluster
 from builders.dispatch.listener import Listener
 from builders.dispatch.placement import fitting, none_fits
 from builders.dispatch.task import Task
-from builders.errors import EngineryError, StepError, UnavailableError, error_from_json
 from builders.jobs import UNWATCHED, Job, Result, Watch
 from builders.retries import run_with_retries
+from enginery.core.codec import decode, result_type
+from enginery.core.errors import EngineryError, StepError, UnavailableError, error_from_json
 
 # Between two looks for a cluster that was lost.
 _AGAIN_S = 2.0

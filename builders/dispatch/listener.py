@@ -11,8 +11,8 @@ from typing import Any
 from builders.dispatch.cluster import answers, nodes
 from builders.dispatch.placement import Node, countdown, fitting, none_fits
 from builders.dispatch.task import Task
-from builders.errors import StepError, UnavailableError
-from builders.plural import pluralize
+from enginery.core.errors import StepError, UnavailableError
+from enginery.core.text import pluralize
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0

@@ -9,8 +9,8 @@ from typing import Any
 from builders.dispatch.cluster import answers, nodes, through_client
 from builders.dispatch.placement import Node, ray_options
 from builders.dispatch.worker import Event, work, work_here, work_through
-from builders.errors import StepError, UnavailableError
 from builders.jobs import Job, Usage
+from enginery.core.errors import StepError, UnavailableError
 
 # A worker ends its job at its limit; this much later it is taken for hung itself.
 LATE_S = 60.0

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from builders.codec import encode
-from builders.errors import EngineryError, StepError, error_to_json
 from builders.jobs import Job, Unwatched, Usage, WorkerContext
 from builders.process import run_job
 from builders.workdir import workdir
+from enginery.core.codec import encode
+from enginery.core.errors import EngineryError, StepError, error_to_json
 
 Event = tuple[str, Any]
 # Batches are this far apart, the answer apart.

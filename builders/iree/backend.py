@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cpu_kinds, cuda, held_shapes
-from builders.cpu_levels import HOST, LEVELS, check_cpu, host_level, level_of
-from builders.digest import digest_of_file
-from builders.errors import InputError
+from builders import held_shapes
 from builders.fitting import check_fits, other_versions
 from builders.installed import PackageNotFoundError, version
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 from builders.workdir import require_plain
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, check_cpu, host_level, level_of
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "IREE"
 _DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
@@ -38,7 +39,7 @@ _CHOICES = {"cpu": (*LEVELS, HOST), "optimization": ("O0", "O1", "O2", "O3")}
 class Iree:
     """The IREE backend.
 
-    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`builders.cpu_levels`); 'host' is the
+    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`enginery.core.hardware.cpu_levels`); 'host' is the
     highest level of the machine that plans the build.
     optimization: IREE's global level, 'O0' to 'O3'.
     multithreaded: whether such an engine is run by a thread per core, or by the caller's alone.

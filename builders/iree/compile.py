@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.errors import ModelError, StepError
 from builders.iree.control import wrong_loops
 from builders.iree.operators import wrong_operators
 from builders.iree.rewrites import rewrite
 from builders.plain_onnx import Names, plain
+from enginery.core.errors import ModelError, StepError
 
 if TYPE_CHECKING:
     import onnx

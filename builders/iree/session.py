@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from builders import held_shapes
-from builders.errors import EngineryError
-from builders.tensors import InputCheck
-from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 

@@ -25,15 +25,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from builders.compatibility import numbers
-from builders.cpu_kinds import SATURATES, this_kind, why_no_proof
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.profiles import RunProfile
-from builders.types import (
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, InputError, ModelError
+from enginery.core.hardware.compatibility import numbers
+from enginery.core.hardware.cpu_kinds import SATURATES, this_kind, why_no_proof
+from enginery.core.types import (
     BuildRequest,
     Determinism,
     Engine,
@@ -222,7 +222,7 @@ class OrtSession:
         name: str | None = None,
         profiles: Sequence[ShapeProfile] = (),
     ) -> None:
-        from builders.tensors import InputCheck
+        from enginery.arrays.tensors import InputCheck
 
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name

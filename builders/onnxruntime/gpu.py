@@ -19,10 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cuda
-from builders.compatibility import numbers
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.onnxruntime.gpu_file import left_over, write_whole
@@ -36,7 +32,11 @@ from builders.onnxruntime.gpu_session import (
     provider_failures,
 )
 from builders.onnxruntime.reasons import words_of
-from builders.types import (
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, InputError, ModelError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.compatibility import numbers
+from enginery.core.types import (
     BuildRequest,
     Determinism,
     Engine,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 
 _SHOWN = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders.errors import EngineryError, ModelError
 from builders.onnxruntime.cpu import OrtSession
 from builders.onnxruntime.reasons import failures, words_of
-from builders.text import join_first
-from builders.types import ShapeProfile
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.text import join_first
+from enginery.core.types import ShapeProfile
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 # Both wheels are the module `onnxruntime`: the one installed last is the one that runs.

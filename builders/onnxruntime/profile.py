@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders.errors import ModelError
 from builders.profiles import NodeTime, RunProfile, Seen
+from enginery.core.errors import ModelError
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from builders.types import Tensors
+    from enginery.core.types import Tensors
 
 _END = "_kernel_time"
 # What differs from numpy's names.

@@ -14,8 +14,8 @@ from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from builders.bodies import walk_graphs
-from builders.cpu_kinds import EXACT_SESSION
 from builders.onnxruntime.exact import Rewrite, make_exact
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 
 HIGHEST = 64  # 2 * 255 * 64 < 2**15
 _UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)

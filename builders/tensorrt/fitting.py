@@ -5,10 +5,10 @@ TensorRT itself says so only while it loads, in words that name neither version 
 
 from collections.abc import Mapping, Sequence
 
-from builders.compatibility import hardware_serves, runtime_of, version_serves
-from builders.cuda import Gpu
 from builders.tensorrt.plugins import KEY
-from builders.types import BuildRequest, Scalar
+from enginery.core.hardware.compatibility import hardware_serves, runtime_of, version_serves
+from enginery.core.hardware.cuda import Gpu
+from enginery.core.types import BuildRequest, Scalar
 
 
 def fitting_gpu(request: BuildRequest, gpus: Sequence[Gpu]) -> Gpu | None:

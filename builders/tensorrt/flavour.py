@@ -7,10 +7,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builders import cuda
-from builders.compatibility import hardware_lacks
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, InputError, StepError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.process import enter_phase, heed_stop
@@ -20,7 +16,11 @@ from builders.tensorrt.network import add_profiles, check_model, has_profile, pa
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.progress import monitor
 from builders.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, InputError, StepError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.compatibility import hardware_lacks
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 

@@ -4,9 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builders import cuda
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
 from builders.tensorrt import plugins as libraries
 from builders.tensorrt.flavour import Flavour, wheels
 from builders.tensorrt.layers import kept_layers
@@ -14,7 +11,10 @@ from builders.tensorrt.opening import Opening
 from builders.tensorrt.refit import refit, serialized
 from builders.tensorrt.timing import keep_grown, merged, use_given
 from builders.tensorrt.words import recorder
-from builders.types import BuildRequest, Engine, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import cuda
+from enginery.core.types import BuildRequest, Engine, Target
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}

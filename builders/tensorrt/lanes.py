@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from builders.cuda import Device, Graph
-from builders.errors import EngineryError
-from builders.types import Tensors, TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.cuda import Device, Graph
+from enginery.core.types import Tensors, TensorSpec
 
 MOST_LANES = 16
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from builders.errors import ModelError
 from builders.tensorrt.words import parser_reason
-from builders.types import ShapeProfile
+from enginery.core.errors import ModelError
+from enginery.core.types import ShapeProfile
 
 
 def check_model(model: Path) -> None:

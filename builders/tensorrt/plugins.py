@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
 
 KEY = "plugin "
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from builders.profiles import NodeTime, RunProfile
 from builders.tensorrt.session import EngineSession
-from builders.types import Tensors
+from enginery.core.types import Tensors
 
 
 def profiled(trt: Any, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:

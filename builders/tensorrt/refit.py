@@ -8,9 +8,9 @@ another model is the same but for its weights is found before, by `builders.stru
 from pathlib import Path
 from typing import Any
 
-from builders.errors import EngineryError
 from builders.tensorrt.words import builder_reason, clean
-from builders.text import join_first
+from enginery.core.errors import EngineryError
+from enginery.core.text import join_first
 
 _SHOWN = 5
 

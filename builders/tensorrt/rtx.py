@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from builders.tensorrt.flavour import Flavour, wheels
 from builders.tensorrt.opening import Opening
-from builders.types import BuildRequest
+from enginery.core.types import BuildRequest
 
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 

@@ -1,4 +1,4 @@
-"""Runs a TensorRT engine on this machine's GPU, over `builders.cuda`. Never run on a GPU: no machine here has one.
+"""Runs a TensorRT engine on this machine's GPU, over `enginery.core.hardware.cuda`. Never run on a GPU: no machine here has one.
 
 libcuda, through ctypes, takes the place of torch and cuda-python: it is there wherever an engine can run, and a serving
 node needs neither. Tests check every TensorRT name used here against the bindings of each release, and the order of the
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from builders.cuda import Device
-from builders.errors import EngineryError
 from builders.tensorrt.lanes import Lane, Lanes
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.refit import refit
 from builders.tensorrt.words import builder_reason
-from builders.tensors import InputCheck
-from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.cuda import Device
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 
 @contextmanager

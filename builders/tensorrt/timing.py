@@ -9,8 +9,8 @@ what TensorRT refuses all the same is left out, with a note. A cache makes build
 from pathlib import Path
 from typing import Any
 
-from builders.errors import EngineryError
 from builders.timing import GIVEN, GROWN
+from enginery.core.errors import EngineryError
 
 
 def use_given(config: Any, workdir: Path) -> list[tuple[str, str]]:

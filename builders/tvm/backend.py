@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cpu_kinds, cuda, held_shapes
-from builders.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking, level_of
-from builders.digest import digest_of_file
-from builders.errors import InputError
+from builders import held_shapes
 from builders.fitting import check_fits, other_versions
 from builders.installed import PackageNotFoundError, version
 from builders.nvcc import INSTALL, find_nvcc
 from builders.tvm import records
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking, level_of
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
@@ -33,7 +34,7 @@ _MOST_MINUTES = 24 * 60
 class Tvm:
     """The TVM backend.
 
-    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`builders.cpu_levels`); 'host' is the
+    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`enginery.core.hardware.cpu_levels`); 'host' is the
     highest level of the machine that plans the build.
     fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
     fp32 engine is proven against fp32 limits.

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any
 
 from builders import held_shapes
-from builders.cpu_levels import level_of
-from builders.errors import EngineryError, ModelError
 from builders.plain_onnx import Names, plain
 from builders.tvm.ignored import check_heeded
 from builders.tvm.ranges import countable
-from builders.types import BuildRequest
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.hardware.cpu_levels import level_of
+from enginery.core.types import BuildRequest
 
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"

@@ -3,8 +3,8 @@
 from typing import Any
 
 from builders.bodies import walk_nodes
-from builders.errors import ModelError
 from builders.plain_onnx import Names
+from enginery.core.errors import ModelError
 
 
 def check_heeded(proto: Any, names: Names) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders.digest import canonical_json
-from builders.errors import EngineryError
+from enginery.core.digest import canonical_json
+from enginery.core.errors import EngineryError
 
 FILES = ("database_workload.json", "database_tuning_record.json")
 _FORMAT = 1

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from builders import cuda, held_shapes
-from builders.errors import EngineryError
-from builders.tensors import InputCheck
-from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from builders import held_shapes
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import cuda
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from builders.errors import EngineryError
 from builders.process import enter_phase
 from builders.timing import GIVEN, GROWN
 from builders.tvm import records
+from enginery.core.errors import EngineryError
 
 # Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
 _ROUND = 8

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders import cuda, held_shapes
-from builders.compatibility import numbers
-from builders.digest import digest_of_file
-from builders.errors import InputError
+from builders import held_shapes
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.compatibility import numbers
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)

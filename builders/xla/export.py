@@ -10,12 +10,12 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from builders.errors import ModelError
 from builders.onnx_jax.arrays import data
 from builders.onnx_jax.evaluate import evaluate, fold, split_weights
 from builders.onnx_jax.graph import read_graph
-from builders.types import BuildRequest, TensorSpec
 from builders.xla.file import write_engine
+from enginery.core.errors import ModelError
+from enginery.core.types import BuildRequest, TensorSpec
 
 
 def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import IntegrityError
+from enginery.core.errors import IntegrityError
 
 FORMAT = "enginery-xla-1"
 _PROGRAM = "program"

@@ -10,10 +10,10 @@ import jax
 import jax.export
 import numpy as np
 
-from builders.errors import EngineryError, IntegrityError
-from builders.tensors import InputCheck
-from builders.types import Engine, Shape, Target, Tensors, TensorSpec
 from builders.xla.file import read_engine
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.types import Engine, Shape, Target, Tensors, TensorSpec
 
 
 class XlaSession:

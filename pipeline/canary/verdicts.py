@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.errors import ConflictError, InputError, UnknownNameError
-from builders.host import describe_host
-from builders.targets import parse_targets
-from pipeline.moment import now
-from pipeline.registry import channels
-from pipeline.registry.canaries import canary_target
-from pipeline.registry.channels import Channel
-from pipeline.registry.landing import reachable, write_whole
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.store import Store
+from enginery.core.atomic_write import reachable, write_whole
+from enginery.core.errors import ConflictError, InputError, UnknownNameError
+from enginery.core.hardware.host import describe_host
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.moment import now
+from enginery.registry.evidence.canaries import canary_target
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.versions import channels
+from enginery.registry.versions.channels import Channel
 from pipeline.workshop import versions
 from validation.canary.judge import Looks, judge
 from validation.canary.observations import Observations, read_both

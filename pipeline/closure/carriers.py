@@ -5,7 +5,7 @@ Progress, displays, pages and commands need not be named: no worker's function r
 
 # Room or module, and why; tests/pipeline/closure/test_carriers.py holds each of them to that.
 CARRIERS = {
-    "pipeline.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names",
+    "enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names",
 }
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from builders.digest import digest_of
-from builders.errors import EngineryError
+from enginery.core.digest import digest_of
+from enginery.core.errors import EngineryError
 from pipeline.closure.sources import Source
 
 # What a module runs when it is imported, beside defining things.

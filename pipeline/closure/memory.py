@@ -1,6 +1,6 @@
 """What functions can reach, kept on this machine: parsing the source takes half a second, and reading it a hundredth.
 
-It lies in the local cache (`registry.cache.local_cache`), in `code/`, one small file for each set of functions, and
+It lies in the local cache (`enginery.registry.store.cache.local_cache`), in `code/`, one small file for each set of functions, and
 counts only while every module that it was computed from is what it was. It can be deleted at any time; where it cannot
 be written, each process computes anew.
 """
@@ -14,11 +14,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from builders.digest import canonical_json, digest_of
+from enginery.core.digest import canonical_json, digest_of
+from enginery.registry.store.cache import local_cache
 from pipeline import closure
 from pipeline.closure.sources import Sources
 from pipeline.closure.value import Closure
-from pipeline.registry.cache import local_cache
 
 
 def remember_reach(roots: tuple[str, ...], sources: Sources) -> Closure:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
-from builders.digest import digest_of
-from builders.errors import EngineryError
+from enginery.core.digest import digest_of
+from enginery.core.errors import EngineryError
 from pipeline.closure.carriers import is_carrier
 from pipeline.closure.definitions import BODY, Definition, Module, Target, parse_module
 from pipeline.closure.sources import Source, Sources

@@ -7,8 +7,8 @@ from functools import cached_property
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from typing import Any
 
-from builders.digest import digest_of_bytes
-from builders.errors import EngineryError
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import EngineryError
 
 # This distribution.
 PACKAGES = frozenset({"builders", "validation", "pipeline", "enginery"})

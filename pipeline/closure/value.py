@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from builders.digest import digest_of
+from enginery.core.digest import digest_of
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ def attribute(
     and for an attribution that could not be made.
     """
     from builders.local import LocalExecutor
-    from builders.targets import parse_targets
+    from enginery.core.hardware.targets import parse_targets
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
     from pipeline.attribution import attribute_version, to_json
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.trust import require
-    from pipeline.registry.versions import locate
     from pipeline.workshop import Workshop
 
     store = open_store(registry)

@@ -16,7 +16,7 @@ from pipeline.commands.options import emit_json, json_option
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from builders.types import Backend, BuildRequest, Precision, Target
+    from enginery.core.types import Backend, BuildRequest, Precision, Target
 
 _CLAIMS = {"bytes": "same bytes", "outputs": "same outputs", "budget": "within limits"}
 
@@ -86,7 +86,7 @@ def row_of(backend: "Backend") -> Row:
 
 def builds_of(backend: "Backend") -> dict[str, list[str]]:
     """For each target the precisions that are not refused, or for nothing but that it is not installed."""
-    from builders.types import PRECISIONS
+    from enginery.core.types import PRECISIONS
 
     table: dict[str, list[str]] = {
         target.name: [p for p in PRECISIONS if _would_build(backend, _probe(backend, target, p))]
@@ -105,7 +105,7 @@ def grouped(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[str], list[s
 
 
 def _served(backend: "Backend") -> "list[Target]":
-    from builders.targets import parse_targets
+    from enginery.core.hardware.targets import parse_targets
 
     return [target for target in parse_targets("all") if backend.serves(target)]
 
@@ -127,7 +127,7 @@ def _would_build(backend: "Backend", request: "BuildRequest") -> bool:
 def _probe(backend: "Backend", target: "Target", precision: "Precision", *, dynamic: bool = False) -> "BuildRequest":
     """A request for a model with one float input."""
     from builders.backends import options_of, toolchain_of
-    from builders.types import BuildRequest, ShapeProfile, TensorSpec
+    from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
 
     tensor = (TensorSpec("x", "float32", ("n" if dynamic else 1, 4)),)
     profiles = (ShapeProfile((("x", (1, 4), (2, 4), (4, 4)),)),) if dynamic else ()

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.registry.delivery import silent
+from enginery.client.fetch import silent
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from pipeline.registry.delivery import Progress
+    from enginery.client.fetch import Progress
 
 # '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'; a bar gets what is left, and a column between.
 _BYTES, _SPEED, _LEFT = 19, 13, 8

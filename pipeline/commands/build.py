@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.text import format_bytes
+from enginery.core.text import format_bytes
+from enginery.core.user import user
 from pipeline.commands.metrics import metrics_options, served_metrics
 from pipeline.commands.options import (
     emit_json,
@@ -24,7 +25,6 @@ from pipeline.commands.options import (
 )
 from pipeline.commands.tables import echo, print_table
 from pipeline.commands.trust import check_signing_key, sign_published
-from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.outcome import Outcome
@@ -107,10 +107,10 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
-    from pipeline.registry import channels
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions import channels
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
@@ -154,8 +154,8 @@ def _compile(
 
 def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
     """Tell a configured server of the version, if the run that published it did not come to that."""
+    from enginery.registry.store.base import open_store
     from pipeline.deployments.payloads import PUBLISHED
-    from pipeline.registry.store import open_store
     from pipeline.told import told_before
 
     store = open_store(registry)

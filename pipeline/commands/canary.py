@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from enginery.core.user import user
 from pipeline.commands.options import emit_json, engine_options, json_option, registry_option, say
 from pipeline.commands.tables import echo
-from pipeline.user import user
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import Written
@@ -118,10 +118,10 @@ def run(
     **acting: Any,
 ) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
     from pipeline.canary.run import CanaryRun, run_canary
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
     from validation.canary.replay import Pace
 
     store = open_store(registry)
@@ -195,11 +195,11 @@ def judge(
 
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
-    from builders.errors import UnavailableError, UnknownNameError
+    from enginery.core.errors import UnavailableError, UnknownNameError
+    from enginery.core.names import Reference, check_model, check_version
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
     from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
-    from pipeline.registry.names import Reference, check_model, check_version
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
     from validation.canary.observations import read_head
     from validation.canary.thresholds import Thresholds
 
@@ -234,8 +234,8 @@ def _finish(
 
 
 def _attach(written: "Written", registry: str) -> None:
+    from enginery.registry.store.base import open_store
     from pipeline.canary.targets import attach
-    from pipeline.registry.store import open_store
     from validation.canary.report import read_report
 
     store, data = open_store(registry), written.json.read_bytes()
@@ -246,9 +246,9 @@ def _attach(written: "Written", registry: str) -> None:
 def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
     if written.verdict != "FAIL":
         return None
+    from enginery.core.names import check_channel
+    from enginery.registry.store.base import open_store
     from pipeline.canary.verdicts import roll_back
-    from pipeline.registry.names import check_channel
-    from pipeline.registry.store import open_store
 
     return roll_back(open_store(registry), written.report, check_channel(channel), user())
 

@@ -5,20 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands.options import (
-    channel_argument,
-    emit_json,
-    json_option,
-    registry_option,
-    say,
-    why_option,
-)
+from enginery.core.user import user
+from pipeline.commands.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from pipeline.commands.tables import echo, print_table
-from pipeline.user import user
 
 if TYPE_CHECKING:
-    from pipeline.registry.policies import Policy
-    from pipeline.registry.store import Store
+    from enginery.registry.store.base import Store
+    from enginery.registry.versions.policies import Policy
 
 
 @click.command()
@@ -31,9 +24,9 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 
     NAME:CHANNEL: a model and its channel.
     """
-    from pipeline.registry.history import history as moves_of
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.channel_history import history as moves_of
 
     rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:
@@ -58,8 +51,8 @@ def policy() -> None:
 @json_option
 def show_policy(where: str, registry: str, as_json: bool) -> None:
     """Show the policy that applies to a channel, and where it was set."""
-    from pipeline.registry import policies
-    from pipeline.registry.store import open_store
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions import policies
 
     model, channel = _where(where)
     store = open_store(registry)
@@ -115,8 +108,8 @@ def set_policy(
 
     Creates the registry if there is none: policies may be set before the first version is published.
     """
-    from pipeline.registry import policies
-    from pipeline.registry.policies import Policy
+    from enginery.registry.versions import policies
+    from enginery.registry.versions.policies import Policy
 
     model, channel = _where(where)
     keys = tuple(_key(path) for path in signed_by)
@@ -130,8 +123,8 @@ def set_policy(
 
 
 def _open_or_make(registry: str) -> "Store":
-    from builders.errors import UnavailableError
-    from pipeline.registry.store import open_store
+    from enginery.core.errors import UnavailableError
+    from enginery.registry.store.base import open_store
 
     try:
         return open_store(registry)
@@ -142,13 +135,13 @@ def _open_or_make(registry: str) -> "Store":
 
 
 def _where(text: str) -> tuple[str | None, str]:
-    from pipeline.registry.names import check_channel, parse_channel
+    from enginery.core.names import check_channel, parse_channel
 
     return (None, check_channel(text[2:])) if text.startswith("*:") else parse_channel(text)
 
 
 def _key(path: Path) -> str:
-    from pipeline.registry.trust.policy import public_key
+    from enginery.registry.trust.policy import public_key
 
     return public_key(path).public_key.decode()
 

@@ -67,9 +67,9 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
+    from enginery.core.atomic_write import make_folder, reachable, write_whole
     from pipeline.compare import run, words
     from pipeline.compile import InProcess
-    from pipeline.registry.landing import make_folder, reachable, write_whole
     from pipeline.run import RunOptions, opened
 
     if out is not None:
@@ -93,10 +93,10 @@ def compare(
 def _asked(
     target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
 ) -> "Asked":
-    from builders.errors import UnknownNameError
-    from builders.types import PRECISIONS
+    from enginery.core.errors import UnknownNameError
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.types import PRECISIONS
     from pipeline.compare.run import Asked
-    from pipeline.registry.machine import target_named
     from pipeline.run import not_in_spec
 
     wanted = _words(precisions)

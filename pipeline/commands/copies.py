@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
+from enginery.core.user import user
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -16,7 +17,6 @@ from pipeline.commands.options import (
     trust_option,
 )
 from pipeline.commands.tables import echo
-from pipeline.user import user
 
 
 @click.command()
@@ -30,9 +30,9 @@ def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
     """Copy the version of each REF to the registry DEST (a path, file:// or s3://bucket/prefix), verified."""
-    from pipeline.registry.mirror import mirror as copy
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
+    from enginery.core.names import parse_reference
+    from enginery.exchange.mirror import mirror as copy
+    from enginery.registry.store.base import open_store
 
     wanted = [parse_reference(text) for text in references]
     source, target = open_store(registry), open_store(dest, create=True)
@@ -56,10 +56,10 @@ def mirror(
 @json_option
 def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
     """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.oci import export_oci as write
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.exchange.oci import export_oci as write
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))

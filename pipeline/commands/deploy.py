@@ -165,8 +165,8 @@ def deploy(
 
 def _checked(chosen: dict[str, Any]) -> dict[str, Any]:
     """Names that Prefect and the registry take, and places that are the same from a worker's folder."""
+    from enginery.core.names import check_channel
     from pipeline.commands import deploy_checks
-    from pipeline.registry.names import check_channel
 
     names = {name: deploy_checks.checked_name(f"--{name}", chosen[name]) for name in ("name", "pool")}
     places = {

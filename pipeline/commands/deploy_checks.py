@@ -5,8 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from builders.errors import InputError, UnknownNameError
-from builders.targets import GENERATIONS
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.hardware.targets import GENERATIONS
 from pipeline.deployments.wanted import FLEET_CRON
 
 # Prefect's own rule for names.
@@ -25,7 +25,7 @@ def checked_name(option: str, given: str) -> str:
 
 def registry_uri(given: str | None, otherwise: str | None) -> str:
     """The registry's URI, the same from whatever folder a worker runs in. Raises InputError for none."""
-    from pipeline.registry.store import absolute_uri
+    from enginery.registry.store.base import absolute_uri
 
     if given is None and otherwise is not None:
         return otherwise
@@ -44,7 +44,7 @@ def absolute_place(option: str, given: str) -> str:
     if "://" not in given:
         return str(Path(given).expanduser().absolute())
     if given.startswith("s3://"):
-        from pipeline.registry.s3.place import parse_place
+        from enginery.registry.store.s3.place import parse_place
 
         parse_place(given)
     with place_at(given):

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from builders.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
-from builders.plural import pluralize
-from builders.text import format_bytes
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
+from enginery.core.text import format_bytes, pluralize
 from pipeline.commands.backends import builds_of
 from pipeline.commands.options import emit_json, json_option, registry_option
 from pipeline.commands.tables import print_table
@@ -80,7 +79,7 @@ def _kind_words(kind: CpuKind) -> str:
 
 
 def _gpus() -> Iterator[Finding]:
-    from builders.cuda import gpus
+    from enginery.core.hardware.cuda import gpus
 
     found = gpus()
     for gpu in found:
@@ -117,9 +116,9 @@ def _services() -> Iterator[Finding]:
 
 
 def _registry(registry: str) -> Finding:
-    from builders.errors import EngineryError
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import models
+    from enginery.core.errors import EngineryError
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import models
 
     try:
         count = len(models(open_store(registry)))

@@ -20,10 +20,10 @@ def published_engine(
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
     """
     from builders.local import LocalExecutor
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
     from pipeline.canary.engines import choose
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
     from pipeline.workshop import Workshop
 
     store = open_store(registry)

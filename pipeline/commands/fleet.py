@@ -100,7 +100,7 @@ def plan(as_json: bool, **chosen: Any) -> None:
 
     Nothing is changed. Times are predicted from the builds on record.
     """
-    from builders.targets import parse_targets
+    from enginery.core.hardware.targets import parse_targets
     from pipeline.commands.fleet_tables import print_plan
     from pipeline.fleet.inventory import check_version
     from pipeline.fleet.plan import Change, make_plan, parse_nodes
@@ -126,10 +126,10 @@ def plan(as_json: bool, **chosen: Any) -> None:
 
 
 def _opened(chosen: dict[str, Any]) -> "tuple[Any, Sources]":
+    from enginery.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
     from pipeline.fleet.inventory import check_version
     from pipeline.fleet.reconcile import Sources
-    from pipeline.registry.store import open_store
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
     runtimes = [check_version(name, chosen.get(name)) for name in ("tensorrt", "tensorrt_rtx")]

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from builders.plural import pluralize
-from builders.text import format_bytes, join_first
+from enginery.core.text import format_bytes, join_first, pluralize
 from pipeline.commands.tables import echo, print_table
 from pipeline.fleet.standing import STATES, Standing
 

@@ -70,7 +70,7 @@ def fuzz(
 
 
 def _read(path: Path) -> Any:
-    from builders.errors import InputError
+    from enginery.core.errors import InputError
 
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -59,8 +59,8 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 @json_option
 def show(reference: str, registry: str, as_json: bool) -> None:
     """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
+    from enginery.registry.store.base import open_store
     from pipeline.golden import golden_of, shown
-    from pipeline.registry.store import open_store
 
     store = open_store(registry)
     _print_shown(shown(store, golden_of(store, reference)), as_json)
@@ -73,8 +73,8 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @json_option
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
+    from enginery.registry.store.base import open_store
     from pipeline.golden import golden_of
-    from pipeline.registry.store import open_store
     from pipeline.steps.golden import golden_change
 
     store = open_store(registry)
@@ -86,7 +86,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 
 
 def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
-    from builders.errors import InputError
+    from enginery.core.errors import InputError
     from pipeline import steps
     from pipeline.golden import unfrozen
     from pipeline.run import RunOptions, opened

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from pipeline.commands.options import (
     emit_json,
     executor_options,
@@ -37,8 +37,8 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
     data. Not stored: installed packages, and files that the code opens by itself.
     """
+    from enginery.registry.store.base import open_store
     from pipeline.intake.register import register as register_spec
-    from pipeline.registry.store import open_store
     from pipeline.spec.file import load_spec
 
     loaded = load_spec(spec)
@@ -74,8 +74,8 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     """
     import json
 
+    from enginery.registry.store.base import open_store
     from pipeline.intake.watch import Watch
-    from pipeline.registry.store import open_store
 
     def show(seen: "Seen") -> None:
         if as_json:

@@ -28,8 +28,8 @@ def list_models(
 
 
 def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
-    from pipeline.registry.shown import listed_models
-    from pipeline.registry.store import open_store
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.views import listed_models
 
     rows = listed_models(open_store(registry), limit=limit + 1, after=after)
     more, rows = len(rows) > limit, rows[:limit]
@@ -45,8 +45,8 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
 
 
 def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
-    from pipeline.registry.shown import listed_versions
-    from pipeline.registry.store import open_store
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.views import listed_versions
 
     rows = listed_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
     # One more than is shown says whether there are more; it is at the end where the next page begins.

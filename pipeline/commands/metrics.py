@@ -72,9 +72,9 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
 
     Read from the registry's documents, so one exporter covers every run, wherever it took place.
     """
+    from enginery.registry.store.base import open_store
     from pipeline.metrics.exporter import Exporter
     from pipeline.metrics.live import served
-    from pipeline.registry.store import open_store
 
     exporter = Exporter(open_store(registry), say)
     whole = exporter.refresh()
@@ -92,7 +92,7 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
 def _write(registry: Any, path: Path | None) -> None:
     from prometheus_client import generate_latest
 
-    from pipeline.registry.landing import write_whole
+    from enginery.core.atomic_write import write_whole
 
     text = generate_latest(registry)
     if path is None:

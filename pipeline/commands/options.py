@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from builders.types import PRECISIONS
-from builders.visible import visible_json
+from enginery.core.types import PRECISIONS
+from enginery.core.visible import visible_json
+from enginery.registry import DEFAULT_REGISTRY
 from pipeline.commands.tables import echo
-from pipeline.registry import DEFAULT_REGISTRY
 
 if TYPE_CHECKING:
     from pipeline.progress import Progress

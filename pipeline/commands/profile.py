@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from builders.types import PRECISIONS
+from enginery.core.types import PRECISIONS
 from pipeline.commands.engines import published_engine
 from pipeline.commands.options import (
     emit_json,
@@ -73,10 +73,10 @@ def profile(
     With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
     affects both alike.
     """
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.names import parse_reference
     from pipeline.canary.engines import choose
     from pipeline.latency import Asked, profile_published, race_published
-    from pipeline.registry.machine import target_named
-    from pipeline.registry.names import parse_reference
 
     asked = Asked(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):

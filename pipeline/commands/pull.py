@@ -20,8 +20,8 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.registry.client import Answer, Client, Machine, Pulled
-    from pipeline.registry.hooks import Hook
+    from enginery.client.client import Answer, Client, Machine, Pulled
+    from enginery.client.hooks import Hook
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -127,7 +127,7 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
 
 
 def _machine(given: dict[str, Any]) -> "Machine":
-    from pipeline.registry.machine import Machine
+    from enginery.core.hardware.machine import Machine
 
     memory = given["memory_gib"]
     stated = {name: given[name] for name in ("driver", "cuda", "tensorrt", "tensorrt_rtx")}
@@ -135,7 +135,7 @@ def _machine(given: dict[str, Any]) -> "Machine":
 
 
 def _client(registry: str, given: dict[str, Any]) -> "Client":
-    from pipeline.registry.client import Client, Policy
+    from enginery.client.client import Client, Policy
 
     wanted = {name: given[name] for name in ("precision", "proven_only", "fallback", "trust")}
     policy = Policy(**wanted)
@@ -163,7 +163,7 @@ def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], 
 
 
 def _hook(given: dict[str, Any]) -> "Hook | None":
-    from pipeline.registry.hooks import Command, Post
+    from enginery.client.hooks import Command, Post
 
     line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
     if line and url:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from pipeline.commands.options import say
 
 if TYPE_CHECKING:
-    from validation.canary.recorder import Recorder
+    from enginery.recording.recorder import Recorder
 
 
 @click.command()
@@ -55,8 +55,8 @@ def record(
     Serving code in Python uses enginery.Recorder for the same. With --samples the traffic is generated instead: real
     inputs that arrive at random (a Poisson process).
     """
-    from builders.errors import InputError
-    from validation.canary.recorder import Recorder
+    from enginery.core.errors import InputError
+    from enginery.recording.recorder import Recorder
 
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
@@ -77,7 +77,7 @@ def record(
 
 
 def _from_stdin(recorder: "Recorder") -> None:
-    from validation.canary.lines import JsonLines, number_in
+    from enginery.recording.lines import JsonLines, number_in
 
     lines = JsonLines(Path("/dev/stdin"), 64 << 20)
     for number, found in lines.of(sys.stdin.buffer):

@@ -17,8 +17,8 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from enginery.registry.manifest import Manifest
     from pipeline.refit import Refit
-    from pipeline.registry.manifest import Manifest
 
 
 @click.command()
@@ -99,9 +99,9 @@ def _with_version(
     base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], dict[str, Any]]:
     from builders.local import LocalExecutor
+    from enginery.registry.store.base import open_store
     from pipeline.refit import refit_units
     from pipeline.refit_version import publish_refitted, wanted_of
-    from pipeline.registry.store import open_store
     from pipeline.revalidate import spec_of
     from pipeline.workshop import Workshop
 
@@ -134,10 +134,10 @@ def _foreseen(requests: "list[Any]", base: "Manifest") -> list["Refit"]:
 
 
 def _manifest(reference: str, registry: str) -> "Manifest":
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.trust import require
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.plural import pluralize
-from builders.text import format_bytes
+from enginery.core.text import format_bytes, pluralize
+from enginery.core.user import user
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -17,13 +17,12 @@ from pipeline.commands.options import (
     why_option,
 )
 from pipeline.commands.tables import cell, echo, print_table
-from pipeline.user import user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.registry.policies import CanaryPass
-    from pipeline.registry.verify import Verification
+    from enginery.registry.verification.verify import Verification
+    from enginery.registry.versions.policies import CanaryPass
     from pipeline.values import Json
 
 
@@ -49,9 +48,9 @@ def show(
     as_json: bool,
 ) -> None:
     """Show the version REF and its engines."""
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.shown import shown
-    from pipeline.registry.store import open_store
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.views import shown
 
     if quantization:
         _show_quantization(reference, registry, as_json)
@@ -82,7 +81,7 @@ def show(
     try:
         _print_latencies(facts["latencies"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        from builders.errors import IntegrityError
+        from enginery.core.errors import IntegrityError
 
         raise IntegrityError(
             f"a latency report of {reference} is not whole ({error!r}); time the engine again"
@@ -96,10 +95,10 @@ def show(
 @json_option
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
     """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.verify import repair as move_away
-    from pipeline.registry.verify import verify as verify_store
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.verification.verify import repair as move_away
+    from enginery.registry.verification.verify import verify as verify_store
 
     store = open_store(registry)
     result = verify_store(store, parse_reference(reference) if reference else None)
@@ -141,11 +140,11 @@ def promote(
 
     NAME:CHANNEL: a channel of the same model (default: its channel stable).
     """
-    from pipeline.registry import channels
-    from pipeline.registry.names import STABLE, channel_of, parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.trust import require
-    from pipeline.registry.versions import locate
+    from enginery.core.names import STABLE, channel_of, parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.versions import channels
+    from enginery.registry.versions.lookup import locate
 
     named = parse_reference(reference)
     channel = channel_of(named.model, where) if where else STABLE
@@ -182,9 +181,9 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
 
     NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
     """
-    from pipeline.registry import channels
-    from pipeline.registry.names import STABLE, parse_channel
-    from pipeline.registry.store import open_store
+    from enginery.core.names import STABLE, parse_channel
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions import channels
 
     model, channel = parse_channel(where, STABLE)
     after = channels.rollback(open_store(registry), model, channel, by=user(), why=why)
@@ -192,10 +191,10 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.quantization import quantization_records
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.evidence.quantization import quantization_records
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
     from validation.quantized import FIELDS, facts, left_lines, row
 
     store = open_store(registry)
@@ -217,10 +216,10 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
 
 def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
-    from pipeline.registry.layers import COLUMNS, layers_of, row
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.evidence.layers import COLUMNS, layers_of, row
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     entry, told = layers_of(store, locate(store, parse_reference(reference)).manifest, unit)
@@ -233,11 +232,11 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
 
 def _show_stored(reference: str, registry: str, source: str) -> None:
     """Print a JSON document that the manifest names, verified."""
-    from builders.errors import UnknownNameError
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.parsing import parse_json
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
+    from enginery.core.errors import UnknownNameError
+    from enginery.core.names import parse_reference
+    from enginery.core.parsing import parse_json
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest

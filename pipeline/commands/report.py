@@ -21,11 +21,11 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
 
     The page is one file without scripts or links to other files, in light and dark, ready to print.
     """
+    from enginery.core.atomic_write import write_whole
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
     from pipeline.pages import drawn, published_document, read_document
-    from pipeline.registry.landing import write_whole
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
 
     if source.endswith(".json") or "/" in source:
         document = read_document(Path(source))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
+from enginery.core.user import user
 from pipeline.commands.options import (
     Duration,
     emit_json,
@@ -17,10 +18,9 @@ from pipeline.commands.options import (
     why_option,
 )
 from pipeline.commands.tables import echo, print_table
-from pipeline.user import user
 
 if TYPE_CHECKING:
-    from pipeline.registry.retention.gc import Collected
+    from enginery.registry.retention.gc import Collected
 
 
 @click.command()
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 @json_option
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
-    from pipeline.registry.retention.gc import collect
-    from pipeline.registry.retention.marks import Rules
-    from pipeline.registry.store import open_store
+    from enginery.registry.retention.gc import collect
+    from enginery.registry.retention.marks import Rules
+    from enginery.registry.store.base import open_store
 
     rules = Rules(keep_versions, keep_moves)
     found = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
@@ -63,10 +63,10 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 @json_option
 def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
     """Keep the version REF, whatever its age, until `enginery unpin`."""
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.retention.pins import pin as pin_version
-    from pipeline.registry.store import open_store
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.retention.pins import pin as pin_version
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -83,10 +83,10 @@ def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
 @json_option
 def unpin(reference: str, registry: str, as_json: bool) -> None:
     """Remove the pin of the version NAME@VERSION."""
-    from builders.errors import UnknownNameError
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.retention.pins import unpin as unpin_version
-    from pipeline.registry.store import open_store
+    from enginery.core.errors import UnknownNameError
+    from enginery.core.names import parse_reference
+    from enginery.registry.retention.pins import unpin as unpin_version
+    from enginery.registry.store.base import open_store
 
     where = parse_reference(reference)
     if where.version is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 from pipeline.commands.options import say
 from pipeline.commands.tables import echo
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from builders.text import format_bytes
+from enginery.core.text import format_bytes
 from pipeline.commands.options import emit_json, json_option, registry_option, say
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.registry.store import Store
+    from enginery.registry.runs.state import Item
+    from enginery.registry.store.base import Store
     from pipeline.runs.shown import Seen
-    from pipeline.runs.state import Item
 
 WATCH_S = 2.0
 
@@ -34,7 +34,7 @@ def status(
 
     Proofs and canaries are not listed: `enginery show` and the Prefect server show those.
     """
-    from pipeline.registry.store import open_store
+    from enginery.registry.store.base import open_store
 
     store = open_store(registry)
     if log is not None:
@@ -62,7 +62,7 @@ def _watch(show: Callable[[], bool]) -> None:
 
 def _shown(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print; whether something still runs."""
-    from pipeline.runs.journal import find_run, read_runs, run_ids
+    from enginery.registry.runs.journal import find_run, read_runs, run_ids
     from pipeline.runs.shown import seen
 
     if name is not None:
@@ -122,8 +122,8 @@ def _row(one: "Seen", item: "Item") -> list[str]:
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:
     """Print the whole log of a job that ended, or the end of what it printed so far."""
-    from builders.errors import InputError
-    from pipeline.runs.journal import find_run, read_live
+    from enginery.core.errors import InputError
+    from enginery.registry.runs.journal import find_run, read_live
 
     if name is None:
         raise click.UsageError("--log needs a RUN or a MODEL; `enginery status` lists runs")
@@ -148,7 +148,7 @@ def _lines(log: str) -> str:
 
 def _item_named(items: "list[Item]", wanted: str, run: str) -> "Item":
     """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
-    from builders.errors import UnknownNameError
+    from enginery.core.errors import UnknownNameError
 
     words = wanted.split()
     found = [item for item in items if item.name == wanted] or [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builders.visible import visible
+from enginery.core.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,20 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands.options import (
-    emit_json,
-    json_option,
-    reference_argument,
-    registry_option,
-    say,
-    trust_option,
-)
+from pipeline.commands.options import emit_json, json_option, reference_argument, registry_option, say, trust_option
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.registry.trust.signing import Keyless, Signed, SigningKey
+    from enginery.registry.trust.signing import Keyless, Signed, SigningKey
 
 SIGNING_KEY = "ENGINERY_SIGNING_KEY"
 
@@ -56,10 +49,10 @@ def sign(
     as_json: bool,
 ) -> None:
     """Sign the version REF and the attestations that it has so far."""
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.trust.signing import sign as sign_version
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust.signing import sign as sign_version
+    from enginery.registry.versions.lookup import locate
 
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
@@ -86,12 +79,12 @@ def sign(
 @json_option
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
     """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
-    from builders.errors import InputError
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.trust import require
-    from pipeline.registry.trust.policy import load_policy, policy_of_key
-    from pipeline.registry.versions import locate
+    from enginery.core.errors import InputError
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.trust.policy import load_policy, policy_of_key
+    from enginery.registry.versions.lookup import locate
 
     if public_key is None and trust is None:
         raise InputError("verify-signature needs --public-key FILE, or a trust policy (--trust FILE)")
@@ -113,11 +106,11 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
 
     Raises IntegrityError when the registry holds another.
     """
-    from builders.errors import IntegrityError
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.store import open_store
-    from pipeline.registry.trust.signing import sign as sign_version
-    from pipeline.registry.versions import locate
+    from enginery.core.errors import IntegrityError
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust.signing import sign as sign_version
+    from enginery.registry.versions.lookup import locate
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(name)).manifest
@@ -129,7 +122,7 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
 
 def check_signing_key(private_key: Path) -> None:
     """Raise InputError for a key that cannot sign, before hours of work end with it."""
-    from pipeline.registry.trust.signing import check_signer
+    from enginery.registry.trust.signing import check_signer
 
     check_signer(_signer(private_key, None, (), keyless=False))
 
@@ -142,8 +135,8 @@ def signed_lines(signed: "Sequence[Signed]") -> list[str]:
 def _signer(
     private_key: Path | None, certificate: Path | None, chain: tuple[Path, ...], keyless: bool
 ) -> "SigningKey | Keyless":
-    from builders.errors import InputError
-    from pipeline.registry.trust.signing import Keyless, SigningKey
+    from enginery.core.errors import InputError
+    from enginery.registry.trust.signing import Keyless, SigningKey
 
     if keyless:
         return Keyless(identity_token=os.environ.get("ENGINERY_IDENTITY_TOKEN"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -18,8 +18,8 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.registry.manifest import Manifest
-    from pipeline.registry.store import Store
+    from enginery.registry.manifest import Manifest
+    from enginery.registry.store.base import Store
     from pipeline.revalidate import Attested
 
 
@@ -57,8 +57,8 @@ def validate(
     --carry takes the engines there and --import brings the results back (docs/gpu-check.md). Exit code 1 if a check
     failed.
     """
-    from builders.targets import parse_targets
-    from pipeline.registry.store import open_store
+    from enginery.core.hardware.targets import parse_targets
+    from enginery.registry.store.base import open_store
 
     _check_usage(reference, carry, imported, targets)
     store = open_store(registry)
@@ -80,9 +80,9 @@ def _check_usage(reference: str | None, carry: Path | None, imported: Path | Non
 
 
 def _manifest(store: "Store", reference: str) -> "Manifest":
-    from pipeline.registry.names import parse_reference
-    from pipeline.registry.trust import require
-    from pipeline.registry.versions import locate
+    from enginery.core.names import parse_reference
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
 
     located = locate(store, parse_reference(reference))
     require(store, located.manifest)
@@ -92,8 +92,8 @@ def _manifest(store: "Store", reference: str) -> "Manifest":
 def _run(
     store: "Store", manifest: "Manifest", wanted: set[str] | None, shown: tuple[str | None, bool, bool]
 ) -> list[str]:
-    from builders.errors import UnknownNameError
     from builders.local import LocalExecutor
+    from enginery.core.errors import UnknownNameError
     from pipeline.revalidate import revalidate
     from pipeline.workshop import Workshop
 

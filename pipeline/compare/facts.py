@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from pipeline.registry.speeds import Timed
+from enginery.registry.evidence.speeds import Timed
 
 Status = Literal["proven", "unproven", "failed", "refused"]
 # Answers sizes beyond the spec's dims, too; every size within them; only some of these.

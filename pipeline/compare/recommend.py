@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.text import format_bytes
+from enginery.core.text import format_bytes
 from pipeline.compare.facts import SHAPES, Duel, Facts, fastest, too_noisy
 from validation.plots.texts import seconds_text
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builders import backends
-from builders.codec import encode
-from builders.errors import EngineryError, InputError, StepError, UnavailableError
 from builders.jobs import Job, Needs
-from builders.types import BuildRequest, Precision, Target
+from enginery.core.codec import encode
+from enginery.core.errors import EngineryError, InputError, StepError, UnavailableError
+from enginery.core.moment import now
+from enginery.core.types import BuildRequest, Precision, Target
 from pipeline import steps
 from pipeline.closure.code import backend_root
 from pipeline.compare.facts import Duel, Facts, Shapes, fastest, ranked_alike
@@ -21,7 +22,6 @@ from pipeline.compare.recommend import recommend
 from pipeline.compile import Prepared, Runner, prepare
 from pipeline.jobs.latency import RaceEngines
 from pipeline.jobs.shapes import ProbeShapes
-from pipeline.moment import now
 from pipeline.plan import Selection
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
@@ -164,7 +164,7 @@ def _least_sqnr(item: Judged) -> float | None:
 
 def covered(request: BuildRequest, spec: ModelSpec, fleet: Sequence[str]) -> tuple[str, ...]:
     """Of the fleet's targets, those that the request's backend does not refuse, for this precision."""
-    from builders.targets import parse_targets
+    from enginery.core.hardware.targets import parse_targets
 
     backend = backends.configure(request.backend, spec.backends.get(request.backend, {}))
     wanted = [(name, parse_targets(name)[0]) for name in fleet]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from builders.text import format_bytes
+from enginery.core.text import format_bytes
 from pipeline.compare.facts import too_noisy
 from validation.latency.machine import machine_text
 from validation.latency.words import busiest, count_text

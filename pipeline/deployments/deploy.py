@@ -20,7 +20,7 @@ from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 from pipeline.deployments.pools import check_variables, template
 from pipeline.deployments.silence import automation
 from pipeline.deployments.wanted import Plan, Wanted

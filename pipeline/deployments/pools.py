@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 
 
 def template(kind: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from builders.targets import GENERATIONS
+from enginery.core.hardware.targets import GENERATIONS
 from pipeline.deployments.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"

@@ -3,12 +3,12 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from builders.errors import InputError, UnknownNameError
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
 from pipeline.jobs.blobs import fetch
-from pipeline.registry.attestations import judged
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.requests import request_of
-from pipeline.registry.store import Store
 from validation.golden import GoldenSet
 from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import save_cases

@@ -16,20 +16,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from builders.errors import IntegrityError
 from builders.jobs import Job
 from builders.process import run_job
-from builders.targets import product_of
-from builders.types import CPU_KIND
+from enginery.core.errors import IntegrityError
+from enginery.core.hardware.targets import product_of
+from enginery.core.names import Reference
+from enginery.core.parsing import parse_json
+from enginery.core.proof.report import Check, Report
+from enginery.core.types import CPU_KIND
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.versions.lookup import locate
 from pipeline.jobs.recorded import CheckRecording
-from pipeline.registry.attestations import attest
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.names import Reference
-from pipeline.registry.parsing import parse_json
-from pipeline.registry.requests import request_of
-from pipeline.registry.store import Store
-from pipeline.registry.trust import require
-from pipeline.registry.versions import locate
 from pipeline.revalidate import as_built, published_proof, spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import contract_of, engine_limits, limits_of, metric_of
@@ -37,7 +38,6 @@ from pipeline.steps.proofs import CRASHED
 from pipeline.values import Json, Proof
 from pipeline.verdict import make_report
 from validation.gpu.results import MAX_BYTES, Results
-from validation.report import Check, Report
 
 # Clocks differ; more than this in the future is no clock's fault.
 _CLOCKS = timedelta(minutes=10)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
 from pipeline.fleet.cluster import Access, read_cluster
 from pipeline.fleet.groups import Fleet, Group
@@ -14,7 +15,6 @@ from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import STATES, Standing, standings, unwanted
 from pipeline.fleet.telling import messages
 from pipeline.fleet.work import Work, work_for
-from pipeline.registry.store import Store
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The Prefect flows: order, retries and visibility are Prefect's, the work is done by plain functions.
 
-One flow per file, each on one screen. What a step gave is remembered by the registry (`pipeline.registry.records`), by
+One flow per file, each on one screen. What a step gave is remembered by the registry (`enginery.registry.records`), by
 digest of all that it read; so tasks have neither cache keys nor persisted results of Prefect's own, which would say the
 same again with less in their keys.
 """

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import httpx
 from prefect.settings import PREFECT_API_URL
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
 from pipeline.artifacts import show_document
 from pipeline.values import Json
 

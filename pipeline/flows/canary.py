@@ -7,14 +7,14 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
 from pipeline import events
 from pipeline.artifacts import show_document
 from pipeline.canary.automatic import Wanted
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.gpu_workers import canary_on_worker
-from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, started
 from pipeline.workshop import Workshop
 

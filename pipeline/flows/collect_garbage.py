@@ -7,13 +7,13 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.retention.gc import Collected, collect
+from enginery.registry.retention.marks import Rules
+from enginery.registry.store.base import open_store
 from pipeline.flows.runner import PrefectRunner
 from pipeline.flows.tables import show_table
-from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.retention.gc import Collected, collect
-from pipeline.registry.retention.marks import Rules
-from pipeline.registry.store import open_store
 
 
 @flow(name="collect-garbage", flow_run_name="collect garbage", persist_result=False)

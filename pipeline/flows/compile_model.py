@@ -12,7 +12,8 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
+from enginery.registry.versions.lookup import load
 from pipeline import events
 from pipeline.artifacts import show_document
 from pipeline.flows.api import api_in_reach
@@ -21,7 +22,6 @@ from pipeline.intake.once import Compiled, compile_once
 from pipeline.outcome import Outcome
 from pipeline.pages import published_document
 from pipeline.published_page import failed_document
-from pipeline.registry.versions import load
 from pipeline.run import RunOptions, started
 
 

@@ -7,6 +7,8 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
 from pipeline.fleet.cluster import Access
 from pipeline.fleet.prediction import predictor
 from pipeline.fleet.reconcile import Reconciled, Sources, reconcile
@@ -14,8 +16,6 @@ from pipeline.fleet.standing import Standing
 from pipeline.fleet.telling import messages, tell
 from pipeline.flows.runner import PrefectRunner
 from pipeline.flows.tables import show_table
-from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.store import open_store
 
 
 @flow(name="reconcile-fleet", flow_run_name="reconcile fleet", persist_result=False)

@@ -15,14 +15,14 @@ from prefect.concurrency.sync import concurrency
 from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
-from builders.errors import EngineryError, UnavailableError
 from builders.local import QUEUED
-from builders.visible import visible
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.visible import visible
+from enginery.registry.runs.state import RunState
 from pipeline.progress import Silent
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.runs.prefect_progress import ProgressArtifact
-from pipeline.runs.state import RunState
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Unit
 from pipeline.workshop import Workshop

@@ -6,11 +6,12 @@ from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
+from enginery.registry.versions import lookup
 from pipeline.canary.settle import settle, settle_newest
 from pipeline.flows.runner import PrefectRunner
-from pipeline.registry import DEFAULT_REGISTRY, versions
-from pipeline.registry.store import open_store
 
 
 def _run_name() -> str:
@@ -34,7 +35,7 @@ def settle_canary(
         said = runner.call(settle, store, model, channel, report, logger.info)
         return Completed(message=said, data=said)
     told, failed = [], 0
-    for name in [model] if model else versions.models(store):
+    for name in [model] if model else lookup.models(store):
         try:
             told.append(runner.call(settle_newest, store, name, channel, logger.info))
         except EngineryError as error:

@@ -7,13 +7,13 @@ from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from builders.types import Target
+from enginery.core.types import Target
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
 from pipeline.flows.runner import FlowProgress, PrefectRunner
 from pipeline.flows.tables import show_table
 from pipeline.gpu_workers import gpu_named, prove_on_worker
 from pipeline.pending import Pending, Proof, pending, pending_of, prove, why_nothing
-from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.store import open_store
 from pipeline.run import RunOptions, started
 from pipeline.workshop import Workshop
 

@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from builders.errors import EngineryError, InputError
-from builders.plural import pluralize
+from enginery.core.errors import EngineryError, InputError
+from enginery.core.text import pluralize
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.registered_specs import addresses
+from enginery.registry.store.base import open_store
 from pipeline.compile import Runner
 from pipeline.intake.addresses import SCHEME, Found, below
 from pipeline.intake.once import Compiled, compile_once
 from pipeline.intake.places import Bucket, Place, files_below, place_at
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, by_model
-from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.registered import addresses
-from pipeline.registry.store import open_store
 from pipeline.run import Executors, RunOptions
 
 LARGEST_LOOKED_AT = 1 << 20

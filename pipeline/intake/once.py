@@ -5,17 +5,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builders.digest import digest_of
+from enginery.core.digest import digest_of
+from enginery.core.presence import this_process
+from enginery.registry.build_lock import is_held
+from enginery.registry.store.base import Store
 from pipeline.compile import InProcess, Runner, compile_model
 from pipeline.intake.addresses import Found
 from pipeline.only_records import NotOnRecord, OnlyRecords
 from pipeline.outcome import Outcome
-from pipeline.presence import this_process
 from pipeline.progress import Progress, Silent
 from pipeline.progress.events import Finished, RunConcluded
 from pipeline.publication import resolved_spec
-from pipeline.registry.store import Store
-from pipeline.registry.turns import is_held
 from pipeline.run import Executors, Run, RunOptions, opened
 from pipeline.waiting import shown_turn
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, UnavailableError
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.registry.registered_specs import registrations
+from enginery.registry.store.base import Store
 from pipeline import events
 from pipeline.deployments.payloads import REGISTERED
 from pipeline.intake.bundle import bundle_of, named_files
 from pipeline.intake.catalog import spec_files
 from pipeline.intake.places import place_at
 from pipeline.intake.register import register
-from pipeline.registry.registered import registrations
-from pipeline.registry.store import Store
 from pipeline.spec.file import load_spec
 from pipeline.told import remember_told, told_before
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.codec import decode
-from builders.errors import IntegrityError
 from builders.jobs import WorkerContext
-from builders.types import Precision, Session
+from enginery.core.codec import decode
+from enginery.core.errors import IntegrityError
+from enginery.core.proof.report import Check
+from enginery.core.types import Precision, Session
+from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.jobs.calls import cases_of
 from pipeline.jobs.engines import open_engine
 from pipeline.jobs.graphs import GraphRecipe
 from pipeline.jobs.limits import engine_limits, graph_limits
-from pipeline.registry.store import Store, open_store
 from pipeline.values import EngineBlob, Json
-from validation.report import Check
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _graph(path: Path, workdir: Path) -> "OnnxGraph":
 
 
 def _failed(checks: Sequence[Check]) -> list[str]:
-    from validation.report import describe
+    from enginery.core.proof.report import describe
 
     return [describe(check) for check in checks if not check.passed]
 

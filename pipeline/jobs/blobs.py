@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.errors import IntegrityError
 from builders.refitting import is_stripped
-from builders.types import Engine, Precision, Session
-from pipeline.registry.store import Store
+from enginery.core.errors import IntegrityError
+from enginery.core.proof.report import Check
+from enginery.core.proof.spread import Spread
+from enginery.core.types import Engine, Precision, Session
+from enginery.registry.store.base import Store
 from pipeline.values import EngineBlob, Json, Proof
-from validation.report import Check
-from validation.spread import Spread
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:

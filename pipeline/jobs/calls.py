@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders import backends, held_shapes
-from builders.types import BuildRequest, Dim
+from enginery.core.types import BuildRequest, Dim
 from pipeline.values import ModelShapes
 
 if TYPE_CHECKING:
+    from enginery.core.proof.report import Check
     from validation.fuzz.outcome import Pair
     from validation.golden import GoldenSet
-    from validation.report import Check
 
 
 @dataclass(frozen=True)

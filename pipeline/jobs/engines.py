@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders import backends, fitting
-from builders.codec import encode
-from builders.digest import digest_of
-from builders.errors import EngineryError, InputError
 from builders.jobs import WorkerContext
 from builders.process import enter_phase
-from builders.types import BuildRequest, Engine, Session
+from enginery.core.codec import encode
+from enginery.core.digest import digest_of
+from enginery.core.errors import EngineryError, InputError
+from enginery.core.types import BuildRequest, Engine, Session
+from enginery.registry.records import remember
+from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, proof_of, runnable
 from pipeline.jobs.calls import Calls, tried_calls
 from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
-from pipeline.registry.records import remember
-from pipeline.registry.store import Store, open_store
 from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
+    from enginery.core.proof.report import Check
     from validation.drift import Drift
     from validation.golden import GoldenSet
     from validation.limits import StagedLimits
-    from validation.report import Check
 
 
 @dataclass(frozen=True)

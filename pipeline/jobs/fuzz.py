@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.jobs import WorkerContext
-from builders.types import Precision
+from enginery.core.types import Precision
+from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, golden_set, runnable
 from pipeline.jobs.engines import open_session
 from pipeline.jobs.limits import engine_limits
-from pipeline.registry.store import open_store
 from pipeline.values import EngineBlob, Json, ModelShapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from builders.types import Tensors
+    from enginery.core.types import Tensors
     from validation.fuzz.cases import FuzzCase, Values
 
 

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builders.codec import encode
 from builders.jobs import WorkerContext
-from builders.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
+from enginery.core.codec import encode
+from enginery.core.proof.report import Check
+from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
+from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.jobs.limits import graph_limits
 from pipeline.jobs.ranges import CalibrationMethod, chosen_ranges
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.registry.store import Store, open_store
 from pipeline.values import Flavour, Json, Proof, SearchResult
-from validation.report import Check
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:

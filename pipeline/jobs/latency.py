@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders import backends
-from builders.codec import encode
-from builders.digest import canonical_json
 from builders.fitting import open_engine
 from builders.jobs import WorkerContext
 from builders.profiles import Profiling, RunProfile
-from builders.types import Backend, Engine
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json
+from enginery.core.moment import now
+from enginery.core.types import Backend, Engine
+from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, fetch_engine, golden_set
-from pipeline.moment import now
-from pipeline.registry.store import Store, open_store
 from pipeline.values import EngineBlob, Json, ModelShapes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders import backends
-from builders.types import QUANTIZED, BuildRequest, Precision, Session
+from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:

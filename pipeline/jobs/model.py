@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.errors import DataError
 from builders.jobs import WorkerContext
-from builders.types import TensorSpec
+from enginery.core.errors import DataError
+from enginery.core.types import TensorSpec
+from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, proof_of
-from pipeline.registry.store import Store, open_store
 from pipeline.sources.request import ExportRequest
 from pipeline.values import Proof
 from validation.task import TaskMetric

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from builders import backends
-from builders.codec import encode
-from builders.errors import DataError, IntegrityError
 from builders.jobs import WorkerContext
-from builders.types import BuildRequest, QuantizationScheme
+from enginery.core.codec import encode
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import BuildRequest, QuantizationScheme
+from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, text_of
 from pipeline.quantization.choice.floor import Floor
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.registry.store import Store, open_store
 from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from builders.types import Tensors
+    from enginery.core.types import Tensors
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.choice.engine_race import EngineRace
     from pipeline.quantization.ranges import Ranges

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from builders import backends
 from builders.jobs import WorkerContext
-from builders.types import BuildRequest
+from enginery.core.types import BuildRequest
+from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, golden_set
-from pipeline.registry.store import open_store
 
 # Of each kind: enough to see other kernels.
 MOST_CASES = 8

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.errors import DataError, IntegrityError
 from builders.jobs import WorkerContext
-from builders.types import BuildRequest
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import BuildRequest
+from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.jobs.limits import engine_limits
-from pipeline.registry.store import open_store
 from pipeline.values import Proof
 from validation.task import TaskMetric
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckRecording:
-    """The engine stage of `jobs.engines.CheckEngine`, of answers in a file instead of a session.
+    """The engine stage of `engines.CheckEngine`, of answers in a file instead of a session.
 
     request: what the engine was built from.  answers: the file, as `validation.gpu.recorded.Recording` reads it.
     """

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builders import backends
-from builders.errors import InputError, ModelError
 from builders.jobs import WorkerContext
 from builders.process import enter_phase
 from builders.refitting import Refitting, is_stripped
-from builders.types import BuildRequest
+from enginery.core.errors import InputError, ModelError
+from enginery.core.types import BuildRequest
+from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, fetch_engine
 from pipeline.jobs.engines import record_engine
-from pipeline.registry.store import open_store
 from pipeline.values import EngineBlob, EngineRecord
 
 

@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builders.errors import EngineryError
 from builders.fitting import open_engine
 from builders.jobs import WorkerContext
-from builders.types import BuildRequest, Dim, Session, Tensors, TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec
+from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, runnable
-from pipeline.registry.store import open_store
 from pipeline.values import EngineBlob, ModelShapes
 
 Sizes = Mapping[str, int]

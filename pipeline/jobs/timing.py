@@ -5,16 +5,16 @@ Kept per product of GPU or CPU, driver and compiler version (`builders.timing`),
 
 from pathlib import Path
 
-from builders.digest import canonical_json
-from builders.errors import EngineryError
 from builders.timing import GIVEN, GROWN, TimingCached
-from builders.types import Backend
-from pipeline.moment import now
-from pipeline.registry import parsing
-from pipeline.registry.documents import change
-from pipeline.registry.keys import timing_key
-from pipeline.registry.machine import driver_version
-from pipeline.registry.store import Store
+from enginery.core import parsing
+from enginery.core.digest import canonical_json
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.machine import driver_version
+from enginery.core.moment import now
+from enginery.core.types import Backend
+from enginery.registry.store.base import Store
+from enginery.registry.store.documents import change
+from enginery.registry.store.keys import timing_key
 
 MAX_BYTES = 256 << 20
 _DOCUMENT_BYTES = 1 << 16

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import yaml
 
-from builders.errors import EngineryError, InputError, UnavailableError
+from enginery.core.errors import EngineryError, InputError, UnavailableError
 from pipeline.fleet.cluster import Access
 from pipeline.kuberay.changes import CONSENT, Object, planned, suspended
 from pipeline.kuberay.kubernetes import Kubernetes

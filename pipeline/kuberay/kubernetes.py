@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
 from pipeline.fleet.cluster import Access, connection_to
 from pipeline.kuberay.workers import Pod
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
+from enginery.registry.runs.totals import BUCKETS_S
+from enginery.registry.store.base import Store
 from pipeline.metrics import names
 from pipeline.metrics.live import Trouble
 from pipeline.metrics.names import Metric
 from pipeline.metrics.registry_view import Looker, RegistryView
-from pipeline.registry.store import Store
-from pipeline.runs.totals import BUCKETS_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

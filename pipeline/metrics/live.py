@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builders.errors import UnavailableError
 from builders.jobs import Usage
+from enginery.core import io_errors
+from enginery.core.errors import UnavailableError
+from enginery.registry.runs.totals import BUCKETS_S
 from pipeline.metrics import names
 from pipeline.metrics.names import Metric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started
-from pipeline.registry import trouble
-from pipeline.runs.totals import BUCKETS_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -93,7 +93,7 @@ class Trouble:
         """Two counters."""
         from prometheus_client.core import CounterMetricFamily
 
-        seen = trouble.seen()
+        seen = io_errors.seen()
         yield CounterMetricFamily(names.ERRORS.name, names.ERRORS.help, value=seen["errors"])
         yield CounterMetricFamily(names.REPEATED.name, names.REPEATED.help, value=seen["retries"])
 

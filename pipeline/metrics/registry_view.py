@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.runs.journal import model_of, read_runs, run_ids
+from enginery.registry.runs.totals import Totals, read_totals
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import TOTALS, version_prefix
+from enginery.registry.versions.lookup import catalogue, load
 from pipeline.pages import published_document
-from pipeline.registry.attestations import judged
-from pipeline.registry.keys import TOTALS, version_prefix
-from pipeline.registry.store import Store
-from pipeline.registry.versions import catalogue, load
-from pipeline.runs.journal import model_of, read_runs, run_ids
 from pipeline.runs.shown import seen
-from pipeline.runs.totals import Totals, read_totals
 
 # Models that have series of their own, by name; and runs that are read, the newest.
 MOST_MODELS = 500

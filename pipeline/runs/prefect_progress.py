@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from enginery.registry.runs.state import OVER, Item, RunState
 from pipeline.artifacts import artifact_key, plain_text
 from pipeline.runs.shown import Seen, seen
-from pipeline.runs.state import OVER, Item, RunState
 
 # A unit that runs longer than predicted is nearly done, and no more.
 _NEARLY = 0.95

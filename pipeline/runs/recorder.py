@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from builders.digest import canonical_json, digest_of_bytes
-from builders.errors import EngineryError, UndecidedError
 from builders.scrub import scrubber
-from pipeline.history import Past, remember_builds
-from pipeline.moment import precise_now
-from pipeline.presence import this_process
-from pipeline.registry.keys import run_key, run_live_key
-from pipeline.registry.store import Store
-from pipeline.runs import journal
-from pipeline.runs.state import RunState
-from pipeline.runs.totals import remember_totals
+from enginery.core.digest import canonical_json, digest_of_bytes
+from enginery.core.errors import EngineryError, UndecidedError
+from enginery.core.moment import precise_now
+from enginery.core.presence import this_process
+from enginery.core.user import user
+from enginery.registry.runs import journal
+from enginery.registry.runs.history import Past, remember_builds
+from enginery.registry.runs.state import RunState
+from enginery.registry.runs.totals import remember_totals
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import run_key, run_live_key
 from pipeline.runs.tracker import Tracker
-from pipeline.user import user
 
 # Seconds between two writes into a folder, and to a store elsewhere; and between two signs of life.
 PACE_S, FAR_PACE_S = 2.0, 10.0

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline.presence import Presence
-from pipeline.runs.state import OVER, Item, RunState
+from enginery.core.presence import Presence
+from enginery.registry.runs.state import OVER, Item, RunState
 
 # A driver that has missed this many signs of life is taken for dead, even on another machine.
 MISSED_BEATS = 3

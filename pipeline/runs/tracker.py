@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builders.errors import StepError
 from builders.jobs import Usage
-from builders.plural import pluralize
-from pipeline.history import Past
-from pipeline.moment import precise_now
+from enginery.core.errors import StepError
+from enginery.core.moment import precise_now
+from enginery.core.text import pluralize
+from enginery.registry.runs.history import Past
+from enginery.registry.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
 from pipeline.progress import events
 from pipeline.runs.logs import KeptLog
-from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
 
 if TYPE_CHECKING:
     from pipeline.outcome import Outcome

@@ -12,7 +12,7 @@ import onnx
 from onnx import inliner
 
 from builders.bodies import list_bodies
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 from pipeline.sources.walk import nodes_in
 
 MOST_NODES = 1_000_000

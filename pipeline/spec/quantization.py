@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.registry.names import inside
+from enginery.core.names import inside
 from pipeline.spec.words import Loc, Mistakes, Part
 
 

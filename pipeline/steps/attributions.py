@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from builders.codec import encode
-from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Request
+from enginery.core.codec import encode
+from enginery.core.errors import EngineryError, StepError, UnavailableError
+from enginery.core.proof.report import OVERLAP, Check
 from pipeline.closure.code import backend_root
 from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.progress.events import Finished
@@ -15,7 +16,6 @@ from pipeline.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.values import Attributed, Built
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
-from validation.report import OVERLAP, Check
 
 # Engines whose file can be taken apart.
 TAPPABLE = ("onnxruntime",)

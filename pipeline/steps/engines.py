@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from builders import backends
-from builders.codec import decode
-from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job, Needs, Reduced
 from builders.scrub import scrubber
-from builders.types import BuildFailure, BuildRequest, Target
-from pipeline.history import Expectation
+from enginery.core.codec import decode
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.types import BuildFailure, BuildRequest, Target
+from enginery.registry.runs.history import Expectation
 from pipeline.jobs.engines import BuildEngine
 from pipeline.progress.events import Finished, Predicted
 from pipeline.spec.model import ModelSpec

@@ -5,10 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from builders.errors import DataError
+from enginery.core.errors import DataError
+from enginery.registry.store.base import Store
 from pipeline.jobs.blobs import fetch
 from pipeline.progress.events import Finished
-from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.workshop import Workshop
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from builders.codec import encode
-from builders.errors import DataError, InputError
 from builders.jobs import Job
-from builders.types import CALIBRATED
+from enginery.core.codec import encode
+from enginery.core.errors import DataError, InputError
+from enginery.core.types import CALIBRATED
 from pipeline.jobs.graphs import CheckGraph, SampleDigests, WriteGraph
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import code_key, limits_of, metric_of, step_limits

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from builders.digest import digest_of_file, is_digest
-from builders.plural import pluralize
+from enginery.core.digest import digest_of_file, is_digest
+from enginery.core.text import pluralize
 from pipeline.closure.code import Root, backend_root, find_code
 from pipeline.jobs.engines import CheckEngine
 from pipeline.jobs.graphs import CheckGraph, WriteGraph

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from builders.jobs import Limits
-from builders.types import Precision
+from enginery.core.types import Precision
 from pipeline.closure.code import Root, find_code
 from pipeline.jobs.calls import Calls
 from pipeline.jobs.engines import ContractTerms

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from builders import backends
-from builders.codec import encode
-from builders.cpu_kinds import why_no_proof
-from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Needs
+from enginery.core.codec import encode
+from enginery.core.errors import EngineryError, StepError, UnavailableError
+from enginery.core.hardware.cpu_kinds import why_no_proof
+from enginery.core.moment import now
 from pipeline.closure.code import backend_root
 from pipeline.jobs.latency import LatencyTerms, MeasureEngine
-from pipeline.moment import now
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec

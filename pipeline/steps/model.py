@@ -2,10 +2,10 @@
 
 from contextlib import suppress
 
-from builders.codec import decode, encode
-from builders.digest import digest_of, digest_of_file
-from builders.errors import InputError, IntegrityError, StepError
 from builders.jobs import Job, Result
+from enginery.core.codec import decode, encode
+from enginery.core.digest import digest_of, digest_of_file
+from enginery.core.errors import InputError, IntegrityError, StepError
 from pipeline.jobs.model import ExportedModel, ExportModel, ExportOutcome, FrozenGolden
 from pipeline.progress.events import Finished
 from pipeline.sources.request import ExportRequest

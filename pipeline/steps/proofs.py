@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 from builders import backends
-from builders.codec import encode
-from builders.cpu_kinds import this_kind, why_no_proof
-from builders.cuda import gpus
-from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from builders.jobs import Job
-from builders.types import BuildRequest
+from enginery.core.codec import encode
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
+from enginery.core.hardware.cuda import gpus
+from enginery.core.moment import now
+from enginery.core.proof.report import Check
+from enginery.core.types import BuildRequest
 from pipeline.closure.code import backend_root
 from pipeline.jobs.engines import CheckEngine
-from pipeline.moment import now
 from pipeline.progress.events import VerdictReached
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.keys import calls_of, code_key, contract_of, engine_limits, limits_of, metric_of
 from pipeline.values import Built, Exported, Proof
 from pipeline.verdict import Judged, make_report
 from pipeline.workshop import Workshop
-from validation.report import Check
 
 
 def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:

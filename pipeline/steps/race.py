@@ -3,9 +3,9 @@
 import os
 
 from builders import backends
-from builders.cpu_kinds import this_kind, why_no_proof
 from builders.shape_profiles import profiles
-from builders.types import Backend, BuildRequest, Target
+from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
+from enginery.core.types import Backend, BuildRequest, Target
 from pipeline.jobs.ranges import LatencyProbe
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Searched

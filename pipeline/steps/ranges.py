@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from builders.codec import encode
-from builders.digest import digest_of, digest_of_file, digest_of_path
-from builders.errors import DataError
 from builders.jobs import Executor, Job, Limits, Needs
+from enginery.core.codec import encode
+from enginery.core.digest import digest_of, digest_of_file, digest_of_path
+from enginery.core.errors import DataError
 from pipeline.closure.code import backend_root
 from pipeline.jobs.ranges import (
     CalibrationMethod,

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builders.codec import decode, encode
-from builders.digest import digest_of_file
-from builders.errors import ModelError
 from builders.jobs import Job
+from enginery.core.codec import decode, encode
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import ModelError
 from pipeline.jobs.model import ExternalFiles, ReadExternalFiles, external_data
 from pipeline.progress.events import Finished
 from pipeline.sources.source_files import imported_packages, source_files

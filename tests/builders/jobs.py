@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from builders import errors
+from enginery.core import errors
 
 
 def add(a: int, b: int) -> int:

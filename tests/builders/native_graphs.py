@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from builders import backends
-from builders.types import BuildRequest, ShapeProfile, TensorSpec
+from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 FLOAT = TensorProto.FLOAT

@@ -17,10 +17,10 @@ import pytest
 from builders import backends
 from builders.aotinductor import AotInductor
 from builders.aotinductor import backend as module
-from builders.cpu_levels import host_level
-from builders.errors import DataError, EngineryError, InputError
 from builders.onnxruntime import OrtSession
-from builders.types import ShapeProfile, TensorSpec
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.hardware.cpu_levels import host_level
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 pytestmark = pytest.mark.skipif(host_level() not in ("x86-64-v3", "x86-64-v4"), reason="needs an x86-64 CPU with AVX2")
@@ -185,7 +185,7 @@ from pathlib import Path
 sys.modules["onnx"] = sys.modules["onnxruntime"] = None
 import numpy as np
 from builders.aotinductor import AotInductor
-from builders.types import BuildRequest, Engine
+from enginery.core.types import BuildRequest, Engine
 saved = json.loads(Path(sys.argv[1]).read_text())
 engine = Engine(BuildRequest.from_json(saved["request"]), Path(saved["path"]), "", saved["size"], ".pt2")
 with AotInductor().open(engine) as session:
@@ -204,7 +204,7 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
     wrong = replace(engine, request=replace(engine.request, toolchain=other))
     with pytest.raises(EngineryError, match=r"built with torch 9.9, here is"), AotInductor().open(wrong):
         pass
-    monkeypatch.setattr("builders.cpu_levels.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
     with pytest.raises(EngineryError, match=r"for x86-64-v\d CPUs, and this one has no .*fma"):
         AotInductor().open(engine).__enter__()
 

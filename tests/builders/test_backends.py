@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from builders import backends
-from builders.errors import EngineryError, InputError, UnknownNameError
+from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from tests.builders import graphs
 
 
@@ -105,8 +105,8 @@ def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
 def test_a_requests_json_and_key_are_those_of_its_fields():
     from dataclasses import asdict
 
-    from builders.digest import digest_of
-    from builders.types import BuildRequest
+    from enginery.core.digest import digest_of
+    from enginery.core.types import BuildRequest
 
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))
     assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))

@@ -5,10 +5,10 @@ from typing import ClassVar
 import pytest
 
 from builders import backends, fitting
-from builders.errors import EngineryError, IntegrityError
 from builders.onnxruntime import OnnxRuntime
 from builders.tensorrt import TensorRT, TensorRTRTX
-from builders.types import Engine
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.types import Engine
 from tests.builders import graphs
 from tests.builders.test_onnxruntime import image, ort_request
 

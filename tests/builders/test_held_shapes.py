@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from builders import held_shapes
-from builders.errors import DataError, EngineryError
-from builders.tensors import InputCheck
-from builders.types import ShapeProfile, TensorSpec
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 REQUEST = graphs.request("cpu", backend="tvm")

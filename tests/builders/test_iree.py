@@ -5,11 +5,11 @@ import onnx
 import pytest
 
 from builders import backends
-from builders.errors import DataError, EngineryError, InputError, ModelError, StepError
 from builders.iree import Iree
 from builders.iree import backend as iree
 from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
+from enginery.core.errors import DataError, EngineryError, InputError, ModelError, StepError
+from enginery.core.types import TensorSpec
 from tests.builders import graphs, native_graphs
 
 IREE = Iree()

@@ -5,11 +5,11 @@ import onnx
 import pytest
 from onnxruntime import InferenceSession
 
-from builders.errors import ModelError
 from builders.iree import compile as iree
 from builders.iree.control import wrong_loops
 from builders.iree.operators import wrong_operators
 from builders.iree.rewrites import rewrite
+from enginery.core.errors import ModelError
 from tests.conformance.items import torture_item
 from tests.conformance.torture import GRAPHS
 from tests.conformance.torture.graph import model

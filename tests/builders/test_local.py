@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import StepError
 from builders.jobs import Job, Needs
 from builders.local import LocalExecutor
+from enginery.core.errors import StepError
 from tests.calls import call_job
 
 JOBS = "tests.builders.jobs"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from builders import backends
-from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
+from enginery.core.errors import EngineryError
 from tests.builders import graphs, native_graphs
 from tests.builders.native_graphs import ran
 
@@ -40,7 +40,7 @@ def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatc
     options, toolchain = backends.options_of(compiler), backends.toolchain_of(compiler)
     request = graphs.request("cpu", backend=compiler.name, options=options, toolchain=toolchain)
     engine = compiler.build(request, graphs.mlp(tmp_path / "m.onnx"), tmp_path)
-    monkeypatch.setattr("builders.cpu_levels.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
     with (
         pytest.raises(EngineryError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"),
         compiler.open(engine),

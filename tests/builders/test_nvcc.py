@@ -3,8 +3,8 @@ import struct
 import pytest
 
 from builders import nvcc
-from builders.errors import EngineryError, ModelError
 from builders.nvcc import find_nvcc, generation
+from enginery.core.errors import EngineryError, ModelError
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 

@@ -6,11 +6,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builders.cpu_kinds import CpuKind, this_kind
-from builders.errors import DataError, EngineryError, ModelError
 from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.onnxruntime import cpu as module
-from builders.types import ShapeProfile, TensorSpec
+from enginery.core.errors import DataError, EngineryError, ModelError
+from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 

@@ -8,14 +8,14 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from builders import cuda
-from builders.errors import DataError, EngineryError, ModelError
 from builders.onnxruntime import OrtSession
 from builders.onnxruntime import gpu as onnxruntime_gpu
 from builders.onnxruntime.gpu import OnnxRuntimeCuda, OnnxRuntimeTensorRT, profile_options
 from builders.onnxruntime.gpu_file import left_over
 from builders.onnxruntime.gpu_session import CPU, CUDA, TENSORRT, GpuSession
-from builders.types import Engine, ShapeProfile, TensorSpec
+from enginery.core.errors import DataError, EngineryError, ModelError
+from enginery.core.hardware import cuda
+from enginery.core.types import Engine, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 BACKENDS = [OnnxRuntimeCuda, OnnxRuntimeTensorRT]

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
 from builders.onnxruntime.reasons import why_unreadable, words_of
+from enginery.core.errors import ModelError
 
 SOURCE = "/onnxruntime_src/onnxruntime/core"
 

@@ -12,7 +12,7 @@ from onnx import ModelProto, parser
 from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.onnxruntime.cpu import open_model, session_options
 from builders.onnxruntime.transposes import swap_in_place
-from builders.types import BuildRequest, Target
+from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from tests.pipeline.quantization.small_nets import build
 

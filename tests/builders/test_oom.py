@@ -1,10 +1,10 @@
 import pytest
 
 from builders import process
-from builders.errors import StepError
 from builders.jobs import Job, Limits, Reduced
 from builders.local import LocalExecutor
 from builders.oom import oom_kills
+from enginery.core.errors import StepError
 from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"

@@ -3,9 +3,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
 from builders.plain_onnx import plain
+from enginery.core.errors import ModelError
 from tests.builders import graphs
 
 ODD = ("seq-len", "a/b c", "ü.'\"", "x" * 300, "0", "v1", "n0")

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from builders import errors
-from builders.codec import encode_request
-from builders.errors import ModelError, StepError
 from builders.jobs import Job, Limits, Unwatched, Usage
 from builders.process import LOG_TAIL_BYTES, run_job
+from enginery.core import errors
+from enginery.core.codec import encode_request
+from enginery.core.errors import ModelError, StepError
 from tests.calls import Call, call_job
 
 JOBS = "tests.builders.jobs"
@@ -95,7 +95,7 @@ def test_an_enginery_error_comes_back_as_itself(tmp_path, cls, arguments):
 
 
 def test_every_error_of_the_tree_survives_the_trip(tmp_path):
-    from builders.errors import error_from_json, error_to_json
+    from enginery.core.errors import error_from_json, error_to_json
 
     for name in vars(errors):
         cls = getattr(errors, name)

@@ -9,15 +9,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builders import backends
-from builders.cpu_kinds import this_kind
-from builders.errors import ModelError
 from builders.onnxruntime import OnnxRuntime
 from builders.onnxruntime.profile import element_name, read_trace
 from builders.profiles import DeviceMemory, NodeTime, Profiling
 from builders.tensorrt import TensorRTRTX
 from builders.tensorrt.profile import profiled
 from builders.tensorrt.session import EngineSession
-from builders.types import Engine
+from enginery.core.errors import ModelError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.types import Engine
 from tests.builders import graphs
 
 
@@ -131,7 +131,7 @@ def test_layers_are_timed_after_a_warm_up():
 def test_an_engine_that_is_no_session_of_ours_has_no_layers(tmp_path, monkeypatch):
     from contextlib import nullcontext
 
-    from builders.errors import EngineryError
+    from enginery.core.errors import EngineryError
 
     monkeypatch.setattr(TensorRTRTX, "open", lambda self, engine: nullcontext(object()))
     engine = Engine(graphs.request("sm_89"), tmp_path / "e.engine", "a" * 64, 1, ".engine")

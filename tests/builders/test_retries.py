@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from builders.errors import ModelError, StepError, UnavailableError
 from builders.jobs import Job, Limits, Needs, Reduced, Unwatched
 from builders.retries import MOST_LOST, more_memory, next_try, run_with_retries
+from enginery.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job
 
 LIMITED = {"limits": Limits(memory_mib=4096), "needs": Needs(memory_mib=1000)}

@@ -10,7 +10,7 @@ import pytest
 from builders import backends
 from builders.onnxruntime import OrtSession
 from builders.safe_division import guard_divisions
-from builders.types import ShapeProfile, TensorSpec
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 DIVISORS = [0, -1, 3, -3, 1, 0]
@@ -72,7 +72,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from builders import backends
-from builders.errors import DataError
+from enginery.core.errors import DataError
 from tests.builders.test_safe_division import DIVISORS, numerators, wanted
 name, model, workdir = sys.argv[1:]
 tool = backends.configure(name, {})

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builders import backends
-from builders.cpu_kinds import EXACT_SESSION, KINDS, SATURATES
 from builders.onnxruntime import OnnxRuntime
 from builders.onnxruntime.cpu import session_options
 from builders.onnxruntime.saturation import exact_source, file_may_saturate
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS, SATURATES
 from tests.builders import graphs
 
 U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32

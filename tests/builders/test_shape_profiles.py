@@ -1,7 +1,7 @@
 """Profiles from buckets."""
 
 from builders.shape_profiles import profiles
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
 
 
 def test_profiles_combine_the_buckets_of_all_dims() -> None:

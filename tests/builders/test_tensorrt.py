@@ -5,11 +5,11 @@ import pytest
 from onnx import TensorProto
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, ModelError
 from builders.tensorrt import TensorRT, TensorRTRTX, flavour
 from builders.tensorrt.words import builder_reason, ran_out_of_memory
-from builders.types import ShapeProfile, TensorSpec
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 RTX = TensorRTRTX()
@@ -223,7 +223,7 @@ def test_external_data_is_found_beside_the_model(tmp_path):
 
 @pytest.mark.parametrize("backend", [RTX, TensorRT()])
 def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monkeypatch):
-    monkeypatch.setattr("builders.cuda.gpus", lambda: ())
+    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: ())
     request = graphs.request("sm_89")
     assert backend.runs(request.target) == "no sm_89 GPU on this machine"
     engine = RTX.build(request, graphs.mlp(tmp_path / "model.onnx"), tmp_path)

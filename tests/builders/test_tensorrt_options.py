@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from builders import backends
-from builders.errors import EngineryError, InputError, StepError
 from builders.tensorrt import TensorRT, TensorRTRTX, full, plugins
 from builders.tensorrt.network import parsed
 from builders.tensorrt.progress import monitor
 from builders.tensorrt.refit import refit
 from builders.tensorrt.words import recorder
-from builders.types import BuildRequest
+from enginery.core.errors import EngineryError, InputError, StepError
+from enginery.core.types import BuildRequest
 from tests.builders import graphs
 
 RTX = TensorRTRTX()

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from builders import cuda
-from builders.cuda import Device
-from builders.errors import DataError, EngineryError
 from builders.profiles import DeviceTimed
 from builders.tensorrt import TensorRT, TensorRTRTX, lanes, session
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.session import EngineSession, open_engine
-from builders.types import Engine, ShapeProfile, TensorSpec
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.cuda import Device
+from enginery.core.types import Engine, ShapeProfile, TensorSpec
 from tests.builders import graphs
 from tests.builders.fake_cuda import TRT, FakeContext, FakeEngine, Said, compiled, counter
 

@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 from builders import backends
-from builders.errors import DataError, EngineryError, InputError, ModelError
 from builders.nvcc import Nvcc, find_nvcc, generation
 from builders.onnxruntime import OrtSession
 from builders.shape_profiles import profiles
@@ -16,7 +15,8 @@ from builders.timing import GIVEN, GROWN, TimingCached
 from builders.tvm import Tvm
 from builders.tvm import backend as tvm
 from builders.tvm import cuda as tvm_cuda
-from builders.types import Dim
+from enginery.core.errors import DataError, EngineryError, InputError, ModelError
+from enginery.core.types import Dim
 from pipeline.sources.onnx_model import specs_of
 from tests.builders import graphs, native_graphs
 
@@ -257,7 +257,7 @@ def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
     place = tuning.timing_place()
     assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
     assert TVM.timing_place() is None and isinstance(TVM, TimingCached)
-    monkeypatch.setattr("builders.cpu_levels.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
     assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.errors import EngineryError
 from builders.tvm import records
+from enginery.core.errors import EngineryError
 
 KERNELS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=4, unique=True)
 

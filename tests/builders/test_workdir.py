@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from builders.aotinductor import AotInductor
-from builders.errors import UnavailableError
 from builders.iree import Iree
 from builders.workdir import remove_left_behind, workdir
+from enginery.core.errors import UnavailableError
 from tests.builders import graphs
 
 HOLD = "from builders.workdir import workdir\nwith workdir() as folder: print(folder, flush=True); input()"

@@ -7,13 +7,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builders import cuda
-from builders.errors import DataError, EngineryError, InputError, IntegrityError, ModelError
 from builders.onnxruntime import OrtSession
-from builders.types import ShapeProfile, TensorSpec
 from builders.xla import Xla
 from builders.xla import backend as xla
 from builders.xla import file as xla_file
+from enginery.core.errors import DataError, EngineryError, InputError, IntegrityError, ModelError
+from enginery.core.hardware import cuda
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 

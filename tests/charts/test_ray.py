@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from builders.errors import InputError
-from builders.targets import GENERATIONS
 from charts import renders
+from enginery.core.errors import InputError
+from enginery.core.hardware.targets import GENERATIONS
 from pipeline.kuberay.workers import RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 

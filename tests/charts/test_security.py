@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from charts import renders
-from tests.charts.kube import (
-    EXAMPLES,
-    Object,
-    containers,
-    everything,
-    label,
-    pod_specs,
-    sample_objects,
-)
+from tests.charts.kube import EXAMPLES, Object, containers, everything, label, pod_specs, sample_objects
 from tests.charts.restricted import violations
 
 PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")

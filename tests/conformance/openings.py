@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.targets import parse_targets
-from builders.types import Backend, Engine, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import Backend, Engine, Target
 
 
 def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str]]:

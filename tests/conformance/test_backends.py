@@ -12,9 +12,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from builders import backends, targets
+from builders import backends
 from builders.process import run_job
-from builders.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
+from enginery.core.hardware import targets
+from enginery.core.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
 from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims
@@ -130,7 +131,7 @@ def test_asking_imports_no_compiler():
         import sys
         from builders import backends, targets
         from builders.fitting import misfit
-        from builders.types import PRECISIONS, BuildRequest, TensorSpec
+        from enginery.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)
         for name in backends.names():
             backend = backends.configure(name, {{}})

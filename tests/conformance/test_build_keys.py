@@ -10,9 +10,10 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from builders import backends, targets
+from builders import backends
 from builders.shape_profiles import profiles
-from builders.types import BuildRequest, Dim, ShapeProfile, TensorSpec
+from enginery.core.hardware import targets
+from enginery.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.torture.graph import BATCH, model, noise
 

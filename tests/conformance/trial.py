@@ -13,12 +13,13 @@ from typing import Any, cast
 import numpy as np
 import onnx
 
-from builders import backends, targets
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
+from builders import backends
 from builders.fitting import check_fits
 from builders.shape_profiles import profiles
-from builders.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import targets
+from enginery.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.outcomes import Kind, Outcome
 from validation.budget import default_budget

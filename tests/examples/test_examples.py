@@ -7,11 +7,11 @@ import onnx
 import pytest
 
 from builders import backends
-from builders.digest import digest_of_file
 from builders.onnxruntime import OrtSession
 from builders.shape_profiles import profiles
-from builders.targets import parse_targets
-from builders.types import BuildRequest
+from enginery.core.digest import digest_of_file
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
 from pipeline.export import Exported, export
 from pipeline.sources.entry_point import call_entry_point, importing_from
 from pipeline.sources.onnx_model import specs_of

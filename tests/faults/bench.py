@@ -11,20 +11,20 @@ from onnx import ModelProto
 
 from builders import backends
 from builders.jobs import Request, Result, WorkerContext
-from builders.targets import CPU
-from builders.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
+from enginery.core.hardware.targets import CPU
+from enginery.core.proof.report import Check
+from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
+from enginery.registry.store.base import open_store
 from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.jobs.calls import Calls
 from pipeline.jobs.engines import BuildEngine, CheckEngine, ContractTerms
 from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.jobs.graphs import CheckGraph
 from pipeline.jobs.model import ExportModel
-from pipeline.registry.store import open_store
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution
-from validation.report import Check
 from validation.task import TaskMetric
 
 METRIC = TaskMetric("logits", 0.95)

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from builders.errors import DataError, IntegrityError
 from builders.local import LocalExecutor
+from enginery.core.errors import DataError, IntegrityError
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import FileStore, open_store
+from enginery.registry.store.keys import manifest_key
+from enginery.registry.verification.verify import verify
 from pipeline.golden import write_frozen
-from pipeline.registry.keys import manifest_key
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.store import FileStore, open_store
-from pipeline.registry.verify import verify
 from pipeline.spec.file import load_spec
 from pipeline.steps.golden import settle_golden
 from pipeline.workshop import Workshop
+from tests.enginery.registries import engine, publish_engines
 from tests.faults.bench import Bench
 from tests.faults.nets import mlp, rows
 from tests.faults.table import Caught, Fault, number
 from tests.pipeline.projects import write_project
-from tests.pipeline.registry.registries import engine, publish_engines
 from tests.validation.canary.reports import observations, report
 from tests.validation.contracts.test_rebuilds import rebuilt
 from validation.budget import Budgets, default_budget

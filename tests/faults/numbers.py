@@ -8,7 +8,8 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
+from enginery.core.proof.report import Check
+from enginery.core.types import TensorSpec
 from pipeline.jobs.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -19,7 +20,6 @@ from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of,
 from tests.validation.attribution.planted import weight, with_attribute, with_names, with_weight
 from validation.budget import budgets
 from validation.compare import expected_checks
-from validation.report import Check
 
 SQNR, REL = "engine sqnr_db", "engine max_rel"
 TENSORS = ("x", "h", "n", "m", "logits")

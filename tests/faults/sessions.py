@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from builders.types import Session, Tensors
+from enginery.core.types import Session, Tensors
 from pipeline.jobs import engines
 from validation.calls.allowance import SIZES_SHARE, Allowance
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import yaml
 
-from builders.errors import ModelError
-from pipeline.registry.attributions import attributions
-from pipeline.registry.names import parse_reference
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import locate
+from enginery.core.errors import ModelError
+from enginery.core.names import parse_reference
+from enginery.core.proof.report import Check
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import locate
 from pipeline.steps.attributions import suspects
 from pipeline.values import Recipe
 from pipeline.verdict import Judged
 from tests.pipeline.projects import Project, weights, write_data, write_model
-from validation.report import Check
+from validation.attribution.published import attributions
 
 GRAPH = "graph int8 (uint8 activations, fp32 elsewhere)"
 

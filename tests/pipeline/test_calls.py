@@ -10,8 +10,9 @@ import onnx
 import pytest
 
 from builders import backends
-from builders.targets import CPU, parse_targets
-from builders.types import BuildRequest
+from enginery.core.hardware.targets import CPU, parse_targets
+from enginery.core.proof.report import Check, judge
+from enginery.core.types import BuildRequest
 from pipeline.jobs import engines
 from pipeline.jobs.calls import repeats_bits, seed_of, tried_calls
 from pipeline.spec.file import load_spec
@@ -21,7 +22,6 @@ from tests.faults.bench import Bench
 from tests.faults.nets import after, mlp, rows, with_swapped
 from tests.faults.sessions import use_steady_clock
 from tests.pipeline.projects import Project
-from validation.report import Check, judge
 
 Answers = dict[str, np.ndarray]
 

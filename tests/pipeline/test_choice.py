@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from builders.errors import EngineryError
-from builders.types import QuantizationScheme
-from pipeline.registry.store import open_store
+from enginery.core.errors import EngineryError
+from enginery.core.types import QuantizationScheme
+from enginery.registry.store.base import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps import searched
 from pipeline.values import Flavour, Searched

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
 from pipeline import cli
 from pipeline.cli import COMMANDS, main
 from pipeline.commands.tables import print_table

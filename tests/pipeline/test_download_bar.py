@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from enginery.client.fetch import silent
 from pipeline.commands.bar import _columns, download_bar
-from pipeline.registry.delivery import silent
 
 
 @pytest.mark.parametrize("width", [8, 20, 27, 40, 44, 60, 80, 200])

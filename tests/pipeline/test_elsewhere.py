@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders.errors import InputError, IntegrityError, UnknownNameError
 from builders.jobs import WorkerContext
 from builders.onnxruntime import OrtSession
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
 from pipeline.elsewhere import carry as carrying
 from pipeline.elsewhere import returned
 from pipeline.elsewhere.carry import carry
 from pipeline.elsewhere.returned import Imported, import_results
 from pipeline.jobs.blobs import runnable
-from pipeline.registry.attestations import judged
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.requests import request_of
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.versions import load
 from tests.pipeline.projects import Project
 from validation.compare import run
 from validation.gpu.carried import Carried

@@ -7,18 +7,18 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from builders import backends
-from builders.errors import UnavailableError
 from builders.jobs import Needs, Reduced, WorkerContext
 from builders.local import LocalExecutor
-from builders.targets import parse_targets
-from builders.types import BuildRequest
+from enginery.core.errors import UnavailableError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
+from enginery.registry.build_request import request_of
+from enginery.registry.runs.history import Expectation
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
 from pipeline.compile import InProcess, compile_model
-from pipeline.history import Expectation
 from pipeline.jobs.engines import BuildEngine
 from pipeline.plan import Selection
-from pipeline.registry.requests import request_of
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
 from pipeline.spec.file import load_spec
 from pipeline.steps.engines import (
     LEAN_WORKSPACE_MIB,

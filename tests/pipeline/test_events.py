@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.base import open_store
 from pipeline import events
 from pipeline.deployments.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown
 from pipeline.intake.register import register
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.told import told_before
 from tests.pipeline.projects import Project

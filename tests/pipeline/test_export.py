@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.codec import decode, encode
-from builders.errors import DataError, ModelError
-from builders.types import Dim, TensorSpec
+from enginery.core.codec import decode, encode
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, TensorSpec
 from pipeline.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
@@ -355,7 +355,7 @@ def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     body = "a = x.relu(); b = x.exp(); return {'s': a @ torch.arange(12.).reshape(3, 4), 't': (a * b).flatten()}"
     request = torch_request(tmp_path, net(body))
     code = (
-        "import json, sys; from pathlib import Path; from builders.codec import decode; "
+        "import json, sys; from pathlib import Path; from enginery.core.codec import decode; "
         "from pipeline.export import export; from pipeline.sources.request import ExportRequest; "
         "done = export(decode(json.loads(sys.argv[1]), ExportRequest), None, None, Path(sys.argv[2])); "
         "print(done.onnx_digest, done.golden_digest)"

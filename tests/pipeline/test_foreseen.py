@@ -8,9 +8,9 @@ import onnx
 import pytest
 import yaml
 
+from enginery.registry.store import folder as filestore
+from enginery.registry.store.base import open_store
 from pipeline.on_record import reading
-from pipeline.registry import filestore
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps.inputs import differences, inputs_of
 from tests.pipeline.projects import SPEC, Project, arrays, weights, write_model

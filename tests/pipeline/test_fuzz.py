@@ -5,11 +5,11 @@ import shlex
 from pathlib import Path
 
 from builders.jobs import WorkerContext
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
+from enginery.registry.build_request import request_of
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
 from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
-from pipeline.registry.requests import request_of
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
 from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
 

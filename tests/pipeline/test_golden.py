@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 from pipeline.golden import write_frozen
 from pipeline.publication import resolved_spec
 from pipeline.spec.file import load_spec

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from builders.types import PRECISIONS
+from enginery.core.types import PRECISIONS
 from pipeline import cli
 from pipeline.commands import options
 

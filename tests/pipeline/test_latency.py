@@ -6,17 +6,17 @@ from typing import NoReturn
 
 import pytest
 
-from builders.errors import InputError, IntegrityError, SpecError
 from builders.jobs import UNWATCHED, Job, Watch
-from builders.types import Dim, Target
+from enginery.core.errors import InputError, IntegrityError, SpecError
+from enginery.core.names import parse_reference
+from enginery.core.types import Dim, Target
+from enginery.registry.evidence.latencies import attach_latency, latencies
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
 from pipeline.artifacts import version_markdown
 from pipeline.canary.engines import choose
 from pipeline.latency import Asked, profile_published, race_published
 from pipeline.pages import published_document
-from pipeline.registry.latencies import attach_latency, latencies
-from pipeline.registry.names import parse_reference
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
 from pipeline.revalidate import as_built, spec_of
 from pipeline.run import NotOnRecord, OnlyRecords
 from pipeline.spec.file import load_spec

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from enginery.registry.store.base import open_store
 from pipeline.artifacts import artifacts_of
 from pipeline.published_page import failed_document
-from pipeline.registry.store import open_store
 from tests.pipeline.projects import Project, arrays, rebuilt, units, weights, write_model
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
 from tests.pipeline.projects import Project, answers, arrays, units, weights
 from validation.generated import GeneratedSamples
 from validation.overlap import Noted, golden_digests, merged, overlap_check

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from builders.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.proof.report import Report
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import page_data_key, page_key
+from enginery.registry.versions.lookup import load
 from pipeline import artifacts
 from pipeline.artifacts import artifacts_of, show_document
 from pipeline.pages import CANARY, VERSION, drawn, published_document, read_document
-from pipeline.registry.attestations import attest
-from pipeline.registry.keys import page_data_key, page_key
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
 from tests.validation.test_html import HOSTILE, Page, hostile
-from validation.report import Report
 
 
 @pytest.fixture(scope="module")

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from builders.dispatch import RayExecutor
-from builders.errors import InputError, UnknownNameError
 from builders.local import LocalExecutor
-from builders.types import Target
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.types import Target
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
 from pipeline import revalidate as proving
 from pipeline.compile import InProcess
 from pipeline.flows import validate_pending as flows
 from pipeline.pending import Pending, Proof, pending, pending_of, prove, why_nothing
 from pipeline.progress import Silent
-from pipeline.registry.attestations import attest
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.versions import load
 from pipeline.revalidate import Attested, revalidate
 from pipeline.workshop import Workshop
-from tests.pipeline.registry.registries import engine, publish_engines, report
+from tests.enginery.registries import engine, publish_engines, report
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
-    monkeypatch.setattr("pipeline.registry.turns._POLL_S", 0.01)
+    monkeypatch.setattr("enginery.registry.build_lock._POLL_S", 0.01)
     ran: list[str] = []
     at_once: list[int] = []
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from builders.local import LocalExecutor
 from builders.shape_profiles import profiles
-from builders.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
+from enginery.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
+from enginery.registry.store.base import open_store
 from pipeline import plan
 from pipeline.causes import causes_of, explain_change
 from pipeline.plan import Selection, candidates
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof

@@ -9,13 +9,13 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1.statement import Statement
 
-from builders.digest import canonical_json
+from enginery.core.digest import canonical_json
+from enginery.registry.store.base import open_store
+from enginery.registry.verification.verify import verify
+from enginery.registry.versions.publish import publish
 from pipeline.cli import enginery
 from pipeline.provenance import IMAGE, SBOM, STATEMENT, environment_sbom, provenance_statement, with_provenance
-from pipeline.registry.publish import publish
-from pipeline.registry.store import open_store
-from pipeline.registry.verify import verify
-from tests.pipeline.registry.registries import approval, draft, engine
+from tests.enginery.registries import approval, draft, engine
 
 STARTED = "2026-01-01T00:00:00+00:00"
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from builders.errors import IntegrityError
-from builders.types import QuantizationScheme
+from enginery.core.errors import IntegrityError
+from enginery.core.names import parse_reference
+from enginery.core.types import QuantizationScheme
+from enginery.registry.evidence.quantization import quantization_records
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import locate
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
-from pipeline.registry.names import parse_reference
-from pipeline.registry.quantization import quantization_records
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import locate
 from tests.pipeline.projects import Project, weights, write_model
 
 CPU = "int8 (uint8 activations, fp32 elsewhere)"

@@ -17,22 +17,22 @@ import pytest
 from onnx import numpy_helper
 
 from builders import backends
-from builders.cpu_kinds import this_kind
-from builders.digest import digest_of_file
-from builders.errors import EngineryError, ModelError
 from builders.jobs import WorkerContext
 from builders.structure import differs
-from builders.types import CPU_KIND
+from enginery.client.pull import bring
+from enginery.client.resolve import Resolution
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.names import parse_reference
+from enginery.core.types import CPU_KIND
+from enginery.registry.build_request import request_of
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.versions.lookup import load, locate
 from pipeline.jobs.refit import RefitEngine
 from pipeline.refit import cannot
-from pipeline.registry.filestore import FileStore
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.names import parse_reference
-from pipeline.registry.pull import bring
-from pipeline.registry.requests import request_of
-from pipeline.registry.resolve import Resolution
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load, locate
 from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project

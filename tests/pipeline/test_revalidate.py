@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from builders.errors import IntegrityError
 from builders.local import LocalExecutor
+from enginery.core.errors import IntegrityError
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
 from pipeline.publication import resolved_spec
-from pipeline.registry.attestations import judged
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
 from pipeline.revalidate import revalidate
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, overrides

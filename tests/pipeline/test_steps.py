@@ -9,9 +9,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from builders.codec import encode
-from builders.cpu_kinds import kind_named
-from builders.errors import (
+from builders.jobs import UNWATCHED, Job, Result, Watch
+from builders.local import LocalExecutor
+from enginery.core.codec import encode
+from enginery.core.errors import (
     DataError,
     EngineryError,
     InputError,
@@ -20,11 +21,10 @@ from builders.errors import (
     StepError,
     UnavailableError,
 )
-from builders.jobs import UNWATCHED, Job, Result, Watch
-from builders.local import LocalExecutor
-from builders.types import BuildRequest, Target, TensorSpec
+from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.types import BuildRequest, Target, TensorSpec
+from enginery.registry.store.base import open_store
 from pipeline import steps
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps.engines import _failure, recall_engine, reproduce
 from pipeline.steps.model import recorded_export

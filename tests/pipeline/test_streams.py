@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from enginery.registry.store.base import open_store
 from pipeline import cli
-from pipeline.registry.store import open_store
 
 ENGINERY = f"{sys.executable} -m pipeline.cli"
 

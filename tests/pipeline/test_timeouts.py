@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.errors import EngineryError, StepError
 from builders.jobs import UNWATCHED, Job, Watch
+from enginery.core.errors import EngineryError, StepError
+from enginery.registry.store.base import open_store
 from pipeline import steps
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.steps.attributions import Suspect
 from pipeline.values import Flavour, Observed, Searched

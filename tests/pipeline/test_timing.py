@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from builders.errors import EngineryError, UnavailableError
 from builders.tensorrt import TensorRT, TensorRTRTX
 from builders.tensorrt import timing as tensorrt_timing
 from builders.tensorrt.timing import keep_grown, merged, use_given
 from builders.timing import GIVEN, GROWN, TimingCached
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.registry.retention.gc import collect
+from enginery.registry.store.base import open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.store.keys import timing_key
 from pipeline.jobs import timing
 from pipeline.jobs.timing import TimingCache
-from pipeline.registry.filestore import FileStore
-from pipeline.registry.keys import timing_key
-from pipeline.registry.retention.gc import collect
-from pipeline.registry.store import open_store
 
 
 @dataclass(frozen=True)

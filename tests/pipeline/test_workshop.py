@@ -6,10 +6,10 @@ import pytest
 
 from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
+from enginery.registry.store.base import open_store
+from enginery.registry.writers.leases import BUILDING, leases
 from pipeline.progress import Lines, LiveTable, Silent
 from pipeline.progress.events import Finished, Started
-from pipeline.registry.store import open_store
-from pipeline.registry.writers.leases import BUILDING, leases
 from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, versions
 from tests.calls import call_job

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
-from builders.errors import EngineryError
 from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.proof.report import judge
+from enginery.core.types import TensorSpec
 from validation.budget import Budget
 from validation.compare import drift_checks, expected_checks, run, task_check
 from validation.golden import Case, GoldenSet, freeze
-from validation.report import judge
 from validation.task import TaskMetric
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from builders.types import TensorSpec
+from enginery.core.types import TensorSpec
 from validation.batches import enough_samples
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import make

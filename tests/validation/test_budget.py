@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import InputError
-from builders.types import PRECISIONS
+from enginery.core.errors import InputError
+from enginery.core.types import PRECISIONS
 from validation.budget import Budget, budgets, default_budget, within
 from validation.noise import Floor, Noise
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from builders.errors import DataError, EngineryError, InputError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.types import Dim, TensorSpec
 from validation.budget import Budget
 from validation.compare import drift_checks, expected_checks, task_check
 from validation.golden import GoldenSet, freeze

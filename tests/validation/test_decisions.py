@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from enginery.core.proof.report import Check
 from validation.decisions import decision_checks
 from validation.golden import GoldenSet
-from validation.report import Check
 from validation.task import TaskMetric
 
 METRIC = TaskMetric("y")

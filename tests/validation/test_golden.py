@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from builders.errors import DataError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
 from validation.golden import MAX_EDGE_CASES, Case, GoldenSet, edge_sizes, freeze
 from validation.samples import Samples, sizes_of
 

@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from enginery.core.proof.report import Check
 from tests.validation.page_data import joint_checks, version_report
 from validation.distributions import distributions
 from validation.html import metric_text, render
 from validation.joints import bound
 from validation.overview import headroom_db, overview
-from validation.report import Check
 
 HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
 

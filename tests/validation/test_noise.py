@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
+from enginery.core.types import TensorSpec
 from validation.budget import budgets, default_budget
 from validation.compare import expected_checks
 from validation.double import DoubleSession

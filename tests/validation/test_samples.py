@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.errors import DataError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
 from validation.samples import Samples, resize, sizes_of
 
 IMAGE = TensorSpec("image", "float32", ("batch", 1, 4, 4))

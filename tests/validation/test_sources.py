@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from builders.errors import DataError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
 from validation.generated import GeneratedSamples
 from validation.samples import Samples
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from builders.errors import IntegrityError
-from validation.spread import Spread
+from enginery.core.errors import IntegrityError
+from enginery.core.proof.spread import Spread
 from validation.tally import CHUNK, MOST_OUTPUTS, Spreads, Tally, samples_of
 
 FLOATS = st.floats(-1e4, 1e4, width=32)

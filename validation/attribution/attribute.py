@@ -14,8 +14,8 @@ the errors add up, and the ranking says where most of them come from.
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
-from builders.errors import EngineryError
-from builders.types import Tensors
+from enginery.core.errors import EngineryError
+from enginery.core.types import Tensors
 from validation.attribution.cuts import spread
 from validation.attribution.result import Attribution, Finding, ranked
 from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, blame_lone, blame_slice, error_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.bodies import list_reads
-from builders.types import Session, Tensors, TensorSpec
+from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
 from validation.compare import run
 

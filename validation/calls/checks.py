@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from builders.types import Dim, TensorSpec
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.calls.pool import pool_of
 from validation.calls.repeated import Repeats
@@ -12,7 +13,6 @@ from validation.comparison import golden_drifts
 from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
 from validation.golden import GoldenSet
-from validation.report import Check
 
 
 def call_checks(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from validation.canary.thresholds import Thresholds, probability
 from validation.statistics.blocks import LEAST_BLOCKS
 from validation.statistics.distributions import NORMAL, t_quantile

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from validation.canary.criteria import Criterion
 
 Json = Mapping[str, Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from validation.canary.observations import Name, Observations
 
 # So many requests in flight are not taken for the sign of a death.

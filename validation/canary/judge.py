@@ -7,15 +7,9 @@ A PASS needs all criteria, so each is tested at the full level (intersection-uni
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from builders.errors import InputError
-from builders.plural import pluralize
-from validation.canary.criteria import (
-    REPLICATES,
-    Criterion,
-    Levels,
-    Verdict,
-    latency_criteria,
-)
+from enginery.core.errors import InputError
+from enginery.core.text import pluralize
+from validation.canary.criteria import REPLICATES, Criterion, Levels, Verdict, latency_criteria
 from validation.canary.describing import describe, describe_needed
 from validation.canary.matching import match_in_time
 from validation.canary.scores import score_criterion

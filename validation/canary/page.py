@@ -6,8 +6,8 @@ What observations and specs hold anybody may have written: the template escapes 
 from collections.abc import Mapping
 from typing import Any
 
+from enginery.recording.outputs import EQUAL_DB
 from validation.canary.describing import describe_interval, describe_power, describe_value
-from validation.canary.outputs import EQUAL_DB
 from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg
 from validation.canary.thresholds import probability
 from validation.html import templates

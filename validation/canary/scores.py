@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from builders.plural import pluralize
+from enginery.core.text import pluralize
 from validation.canary.criteria import CALIBRATED, Z_POWER, Criterion, Levels, least_requests, unsteady, verdict_of
 from validation.statistics import rates
 from validation.statistics.blocks import LEAST_BLOCKS, MOST_BLOCKS

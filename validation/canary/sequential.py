@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 from validation.statistics.distributions import NORMAL
 
 LEAST_LEVEL = 1e-9

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 
 MOST_BURST = 1_000_000
 # Requests that an outage in production fails, where none was seen.

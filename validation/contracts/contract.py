@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from builders.errors import EngineryError
-from builders.types import Dim, Session, Tensors, TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.budget import Budgets
 from validation.compare import run
 from validation.contracts.distribution import Distributional
@@ -16,7 +17,6 @@ from validation.contracts.predicates import Structure
 from validation.contracts.repeats import Repeats, repeat_checks
 from validation.contracts.two_sample import two_sample_checks
 from validation.golden import Case, GoldenSet
-from validation.report import Check
 from validation.samples import sizes_of
 
 

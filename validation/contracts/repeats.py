@@ -11,13 +11,13 @@ from itertools import islice
 
 import numpy as np
 
-from builders.types import Dim, Session, Tensors
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, Session, Tensors
 from validation.budget import Budget, Budgets, within
 from validation.compare import run
 from validation.drift import is_exact, measure
 from validation.golden import GoldenSet
-from validation.npz import Array
-from validation.report import Check
 from validation.samples import resize
 
 # Of the golden set; each costs some runs, and shows the same kernels.

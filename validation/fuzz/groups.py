@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import overload
 
-from builders.types import Tensors
+from enginery.core.types import Tensors
 from validation.golden import GoldenSet, case_kinds
 
 # More of them stay on disk. Part of what a case is: another number draws other groups.

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.errors import DataError, EngineryError
-from builders.types import Precision, Session, Tensors
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.proof.report import Check, describe
+from enginery.core.types import Precision, Session, Tensors
 from validation.budget import Budget
 from validation.compare import case_checks, run
 from validation.comparison import edge_checks
@@ -19,8 +21,6 @@ from validation.drift import Drift, is_exact
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import reach
 from validation.limits import Limits, StagedLimits
-from validation.npz import Array
-from validation.report import Check, describe
 
 Word = Literal["ok", "refused", "not judged", "failed"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from builders.types import Tensors
+from enginery.core.types import Tensors
 from validation.latency.loop import timed
 
 

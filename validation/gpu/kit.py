@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from builders import backends
-from builders.errors import EngineryError, StepError
-from builders.host import describe_host
 from builders.jobs import Job, Limits, Request
 from builders.process import run_job
-from builders.types import BuildRequest, Precision, Target
+from enginery.core.errors import EngineryError, StepError
+from enginery.core.hardware.host import describe_host
+from enginery.core.types import BuildRequest, Precision, Target
 from validation.double import DoubleSession
 from validation.golden import freeze
 from validation.gpu import devices
@@ -172,7 +172,7 @@ def _models(bench: _Bench) -> Iterator[KitModel]:
 
 def golden_digest(model: KitModel) -> str:
     """What names the cases of one of the kit's models: they follow from its bytes."""
-    from builders.digest import digest_of, digest_of_file
+    from enginery.core.digest import digest_of, digest_of_file
 
     return digest_of({"kit": digest_of_file(model.path)})
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Engine
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine
 from validation.gpu.devices import Device
 from validation.gpu.models import KitModel
 from validation.gpu.tasks import Task, model_key, request_for

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from builders import backends
-from builders.targets import GENERATIONS
-from builders.types import Backend, BuildRequest, Scalar, Target
+from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.types import Backend, BuildRequest, Scalar, Target
 from validation.gpu.devices import Device
 from validation.gpu.models import KitModel
 
@@ -92,7 +92,7 @@ def not_here(backend: Backend, target: Target) -> str:
 
 def request_for(backend: Backend, model: KitModel, target: Target) -> BuildRequest:
     """The kit's request: the whole range of the batch in one profile."""
-    from builders.digest import digest_of_file
+    from enginery.core.digest import digest_of_file
 
     return BuildRequest(
         model=digest_of_file(model.path),

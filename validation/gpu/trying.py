@@ -15,11 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from builders import backends
-from builders.errors import EngineryError, UnavailableError
 from builders.jobs import WorkerContext
-from builders.plural import pluralize
 from builders.process import enter_phase
-from builders.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.proof.report import Check, describe
+from enginery.core.text import pluralize
+from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from validation.budget import budgets
 from validation.compare import expected_checks, run
 from validation.golden import GoldenSet
@@ -34,7 +35,6 @@ from validation.latency.loop import latencies
 from validation.latency.quantiles import quantiles
 from validation.latency.surroundings import Watch
 from validation.latency.warmup import warm_up
-from validation.report import Check, describe
 
 Json = dict[str, Any]
 Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from builders.errors import InputError
-from builders.types import Dim, Tensors, TensorSpec, sizes_product
+from enginery.core.errors import InputError
+from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
 from validation.batches import leading_dim
 from validation.samples import resize
 

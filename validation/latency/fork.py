@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from builders.errors import EngineryError, error_from_json, error_to_json
+from enginery.core.errors import EngineryError, error_from_json, error_to_json
 from validation.latency.once import Once
 
 # Pages and bytes that a fork takes at most before it begins.

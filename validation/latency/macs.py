@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from builders.types import Shape
+from enginery.core.types import Shape
 
 # Where the weight stands among a node's inputs. The names are those of ONNX and of ONNX Runtime's own operators.
 CONVOLUTIONS = {

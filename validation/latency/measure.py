@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.types import Session, Tensors
+from enginery.core.types import Session, Tensors
 from validation.latency.between import quantiles_between
 from validation.latency.buckets import Bucket
 from validation.latency.fork import measured_apart

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builders.profiles import Prepared
-from builders.types import Session
+from enginery.core.types import Session
 from validation.latency.loop import latencies
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.digest import digest_of_bytes
+from enginery.core.digest import digest_of_bytes
 
 BINS = 1 << 16
 # Values counted at a time: numpy.bincount widens them to 8 bytes each, which should stay in a core's cache.

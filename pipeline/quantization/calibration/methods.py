@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.errors import DataError, InputError
+from enginery.core.errors import DataError, InputError
 from pipeline.quantization.calibration.histogram import LogHistogram
 from pipeline.quantization.calibration.observations import Observations, Seen
 from pipeline.quantization.ranges import Pair, Ranges, Source

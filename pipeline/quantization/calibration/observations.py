@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.digest import digest_of
-from builders.errors import DataError
+from enginery.core.digest import digest_of
+from enginery.core.errors import DataError
 from pipeline.quantization.calibration.histogram import LogHistogram
 
 FORMAT = 1

@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from builders.digest import digest_of_file
-from builders.errors import DataError
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import DataError
 from pipeline.quantization.calibration.histogram import LogHistogram, count_into, holds_nan
 from pipeline.quantization.calibration.observations import Observations, Seen
 from pipeline.quantization.calibration.taps import Measured, open_tapped

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
 from pipeline.sources.entry_point import call_entry_point, importing_from
 from validation.generated import GeneratedSamples
 from validation.samples import Samples, SampleSource

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from builders.bodies import list_reads
-from builders.errors import ModelError
 from builders.onnxruntime.file import embed_shapes
 from builders.onnxruntime.reasons import words_of
-from builders.types import Tensors
+from enginery.core.errors import ModelError
+from enginery.core.types import Tensors
 from pipeline.quantization.graphs.graph import constants, element_types
 
 EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"

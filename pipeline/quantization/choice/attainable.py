@@ -1,7 +1,7 @@
 """Floors that cannot do their work end in an error: those that nothing can miss, and those that nothing reaches."""
 
-from builders.errors import DataError
-from builders.types import Tensors
+from enginery.core.errors import DataError
+from enginery.core.types import Tensors
 from pipeline.quantization.choice.floor import Floor
 from pipeline.quantization.choice.sensitivity import Quality, decides
 

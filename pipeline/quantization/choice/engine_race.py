@@ -12,7 +12,7 @@ from typing import Self
 import onnx
 from onnx import ModelProto
 
-from builders.types import Backend, BuildRequest, Session, Tensors
+from enginery.core.types import Backend, BuildRequest, Session, Tensors
 
 
 @dataclass

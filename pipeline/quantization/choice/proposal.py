@@ -11,8 +11,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from builders.errors import EngineryError
-from builders.types import Precision, QuantizationScheme
+from enginery.core.errors import EngineryError
+from enginery.core.proof.report import Check
+from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.choice.groups import find_groups
 from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.notes import QuantizationNotes
@@ -21,7 +22,6 @@ from pipeline.quantization.schemes.overrides import Override, OverridePrecision
 from pipeline.quantization.schemes.write import write
 from validation.attribution.reduce import Reduced, reduce
 from validation.attribution.result import Attribution
-from validation.report import Check
 
 MOST_RUNS, MOST_S = 60, 900.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.types import Dim, Tensors, TensorSpec
+from enginery.core.types import Dim, Tensors, TensorSpec
 
 FITTED, JUDGED = 384, 96
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from onnx import ModelProto
 
-from builders.types import QuantizationScheme, Tensors
+from enginery.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.choice.attainable import check_decisions, check_reached
 from pipeline.quantization.choice.chosen import Chosen, Point, Row, in_json
 from pipeline.quantization.choice.convolutions import fit_convolutions

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
-from builders.errors import DataError
-from builders.types import QuantizationScheme, Tensors
+from enginery.core.errors import DataError
+from enginery.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.choice.groups import Group
 from pipeline.quantization.choice.sessions import Array, Runner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.choice.smooth import Plan, applied

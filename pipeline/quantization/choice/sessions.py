@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
 from builders.bodies import list_reads
-from builders.errors import ModelError
 from builders.onnxruntime.reasons import words_of
-from builders.types import Tensors
+from enginery.core.errors import ModelError
+from enginery.core.types import Tensors
 from pipeline.quantization.graphs.graph import consumers
 
 Array = NDArray[Any]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from builders.errors import ModelError
-from builders.types import Tensors
+from enginery.core.errors import ModelError
+from enginery.core.types import Tensors
 from pipeline.quantization.choice.groups import Floats, Group
 from pipeline.quantization.graphs.graph import constants
 

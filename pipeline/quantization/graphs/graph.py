@@ -12,7 +12,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.bodies import list_bodies, list_reads
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
 SMALL_CONSTANT = 256

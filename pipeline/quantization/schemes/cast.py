@@ -15,7 +15,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.bodies import list_bodies, list_captured
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 from pipeline.quantization.graphs.graph import (
     constants,
     element_types,

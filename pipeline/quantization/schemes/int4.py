@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from builders.types import QuantizationScheme
+from enginery.core.types import QuantizationScheme
 from pipeline.quantization.graphs.graph import constants, finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared

@@ -4,10 +4,10 @@ import pytest
 
 from builders.jobs import UNWATCHED, Job, Watch
 from builders.local import LocalExecutor
+from enginery.registry.store.base import open_store
 from pipeline import steps
 from pipeline.compile import InProcess, calibrate
 from pipeline.jobs.ranges import ObservePartRemotely
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project, write_project

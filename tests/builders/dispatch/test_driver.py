@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from builders import backends
-from builders.codec import encode_request
-from builders.types import BuildRequest, Target
+from enginery.core.codec import encode_request
+from enginery.core.types import BuildRequest, Target
+from enginery.registry.store.base import open_store
 from pipeline.jobs.engines import BuildEngine
-from pipeline.registry.store import open_store
 from pipeline.steps.engines import recall_engine
 from pipeline.workshop import Workshop
 from tests.builders import graphs
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 DRIVER = """
 import json, sys
 from builders.dispatch import RayExecutor
-from builders.codec import decode_request
+from enginery.core.codec import decode_request
 from builders.jobs import Job
 from tests.calls import call_job
 address, store, request, noted = sys.argv[1:]

@@ -10,8 +10,8 @@ import pytest
 
 from builders.dispatch import RayExecutor
 from builders.dispatch.cluster import check_reachable
-from builders.errors import ModelError, SpecError, StepError, UnavailableError
 from builders.jobs import Job, Limits, Needs, Unwatched, Usage
+from enginery.core.errors import ModelError, SpecError, StepError, UnavailableError
 from tests.builders.test_process import gone, read_when_there
 from tests.calls import call_job
 

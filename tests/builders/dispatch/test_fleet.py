@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from builders.dispatch import RayExecutor
-from builders.errors import StepError
 from builders.jobs import Job, Limits, Needs, Reduced, Unwatched
+from enginery.core.errors import StepError
 from tests.builders.dispatch.conftest import GENERATIONS
 from tests.builders.test_process import read_when_there
 from tests.calls import Call, call_job

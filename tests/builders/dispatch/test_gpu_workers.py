@@ -10,31 +10,31 @@ import numpy as np
 import psutil
 import pytest
 
-from builders.digest import canonical_json, digest_of
 from builders.dispatch import RayExecutor
-from builders.errors import StepError
 from builders.jobs import Limits, Needs
 from builders.local import LocalExecutor
-from builders.targets import parse_targets
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.errors import StepError
+from enginery.core.hardware.targets import parse_targets
+from enginery.recording.recorder import ObservationLog
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.canaries import canaries
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions import channels
+from enginery.registry.versions.lookup import load
+from enginery.registry.versions.publish import publish
 from pipeline import cli, gpu_workers
 from pipeline.canary.automatic import Wanted
 from pipeline.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.pending import Pending, pending, pending_of
 from pipeline.progress import Silent
 from pipeline.progress.events import Event, Started
-from pipeline.registry import channels
-from pipeline.registry.attestations import judged
-from pipeline.registry.canaries import canaries
-from pipeline.registry.publish import publish
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.versions import load
 from pipeline.workshop import Workshop
 from tests.builders.dispatch.test_fleet import raylets
 from tests.calls import call_job
+from tests.enginery.registries import approval, report
 from tests.pipeline.flows.server import until
 from tests.pipeline.projects import Project, write_project
-from tests.pipeline.registry.registries import approval, report
-from validation.canary.recorder import ObservationLog
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.server

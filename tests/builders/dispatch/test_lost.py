@@ -6,7 +6,7 @@ import pytest
 
 from builders.dispatch import RayExecutor, cluster, executor, listener
 from builders.dispatch.placement import Node
-from builders.errors import StepError, UnavailableError
+from enginery.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 
 JOB = call_job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})

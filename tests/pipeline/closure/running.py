@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from builders.codec import decode, decode_request, encode, encode_request, result_type
 from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
+from enginery.core.codec import decode, decode_request, encode, encode_request, result_type
+from enginery.registry.store.base import open_store
 from pipeline.closure.carriers import is_carrier
 from pipeline.closure.sources import PACKAGES
 from pipeline.compile import InProcess, compile_model
 from pipeline.plan import Selection
-from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project, write_project

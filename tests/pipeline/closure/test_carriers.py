@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from builders import backends
-from builders.digest import digest_of_bytes, digest_of_file
 from builders.jobs import Job
+from enginery.core.blob_digest import Seal
+from enginery.core.digest import digest_of_bytes, digest_of_file
+from enginery.registry.store.base import Store, open_store
 from pipeline.closure.carriers import CARRIERS, is_carrier
 from pipeline.closure.code import root_name
 from pipeline.closure.reach import _walk, reach_definitions
@@ -20,8 +22,6 @@ from pipeline.jobs.latency import MeasureEngine
 from pipeline.jobs.model import ExportModel
 from pipeline.jobs.ranges import MergeParts, ObservePart, SearchQuantization
 from pipeline.jobs.shapes import ProbeShapes
-from pipeline.registry.seals import Seal
-from pipeline.registry.store import Store, open_store
 from pipeline.steps import keys
 from tests.pipeline.closure.running import Traced, run
 
@@ -74,7 +74,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
     ran: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
-    assert list(CARRIERS) == ["pipeline.registry"], "each carrier needs a test of its own"
+    assert list(CARRIERS) == ["enginery.registry"], "each carrier needs a test of its own"
     assert {type(job.request) for job, _ in ran.done} >= KEYED
     for name in [name for name in sys.modules if name.startswith("pipeline.jobs.")]:
         monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
@@ -92,14 +92,14 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
         assert module is not None
         for definition in (module.definitions[each] for each in reached if each in module.definitions):
             read |= {target for target, _ in definition.references if is_carrier(target[0])}
-    assert read == {("pipeline.registry.store", "open_store"), ("pipeline.registry.store", "Store")}
+    assert read == {("enginery.registry.store.base", "open_store"), ("enginery.registry.store.base", "Store")}
 
 
 @pytest.mark.parametrize("request_type", sorted(KEYED, key=lambda kind: kind.__name__))
 def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
     reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], Sources())
-    called = {(module, name) for module, name in ran.called[request_type] if module != "builders.codec"}
+    called = {(module, name) for module, name in ran.called[request_type] if module != "enginery.core.codec"}
     assert len(called) > 5
     # A lambda or a comprehension outside of functions has no name to look for.
     missing = {f"{module}:{name}" for module, name in called if name not in reached.get(module, ())}

@@ -44,7 +44,7 @@ def test_edited_comments_and_pages_redo_nothing_anywhere(copy: Path, built: Proj
     (copy / "validation" / "report.html.j2").write_text("other words")
     edit(
         copy,
-        "pipeline/registry/filestore.py",
+        "enginery/registry/store/folder.py",
         "def open_folder(",
         "def _other() -> int:\n    return 1\n\n\ndef open_folder(",
     )

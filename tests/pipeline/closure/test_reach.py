@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
 from pipeline.closure import reach as reach_module
 from pipeline.closure.reach import reach, reach_definitions
 from pipeline.closure.sources import Sources

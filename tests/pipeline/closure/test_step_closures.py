@@ -184,7 +184,13 @@ def is_page(module: str) -> bool:
     """Pages, pictures, displays, commands and orchestration."""
     rooms = ("pipeline.commands", "pipeline.progress", "pipeline.runs", "pipeline.flows", "pipeline.metrics")
     rooms += ("validation.plots", "validation.html", "validation.gpu", "validation.overview")
-    rooms += ("pipeline.cli", "pipeline.pages", "pipeline.tracing", "pipeline.history", "pipeline.registry")
+    rooms += (
+        "pipeline.cli",
+        "pipeline.pages",
+        "pipeline.tracing",
+        "enginery.registry.runs.history",
+        "enginery.registry",
+    )
     rooms += ("pipeline.fleet", "pipeline.deployments", "pipeline.intake", "enginery", "builders.dispatch")
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
@@ -220,7 +226,7 @@ DYNAMIC = {
     ("builders.backends", "_entries"): "backend_root",
     ("builders.tensorrt.flavour", "Flavour"): "the compiler, whose version is in the build key",
     ("builders.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
-    ("builders.errors", "error_from_json"): "classes of its own module; an error is no result",
+    ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("pipeline.sources.entry_point", "_import"): "the spec's own files, whose digests are in the key",
 }
 

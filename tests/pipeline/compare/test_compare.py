@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from builders.errors import InputError, UnknownNameError
-from builders.targets import parse_targets
-from builders.types import Dim
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import Dim
 from pipeline.compare import words
 from pipeline.compare.run import Asked, widened
 from pipeline.jobs.shapes import sizes_outside, sizes_within

@@ -14,7 +14,7 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from builders.targets import GENERATIONS
+from enginery.core.hardware.targets import GENERATIONS
 from pipeline.cli import enginery
 from pipeline.deployments.deploy import flow_of
 from pipeline.deployments.payloads import PAYLOADS

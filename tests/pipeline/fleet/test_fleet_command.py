@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 from prefect.logging import disable_run_logger
 
+from enginery.registry.store.base import Store
 from pipeline.cli import enginery
 from pipeline.fleet import telling
-from pipeline.registry.store import Store
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine
 

@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.base import Store
 from pipeline.deployments.payloads import PAYLOADS
 from pipeline.fleet.telling import Message, messages, tell
 from pipeline.fleet.work import work_for
-from pipeline.registry.store import Store
 from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_standing import demand, group, stand
 

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.registry import channels, versions
-from pipeline.registry.store import open_store
+from enginery.registry.store.base import open_store
+from enginery.registry.versions import channels, lookup
 from tests.pipeline.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
 
@@ -61,7 +61,7 @@ def served(project: Project) -> tuple[list[str], str | None]:
     """The model's versions, and the one that `stable` serves."""
     store = open_store(project.registry)
     channel = channels.read(store, "tiny", "stable")
-    return versions.versions(store, "tiny"), channel.version if channel else None
+    return lookup.versions(store, "tiny"), channel.version if channel else None
 
 
 def put_traffic(folder: Path) -> Path:

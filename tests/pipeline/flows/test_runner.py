@@ -13,10 +13,10 @@ import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.states import Failed
 
-from builders.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
 from builders.local import QUEUED
-from builders.targets import parse_targets
-from builders.types import BuildRequest
+from enginery.core.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
 from pipeline import steps
 from pipeline.flows import runner
 from pipeline.flows.runner import FlowProgress, PrefectRunner, as_task, helps

@@ -9,12 +9,12 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from builders.digest import canonical_json
+from enginery.core.digest import canonical_json
+from enginery.registry.build_lock import Holder, turn
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.keys import registered_key, turn_key
+from enginery.registry.writers import clock
 from pipeline.intake.catalog import gathered, spec_files
-from pipeline.registry.keys import registered_key, turn_key
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.turns import Holder, turn
-from pipeline.registry.writers import clock
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}

@@ -10,12 +10,12 @@ from dataclasses import asdict
 
 import pytest
 
-from builders.digest import canonical_json
-from pipeline.presence import this_process
-from pipeline.registry.keys import turn_key
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.turns import Holder
-from pipeline.registry.writers import clock
+from enginery.core.digest import canonical_json
+from enginery.core.presence import this_process
+from enginery.registry.build_lock import Holder
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.keys import turn_key
+from enginery.registry.writers import clock
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
@@ -99,7 +99,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
 
 def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
     """`turn`, which notes what it is asked for."""
-    from pipeline.registry.turns import turn
+    from enginery.registry.build_lock import turn
 
     def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         names.append(name)

@@ -6,14 +6,14 @@ from pathlib import Path
 import boto3
 import pytest
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
+from enginery.registry.registered_specs import registrations
+from enginery.registry.store.base import Store, open_store
 from pipeline import events
 from pipeline.events import Told
 from pipeline.intake.watch import Seen, Watch
-from pipeline.registry.registered import registrations
-from pipeline.registry.store import Store, open_store
+from tests.enginery.s3_server import BUCKET
 from tests.pipeline.projects import Project, weights, write_model
-from tests.pipeline.registry.s3_server import BUCKET
 
 
 class Server:

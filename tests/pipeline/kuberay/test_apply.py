@@ -10,7 +10,7 @@ import kubernetes.config  # noqa: F401 - it reads KUBECONFIG when it is imported
 import pytest
 import yaml
 
-from builders.errors import InputError, UnavailableError
+from enginery.core.errors import InputError, UnavailableError
 from pipeline.kuberay.apply import apply as apply_waiting
 from pipeline.kuberay.apply import main
 from pipeline.kuberay.changes import CONSENT, SUSPENDED

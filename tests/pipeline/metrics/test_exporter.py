@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.store.keys import run_key
 from pipeline.metrics import names, registry_view
 from pipeline.metrics.exporter import Exporter
 from pipeline.metrics.registry_view import Looker
-from pipeline.registry.filestore import FileStore
-from pipeline.registry.keys import run_key
-from pipeline.registry.store import Store, open_store
 from tests.pipeline.projects import Project
 from tests.pipeline.runs.runs import run_state, running
 

@@ -12,13 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders.errors import UnavailableError
 from builders.jobs import Usage
+from enginery.core import io_errors
+from enginery.core.atomic_write import reachable
+from enginery.core.errors import UnavailableError
 from pipeline.metrics import names
 from pipeline.metrics.live import LiveMetrics, served
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
-from pipeline.registry import trouble
-from pipeline.registry.landing import reachable
 from tests.pipeline.projects import Project
 from tests.pipeline.runs.runs import OTHER, UNIT, plan
 
@@ -75,7 +75,7 @@ def test_errors_of_the_registry_are_counted(live: LiveMetrics) -> None:
     before = value(live, "enginery_registry_errors_total")
     with pytest.raises(UnavailableError), reachable("writing"):
         raise OSError(28, "No space left on device")
-    trouble.repeated()
+    io_errors.repeated()
     assert before is not None and value(live, "enginery_registry_errors_total") == before + 1
     assert value(live, "enginery_registry_retries_total")
 

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
 from builders.onnxruntime.cpu import open_model, session_options
-from builders.types import Dim, QuantizationScheme, TensorSpec
+from enginery.core.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.ranges import Ranges
 from validation.samples import Samples
 

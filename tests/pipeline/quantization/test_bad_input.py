@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import ModelError
-from builders.types import QUANTIZED
+from enginery.core.errors import ModelError
+from enginery.core.types import QUANTIZED
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.notes import QuantizationNotes

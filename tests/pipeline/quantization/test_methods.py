@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from builders.errors import DataError, InputError
+from enginery.core.errors import DataError, InputError
 from pipeline.quantization.calibration.histogram import LogHistogram
 from pipeline.quantization.calibration.methods import (
     Activation,

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import DataError
+from enginery.core.errors import DataError
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import find_sites, prepared
 from pipeline.quantization.ranges import Ranges

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from builders.cpu_kinds import SATURATES, this_kind
 from builders.onnxruntime import OnnxRuntime
-from builders.types import Engine, QuantizationScheme
+from enginery.core.hardware.cpu_kinds import SATURATES, this_kind
+from enginery.core.types import Engine, QuantizationScheme
 from pipeline.quantization.choice.search import choose
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared

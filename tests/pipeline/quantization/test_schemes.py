@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import DataError, InputError
-from builders.types import QUANTIZED, QuantizationScheme
+from enginery.core.errors import DataError, InputError
+from enginery.core.types import QUANTIZED, QuantizationScheme
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.notes import QuantizationNotes

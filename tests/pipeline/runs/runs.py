@@ -4,7 +4,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from builders.jobs import Usage
-from pipeline.history import Expectation
+from enginery.registry.runs.history import Expectation
+from enginery.registry.runs.state import Item, RunState
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import run_key
 from pipeline.progress.events import (
     Finished,
     PhaseEntered,
@@ -17,9 +20,6 @@ from pipeline.progress.events import (
     VerdictReached,
     Waiting,
 )
-from pipeline.registry.keys import run_key
-from pipeline.registry.store import Store
-from pipeline.runs.state import Item, RunState
 from pipeline.runs.tracker import Tracker
 from pipeline.values import BuildPlan, Flavour, Graph, Unit
 from tests.builders import graphs

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders.errors import IntegrityError
-from pipeline.history import Past, read_pasts
+from enginery.core.errors import IntegrityError
+from enginery.registry.runs.history import Past, read_pasts
+from enginery.registry.runs.state import parse_run
+from enginery.registry.runs.totals import BUCKETS_S, read_totals
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import run_key
 from pipeline.metrics.registry_view import Looker
-from pipeline.registry.keys import run_key
-from pipeline.registry.store import open_store
 from pipeline.runs.prefect_progress import description, percent
 from pipeline.runs.shown import seen
-from pipeline.runs.state import parse_run
-from pipeline.runs.totals import BUCKETS_S, read_totals
 from tests.hostile import damaged, documents
 from tests.pipeline.projects import Project
 from tests.pipeline.runs.runs import EXPECTED, UNIT, running

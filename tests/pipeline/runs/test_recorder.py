@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-from builders.errors import StepError, UnavailableError, UndecidedError
 from builders.jobs import Usage
-from pipeline.history import read_pasts
-from pipeline.presence import Presence, this_process
+from enginery.core.errors import StepError, UnavailableError, UndecidedError
+from enginery.core.presence import Presence, this_process
+from enginery.registry.retention.gc import collect
+from enginery.registry.runs import journal
+from enginery.registry.runs.history import read_pasts
+from enginery.registry.runs.state import RunState, parse_run
+from enginery.registry.runs.totals import read_totals
+from enginery.registry.store.base import open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.store.keys import TOTALS, history_key, run_key, run_live_key
 from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
-from pipeline.registry.filestore import FileStore
-from pipeline.registry.keys import TOTALS, history_key, run_key, run_live_key
-from pipeline.registry.retention.gc import collect
-from pipeline.registry.store import open_store
-from pipeline.runs import journal, recorder
+from pipeline.runs import recorder
 from pipeline.runs.recorder import Recorder, new_run, new_tracker, recorded
-from pipeline.runs.state import RunState, parse_run
-from pipeline.runs.totals import read_totals
 from pipeline.runs.tracker import Tracker
 from tests.pipeline.runs.runs import EXPECTED, OTHER, REFUSED, UNIT, plan, tell_all
 
@@ -203,7 +204,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
 def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.runs.state.MOST_ITEMS", 3)
+    monkeypatch.setattr("enginery.registry.runs.state.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
         tracker.emit(Started(f"unit {number}"))

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline.presence import this_process
+from enginery.core.presence import this_process
+from enginery.registry.runs.state import RunState
 from pipeline.runs.prefect_progress import description, percent
 from pipeline.runs.shown import Seen
-from pipeline.runs.state import RunState
 from tests.pipeline.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from builders.errors import StepError
 from builders.jobs import UNWATCHED, Job, Usage, Watch
+from enginery.core.errors import StepError
+from enginery.core.moment import precise_now
+from enginery.registry.runs.history import History
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import run_key, run_live_key
 from pipeline import steps
 from pipeline.commands import status as command
-from pipeline.history import History
-from pipeline.moment import precise_now
 from pipeline.progress.events import Planned
-from pipeline.registry.keys import run_key, run_live_key
-from pipeline.registry.store import open_store
 from pipeline.runs.recorder import new_run, recorded
 from pipeline.spec.file import load_spec
 from pipeline.workshop import Workshop

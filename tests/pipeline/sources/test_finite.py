@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import DataError, ModelError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, TensorSpec
 from pipeline.export import export
 from pipeline.quantization.calibration.observe import observe
 from pipeline.sources.finite import check_weights

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from builders.onnxruntime import OnnxRuntime
-from builders.types import BuildRequest, Target
+from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.qdq import quantize_int8

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from builders.onnxruntime import OnnxRuntime, OrtSession
 from builders.onnxruntime.file import restore_names
-from builders.types import BuildRequest, Precision, Target, TensorSpec
+from enginery.core.types import BuildRequest, Precision, Target, TensorSpec
 from pipeline.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders.errors import IntegrityError
+from enginery.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
 from tests.validation.test_html import Page
 from validation.attribution.result import Attribution, Error, Taps, ranked

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
 from tests.validation.calls.sessions import BUDGET, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
 from validation.budget import Budgets

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import (
     BUDGET,
     GRID_DIMS,

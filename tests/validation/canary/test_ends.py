@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import enginery
-from builders.errors import DataError
+from enginery.core.errors import DataError
 from tests.validation.canary.simulated_logs import (
     LIMITS,
     SIMULATIONS,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from builders.errors import DataError
+from enginery.core.errors import DataError
 from validation.canary.observations import MOST_LINE_BYTES, read_head, read_observations
 from validation.canary.pairing import evidence_of
 

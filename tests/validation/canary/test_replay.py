@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from enginery.recording.outputs import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judge import judge
 from validation.canary.observations import Observations, add_to
-from validation.canary.outputs import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
 from validation.canary.pairing import evidence_of
 from validation.canary.replay import Pace, replay
 from validation.canary.thresholds import Thresholds

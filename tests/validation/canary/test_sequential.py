@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
 from validation.canary.judge import Looks
 from validation.canary.sequential import level_of, spent
 from validation.statistics.distributions import NORMAL

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from builders.errors import InputError, ModelError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import InputError, ModelError
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
 from validation.budget import default_budget
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, histogram_from_json, just_outside, parse_only

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import Device
 
 HOPPER = Device("cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0")

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.digest import digest_of_file
-from builders.errors import IntegrityError
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import IntegrityError
 from validation.double import DoubleSession
 from validation.golden import freeze
 from validation.gpu.cases import load_cases, save_cases

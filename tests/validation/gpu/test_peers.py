@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from builders import backends
-from builders.errors import DataError, StepError, UnavailableError
 from builders.jobs import WorkerContext
-from builders.targets import CPU
-from builders.types import BuildRequest
+from enginery.core.errors import DataError, StepError, UnavailableError
+from enginery.core.hardware.targets import CPU
+from enginery.core.types import BuildRequest
 from validation.double import DoubleSession
 from validation.golden import freeze
 from validation.gpu import trying

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from builders.errors import UnknownNameError
 from builders.jobs import WorkerContext
-from builders.targets import CPU
-from builders.types import BuildRequest
+from enginery.core.errors import UnknownNameError
+from enginery.core.hardware.targets import CPU
+from enginery.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.double import DoubleSession
 from validation.golden import freeze

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.types import BuildRequest, Engine, Target, TensorSpec
+from enginery.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
 from validation.latency.anatomy import anatomy
 from validation.latency.costs import Cost

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from builders.types import TensorSpec
+from enginery.core.types import TensorSpec
 from validation.latency.costs import cost_of, size_bytes, total, uncounted
 from validation.latency.fusion import traffic
 from validation.latency.graph_costs import graph_costs

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.errors import EngineryError, ModelError
-from builders.types import TensorSpec
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.types import TensorSpec
 from validation.latency import measure, once
 from validation.latency.against import race
 from validation.latency.buckets import Bucket

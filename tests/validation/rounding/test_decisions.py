@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.types import TensorSpec
+from enginery.core.types import TensorSpec
 from pipeline.jobs import limits
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench

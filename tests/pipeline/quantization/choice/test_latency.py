@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto
 
 from builders.onnxruntime import OnnxRuntime
-from builders.types import BuildRequest, Target
+from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.choice.engine_race import EngineRace
 from pipeline.quantization.choice.latency import FEWEST, PATIENCE, ROUNDS, Timing, timed
 from pipeline.quantization.choice.search import choose

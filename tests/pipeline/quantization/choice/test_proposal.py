@@ -11,7 +11,8 @@ import yaml
 from onnx import ModelProto
 
 from builders.onnxruntime import OrtSession
-from builders.types import Precision, QuantizationScheme
+from enginery.core.proof.report import Check, describe
+from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.choice.proposal import Recipe, narrow_groups, propose
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.overrides import Override
@@ -25,7 +26,6 @@ from validation.attribution.result import Attribution
 from validation.attribution.words import proposal_lines
 from validation.budget import Budget, default_budget
 from validation.compare import drift_checks
-from validation.report import Check, describe
 
 LIMITS = Budget(sqnr_db=28.0)
 

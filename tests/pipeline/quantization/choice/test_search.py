@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from builders.errors import DataError
+from enginery.core.errors import DataError
 from pipeline.quantization.choice.chosen import Chosen, Point
 from pipeline.quantization.choice.descent import refilled, swapped
 from pipeline.quantization.choice.floor import Floor
