@@ -26,8 +26,8 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
-from builders.onnxruntime import OnnxRuntime
-from builders.onnxruntime.cpu import open_model, session_options
+from builders.backends.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime.cpu import open_model, session_options
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.graphs.placement import tensors_to_measure

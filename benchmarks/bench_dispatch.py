@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from benchmarks import noop
-from builders.dispatch import RayExecutor
-from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.execution.ray import RayExecutor
 from enginery.core.types import BuildRequest, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile import InProcess
@@ -178,7 +178,7 @@ def main() -> None:
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
     with RayExecutor() as warm:  # one Ray for all sides
-        warm.run(Job("warm", "builders.oom:oom_kills", {}))
+        warm.run(Job("warm", "builders.execution.oom:oom_kills", {}))
         _timed(_warm(), range(64))
         for counts, isolated in ((given.reused, False), (given.fresh, True)):
             for count in map(int, filter(None, counts.split(","))):

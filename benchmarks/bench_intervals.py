@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from builders.jobs import Job
-from builders.process import run_job
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
 from enginery.core.types import Dim, TensorSpec
 from pipeline.jobs.latency import LatencyTerms, MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine

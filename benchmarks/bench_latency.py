@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.latency.nets import big_addition, huge_product, many_tiny
 from validation.latency.loop import latencies

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.export import export
 from pipeline.quantization.calibration.methods import MinMax

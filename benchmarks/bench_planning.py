@@ -21,8 +21,8 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.jobs import UNWATCHED, Job, Watch
-from builders.local import LocalExecutor
+from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.local import LocalExecutor
 from enginery.core.codec import decode, encode, result_type
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile import InProcess, prepare

@@ -7,8 +7,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
-from builders import backends
-from builders.jobs import WorkerContext
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
@@ -55,9 +55,9 @@ class Noop:
 
 
 def install() -> None:
-    """Have `builders.backends` find it, in this process."""
-    known = backends._entries()
-    known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", backends.GROUP)
+    """Have `builders.backends.discovery` find it, in this process."""
+    known = discovery._entries()
+    known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", discovery.GROUP)
 
 
 @dataclass(frozen=True)

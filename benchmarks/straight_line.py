@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx
 
-from builders import backends
-from builders.onnxruntime import OrtSession
-from builders.shape_profiles import profiles
+from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
@@ -118,7 +118,7 @@ def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: Golde
         inputs,
         outputs,
         tuple(profiles(inputs, spec.named_dims())),
-        backends.options_of(item.backend),
+        discovery.options_of(item.backend),
         tuple(sorted(item.backend.versions().items())),
     )
     if item.backend.refuses(request):

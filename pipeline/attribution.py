@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builders import backends
+from builders.backends import discovery
 from enginery.core.errors import UnknownNameError
 from enginery.registry.evidence.quantization import RECIPE
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -78,7 +78,7 @@ def _cannot(built: Built, entry: EngineEntry) -> str | None:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if built.digest is None:
         return f"its build failed ({entry.reason}), so there is no engine"
-    return backends.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+    return discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
 
 
 def _built(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Built:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.proof.report import Check

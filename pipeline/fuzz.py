@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from builders.jobs import Job
+from builders.execution.jobs import Job
 from enginery.registry.build_request import request_of
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms

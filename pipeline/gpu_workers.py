@@ -8,8 +8,8 @@ Values are small: a job is told digests and names, and its reports go through th
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from builders.jobs import Job, Limits, Needs, Request, Result, WorkerContext
-from builders.local import LocalExecutor
+from builders.execution.jobs import Job, Limits, Needs, Request, Result, WorkerContext
+from builders.execution.local import LocalExecutor
 from enginery.core.errors import InputError, StepError
 from enginery.core.hardware.machine import AUTO, target_named
 from enginery.core.parsing import parse_json

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from builders.jobs import Job, Needs
+from builders.execution.jobs import Job, Needs
 from enginery.core.errors import InputError
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.latency import Buckets, LatencyTerms, MeasureEngine, RaceEngines

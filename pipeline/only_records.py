@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from builders.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.jobs import UNWATCHED, Job, Result, Watch
 
 
 class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from builders import backends
-from builders.shape_profiles import profiles
+from builders.backends import discovery as backends
+from builders.backends.shape_profiles import profiles
 from enginery.core.errors import InputError
 from enginery.core.types import (
     QUANTIZED,

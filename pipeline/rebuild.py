@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builders.jobs import Job
+from builders.execution.jobs import Job
 from enginery.registry.build_request import request_of
 from pipeline.canary.engines import Chosen
 from pipeline.jobs.blobs import fetch

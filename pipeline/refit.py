@@ -10,9 +10,9 @@ hardware is, else published as unproven; and the new version's provenance names 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from builders import backends
-from builders.jobs import Executor, Job, Needs
-from builders.refitting import Refitting
+from builders.backends import discovery
+from builders.backends.refitting import Refitting
+from builders.execution.jobs import Executor, Job, Needs
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildRequest
 from enginery.registry.build_request import request_of
@@ -55,7 +55,7 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     """Why the engine of `entry` cannot be given the weights of `request`, as far as the manifest tells."""
     if entry is None:
         return f"{base.model}@{base.version} has no engine for it"
-    backend = backends.configure(request.backend, dict(request.options))
+    backend = discovery.configure(request.backend, dict(request.options))
     if not isinstance(backend, Refitting):
         return f"{request.backend} does not refit"
     before = request_of(entry)
@@ -89,7 +89,7 @@ def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spe
 
 
 def _needs_gpu(request: BuildRequest) -> bool:
-    backend = backends.configure(request.backend, dict(request.options))
+    backend = discovery.configure(request.backend, dict(request.options))
     return isinstance(backend, Refitting) and backend.refit_needs_gpu()
 
 

@@ -8,7 +8,7 @@ engine loses against its graph is measured now where its hardware is, and else i
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from builders import backends
+from builders.backends import discovery
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.cpu_kinds import why_no_proof
 from enginery.core.moment import now
@@ -97,7 +97,7 @@ def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
     """Graphs of a float precision are the same for every compiler; quantized ones are written in its scheme."""
     if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
         return one.precision == other.precision
-    return backends.load(one.backend)().scheme() == backends.load(other.backend)().scheme()
+    return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
 
 
 def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
@@ -106,7 +106,7 @@ def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
     built = Built.from_record(unit, found) if found else Built(unit)
     golden = other.sources["golden"]
-    backend = backends.configure(request.backend, dict(request.options))
+    backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, shop.store)]
     proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, shop)]

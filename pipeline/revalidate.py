@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from builders import backends
-from builders.fitting import misfit
+from builders.backends import discovery
+from builders.backends.fitting import misfit
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -82,7 +82,7 @@ def why_not_here(entry: EngineEntry) -> str | None:
     Where its compiler is not installed, or in a version that does not open it, that says nothing about the engine: a
     report of it would outweigh every machine on which it passes.
     """
-    backend = backends.configure(entry.backend, dict(entry.options))
+    backend = discovery.configure(entry.backend, dict(entry.options))
     return backend.runs(entry.hardware) or misfit(backend, stated(entry))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from builders import backends
-from builders.jobs import Executor
-from builders.local import LocalExecutor
+from builders.backends import discovery as backends
+from builders.execution.jobs import Executor
+from builders.execution.local import LocalExecutor
 from enginery.core.errors import InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import PRECISIONS, Precision, Target
@@ -149,7 +149,7 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
     if options.executor == "local":
         yield local
         return
-    from builders.dispatch import RayExecutor
+    from builders.execution.ray import RayExecutor
 
     with RayExecutor(options.ray_address, options.jobs, options.wait_for_nodes_s) as executor:
         yield executor

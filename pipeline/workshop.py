@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from builders.installed import PackageNotFoundError, version
-from builders.jobs import Executor, Job, Result
+from builders.backends.installed import PackageNotFoundError, version
+from builders.execution.jobs import Executor, Job, Result
 from enginery.core.codec import decode, encode, result_type
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from builders.bodies import walk_graphs, walk_nodes
+from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
 from enginery.arrays.npz import Array
 from enginery.core.types import Tensors
 

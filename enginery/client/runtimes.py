@@ -1,11 +1,11 @@
 """What an engine needs installed, for every backend but TensorRT's own, which have rules of their own (`needs`).
 
 Which packages, and in which versions, is on record with each engine; whether others do is the backend's to say
-(`builders.fitting`). Neither needs a compiler: a serving node asks, and nothing is imported that it may not have.
+(`builders.backends.fitting`). Neither needs a compiler: a serving node asks, and nothing is imported that it may not have.
 """
 
-from builders import backends
-from builders.fitting import BuildOnly, packages, version_misfit
+from builders.backends import discovery
+from builders.backends.fitting import BuildOnly, packages, version_misfit
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cpu_kinds import kind_named
 from enginery.core.hardware.cpu_levels import HOST, lacking
@@ -43,7 +43,7 @@ def remark(entry: EngineEntry, machine: Machine) -> str | None:
 def _backend(entry: EngineEntry) -> Backend | None:
     """The backend with the engine's options; None for one of another installation."""
     try:
-        return backends.configure(entry.backend, dict(entry.options))
+        return discovery.configure(entry.backend, dict(entry.options))
     except EngineryError:
         return None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 from enginery.core.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from builders.jobs import Request
+    from builders.execution.jobs import Request
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -133,7 +133,7 @@ class BuildRequest:
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
-    and the backend's revision (`builders.backends.toolchain_of`).
+    and the backend's revision (`builders.backends.discovery.toolchain_of`).
     """
 
     model: str

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from builders import backends
-from builders.fitting import open_engine
+from builders.backends import discovery
+from builders.backends.fitting import open_engine
 from enginery.client.resolve import Policy, answer
 from enginery.core.errors import InputError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -54,7 +54,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     chosen = choose_unrun(store, reference, target, precision)
     # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
     entry = chosen.entry
-    if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
+    if reason := discovery.configure(entry.backend, dict(entry.options)).runs(target):
         what = f"{chosen.manifest.model}@{chosen.manifest.version}"
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return chosen

@@ -6,7 +6,7 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from builders import backends
+from builders.backends import discovery
 from pipeline.closure.memory import remember_reach
 from pipeline.closure.sources import PACKAGES, Sources
 from pipeline.closure.value import Closure
@@ -29,7 +29,7 @@ def find_code(*roots: Root) -> Closure:
 
 def backend_root(backend: str) -> str:
     """The class of a backend, which opens engines and is found by its entry point. Raises UnknownNameError."""
-    return backends.entry_point(backend)
+    return discovery.entry_point(backend)
 
 
 def root_name(root: Root) -> str:

@@ -48,7 +48,7 @@ def attribute(
     For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
     and for an attribution that could not be made.
     """
-    from builders.local import LocalExecutor
+    from builders.execution.local import LocalExecutor
     from enginery.core.hardware.targets import parse_targets
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store

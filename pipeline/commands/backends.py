@@ -52,9 +52,9 @@ def list_backends(names: tuple[str, ...], as_json: bool) -> None:
 
     NAME: show only these, with their options.
     """
-    from builders import backends
+    from builders.backends import discovery
 
-    rows = [row_of(backends.configure(name, {})) for name in names or backends.names()]
+    rows = [row_of(discovery.configure(name, {})) for name in names or discovery.names()]
     if as_json:
         emit_json({"backends": [asdict(row) for row in rows]})
     elif names:
@@ -66,7 +66,7 @@ def list_backends(names: tuple[str, ...], as_json: bool) -> None:
 
 def row_of(backend: "Backend") -> Row:
     """Ask a backend for everything."""
-    from builders import backends
+    from builders.backends import discovery
 
     versions = backend.versions()
     return Row(
@@ -79,8 +79,8 @@ def row_of(backend: "Backend") -> Row:
         determinism=backend.determinism,
         tunes_on_target=backend.tunes_on_target,
         runs=[target.name for target in _served(backend) if versions and backend.runs(target) is None],
-        options=dict(backends.options_of(backend)),
-        meanings=backends.option_meanings(type(backend)),
+        options=dict(discovery.options_of(backend)),
+        meanings=discovery.option_meanings(type(backend)),
     )
 
 
@@ -126,7 +126,7 @@ def _would_build(backend: "Backend", request: "BuildRequest") -> bool:
 
 def _probe(backend: "Backend", target: "Target", precision: "Precision", *, dynamic: bool = False) -> "BuildRequest":
     """A request for a model with one float input."""
-    from builders.backends import options_of, toolchain_of
+    from builders.backends.discovery import options_of, toolchain_of
     from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
 
     tensor = (TensorSpec("x", "float32", ("n" if dynamic else 1, 4)),)

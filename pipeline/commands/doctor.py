@@ -92,10 +92,10 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _compilers() -> Iterator[Finding]:
-    from builders import backends
+    from builders.backends import discovery
 
-    for name in backends.names():
-        backend = backends.configure(name, {})
+    for name in discovery.names():
+        backend = discovery.configure(name, {})
         versions = backend.versions()
         if versions:
             targets = ", ".join(builds_of(backend))

@@ -19,7 +19,7 @@ def published_engine(
 
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
     """
-    from builders.local import LocalExecutor
+    from builders.execution.local import LocalExecutor
     from enginery.core.hardware.machine import target_named
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store

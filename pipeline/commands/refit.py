@@ -98,7 +98,7 @@ def _published(outcome: Any) -> dict[str, Any]:
 def _with_version(
     base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], dict[str, Any]]:
-    from builders.local import LocalExecutor
+    from builders.execution.local import LocalExecutor
     from enginery.registry.store.base import open_store
     from pipeline.refit import refit_units
     from pipeline.refit_version import publish_refitted, wanted_of

@@ -92,7 +92,7 @@ def _manifest(store: "Store", reference: str) -> "Manifest":
 def _run(
     store: "Store", manifest: "Manifest", wanted: set[str] | None, shown: tuple[str | None, bool, bool]
 ) -> list[str]:
-    from builders.local import LocalExecutor
+    from builders.execution.local import LocalExecutor
     from enginery.core.errors import UnknownNameError
     from pipeline.revalidate import revalidate
     from pipeline.workshop import Workshop

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from builders import backends
-from builders.jobs import Job, Needs
+from builders.backends import discovery as backends
+from builders.execution.jobs import Job, Needs
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, InputError, StepError, UnavailableError
 from enginery.core.moment import now

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from builders.jobs import Job
-from builders.process import run_job
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.targets import product_of
 from enginery.core.names import Reference

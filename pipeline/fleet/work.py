@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from builders import backends
+from builders.backends import discovery
 from enginery.client.resolve import CPU_PREFERENCE, GPU_PREFERENCE
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Precision, Target
@@ -193,7 +193,7 @@ def _refusal(entry: EngineEntry, target: Target) -> str:
 @lru_cache(4096)
 def _refused(request: BuildRequest) -> str:
     try:
-        backend = backends.configure(request.backend, dict(request.options))
+        backend = discovery.configure(request.backend, dict(request.options))
     except EngineryError:
         return ""
     return (backend.refuses(request) or "") if backend.versions() else ""

@@ -15,7 +15,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.runtime import flow_run
 from prefect.tasks import exponential_backoff
 
-from builders.local import QUEUED
+from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.visible import visible
 from enginery.registry.runs.state import RunState

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.workdir import workdir
+from builders.execution.workdir import workdir
 from enginery.core.atomic_write import make_folder, reachable
 from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError, SpecError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from builders.workdir import workdir
+from builders.execution.workdir import workdir
 from enginery.core.atomic_write import landing, make_folder, reachable
 from enginery.core.errors import InputError, UnavailableError
 from enginery.core.names import inside

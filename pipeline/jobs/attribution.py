@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.jobs import WorkerContext
+from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode
 from enginery.core.errors import IntegrityError
 from enginery.core.proof.report import Check
@@ -59,7 +59,7 @@ class AttributeGraph:
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from validation.attribution.attribute import attribute
         from validation.compare import expected_checks
 
@@ -110,7 +110,7 @@ class AttributeEngine:
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises InputError for an engine of another backend."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from validation.attribution.attribute import attribute
         from validation.attribution.onnx_graph import OnnxGraph
         from validation.compare import drift_checks
@@ -154,7 +154,7 @@ def _failing_edges(golden: "GoldenSet", found: "Attribution", before: Sequence[C
 
 
 def _graph(path: Path, workdir: Path) -> "OnnxGraph":
-    from builders.onnxruntime import OrtSession
+    from builders.backends.onnxruntime import OrtSession
     from validation.attribution.onnx_graph import OnnxGraph
 
     return OnnxGraph(path, workdir, lambda file: OrtSession(file, optimized=False), fuses=False)

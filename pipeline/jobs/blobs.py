@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.refitting import is_stripped
+from builders.backends.refitting import is_stripped
 from enginery.core.errors import IntegrityError
 from enginery.core.proof.report import Check
 from enginery.core.proof.spread import Spread

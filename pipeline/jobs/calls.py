@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders import backends, held_shapes
+from builders.backends import discovery, profile_bounds
 from enginery.core.types import BuildRequest, Dim
 from pipeline.values import ModelShapes
 
@@ -64,7 +64,7 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
     from validation.fuzz.values import make
     from validation.golden import Case, GoldenSet
 
-    dims = [Dim(name, low, low, high) for name, (low, high) in held_shapes.sizes(request).items()]
+    dims = [Dim(name, low, low, high) for name, (low, high) in profile_bounds.sizes(request).items()]
     groups = Groups(golden)
     made = {
         text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes
@@ -84,7 +84,7 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 
     from validation.double import random_operator
 
-    backend = backends.configure(request.backend, dict(request.options))
+    backend = discovery.configure(request.backend, dict(request.options))
     if backend.determinism == "budget" or not request.target.is_cpu:
         return False
     return random_operator(onnx.load(graph, load_external_data=False)) is None

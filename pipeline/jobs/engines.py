@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders import backends, fitting
-from builders.jobs import WorkerContext
-from builders.process import enter_phase
+from builders.backends import discovery, fitting
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError, InputError
@@ -44,8 +44,8 @@ class BuildEngine:
     def run(self, context: WorkerContext) -> EngineRecord:
         """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
         place, wanted = open_store(context.store), self.request
-        backend = backends.configure(wanted.backend, dict(wanted.options))
-        backends.check_toolchain(backend, wanted)
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        discovery.check_toolchain(backend, wanted)
         enter_phase("fetching")
         model = fetch(place, wanted.model, context.workdir / "model.onnx")
         timing = TimingCache(place, backend, context.workdir)
@@ -112,7 +112,7 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from validation.budget import default_budget
         from validation.compare import drift_checks
         from validation.fuzz.outcome import Pair
@@ -161,10 +161,10 @@ class OpenEngine:
 
 def open_engine(place: Store, blob: EngineBlob, workdir: Path) -> OpenEngine:
     """Fetch an engine that can be taken apart. Raises InputError for another backend's."""
-    from builders.onnxruntime import OnnxRuntime
+    from builders.backends.onnxruntime import OnnxRuntime
 
     wanted = blob.request
-    backend = backends.configure(wanted.backend, dict(wanted.options))
+    backend = discovery.configure(wanted.backend, dict(wanted.options))
     if not isinstance(backend, OnnxRuntime):
         raise InputError(f"engines of {wanted.backend} cannot be tapped yet; attribute their graph")
     return OpenEngine(wanted, fetch(place, blob.digest, workdir / f"engine{blob.suffix}"), backend.session)

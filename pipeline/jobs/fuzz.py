@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.jobs import WorkerContext
+from builders.execution.jobs import WorkerContext
 from enginery.core.types import Precision
 from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, golden_set, runnable
@@ -47,7 +47,7 @@ class FuzzEngine:
 
     def run(self, context: WorkerContext) -> Json:
         """The report, as `Fuzzed.to_json` writes it. Raises InputError for a histogram or a case that does not fit."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from validation.budget import default_budget
         from validation.comparison import golden_drifts
         from validation.fuzz.groups import Groups

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builders.jobs import WorkerContext
+from builders.execution.jobs import WorkerContext
 from enginery.core.codec import encode
 from enginery.core.proof.report import Check
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
@@ -170,7 +170,7 @@ class CheckGraph:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from validation.compare import drift_checks
         from validation.decisions import decision_checks
         from validation.tally import Spreads

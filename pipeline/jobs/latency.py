@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from builders import backends
-from builders.fitting import open_engine
-from builders.jobs import WorkerContext
-from builders.profiles import Profiling, RunProfile
+from builders.backends import discovery
+from builders.backends.fitting import open_engine
+from builders.backends.run_profiles import Profiling, RunProfile
+from builders.execution.jobs import WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.moment import now
@@ -68,7 +68,7 @@ class MeasureEngine:
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
         wanted = self.engine.request
-        backend = backends.configure(wanted.backend, dict(wanted.options))
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
         made = fetch_engine(place, self.engine, workdir)
         buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
         imports = backend.load_runtime if isinstance(backend, Profiling) else None
@@ -160,7 +160,7 @@ def _roofs(
     backend: Backend, profile: RunProfile | None, graph: "GraphCosts", seconds: float, workdir: Path
 ) -> "Roofs | None":
     """The machine's limits by the engine's own runtime and threads; for ONNX Runtime's engines so far."""
-    from builders.onnxruntime import OnnxRuntime, OrtSession
+    from builders.backends.onnxruntime import OnnxRuntime, OrtSession
     from validation.latency.anatomy import executed_costs
     from validation.latency.roofs import measure_roofs
 

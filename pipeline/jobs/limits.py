@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders import backends
+from builders.backends import discovery
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
-    from builders.onnxruntime import OrtSession
+    from builders.backends.onnxruntime import OrtSession
     from validation.budget import Budgets
     from validation.golden import GoldenSet
     from validation.limits import Limits, StagedLimits
@@ -43,8 +43,8 @@ def engine_limits(
     from validation.perturbation.honest import honest_rounding
 
     def measured() -> "Iterator[Limits]":
-        backend = backends.configure(request.backend, dict(request.options))
-        blocks = request.precision == "int4" and backends.rounds_activations(backend)
+        backend = discovery.configure(request.backend, dict(request.options))
+        blocks = request.precision == "int4" and discovery.rounds_activations(backend)
         for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
             yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
@@ -91,8 +91,8 @@ def _as_written(path: Path) -> "OrtSession":
     ONNX Runtime plans which tensors share a buffer in a time that grows with the square of their number (0.7 s for
     1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same.
     """
-    from builders.onnxruntime import OrtSession
-    from builders.onnxruntime.cpu import open_model
+    from builders.backends.onnxruntime import OrtSession
+    from builders.backends.onnxruntime.cpu import open_model
 
     def opened(model: Path, options: Any) -> Any:
         options.enable_mem_reuse = False

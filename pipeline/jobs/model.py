@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.jobs import WorkerContext
+from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError
 from enginery.core.types import TensorSpec
 from enginery.registry.store.base import Store, open_store
@@ -76,7 +76,7 @@ class ExportModel:
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from pipeline.export import export
         from validation.golden import GoldenSet
         from validation.overlap import golden_digests

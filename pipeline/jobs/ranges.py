@@ -6,8 +6,8 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from builders import backends
-from builders.jobs import WorkerContext
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
 from enginery.core.codec import encode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.types import BuildRequest, QuantizationScheme
@@ -217,7 +217,7 @@ def _race(probe: LatencyProbe | None, inputs: "Tensors", workdir: Path) -> "Abst
 
     if probe is None or probe.request is None:
         return nullcontext()
-    backend = backends.configure(probe.request.backend, dict(probe.request.options))
+    backend = discovery.configure(probe.request.backend, dict(probe.request.options))
     return EngineRace(backend, probe.request, inputs, workdir)
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from builders import backends
-from builders.jobs import WorkerContext
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, golden_set
@@ -34,8 +34,8 @@ class RebuildEngine:
         from validation.golden import GoldenSet
 
         place, workdir = open_store(context.store), context.workdir
-        backend = backends.configure(self.request.backend, dict(self.request.options))
-        backends.check_toolchain(backend, self.request)
+        backend = discovery.configure(self.request.backend, dict(self.request.options))
+        discovery.check_toolchain(backend, self.request)
         frozen = golden_set(place, self.golden, workdir)
         engine = backend.build(self.request, fetch(place, self.request.model, workdir / "model.onnx"), workdir)
         with backend.open(engine) as session:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.jobs import WorkerContext
+from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
@@ -36,7 +36,7 @@ class CheckRecording:
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises IntegrityError where an answer is damaged or missing: that says nothing about the
         engine."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
         from validation.compare import drift_checks
         from validation.gpu.recorded import Recording
         from validation.tally import Spreads

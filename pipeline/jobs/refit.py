@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builders import backends
-from builders.jobs import WorkerContext
-from builders.process import enter_phase
-from builders.refitting import Refitting, is_stripped
+from builders.backends import discovery
+from builders.backends.refitting import Refitting, is_stripped
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
 from enginery.core.errors import InputError, ModelError
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
@@ -31,8 +31,8 @@ class RefitEngine:
         """The new engine's record. Raises ModelError when the models differ in more than their weights."""
         place, workdir = open_store(context.store), context.workdir
         old, wanted = self.before, self.request
-        backend = backends.configure(wanted.backend, dict(wanted.options))
-        backends.check_toolchain(backend, wanted)
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        discovery.check_toolchain(backend, wanted)
         if not isinstance(backend, Refitting):
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")
@@ -50,7 +50,7 @@ class RefitEngine:
 
 
 def _check_alike(old: Path, new: Path) -> None:
-    from builders.structure import differs
+    from builders.onnx_graphs.structure import differs
 
     if reason := differs(old, new):
         raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builders.fitting import open_engine
-from builders.jobs import WorkerContext
+from builders.backends.fitting import open_engine
+from builders.execution.jobs import WorkerContext
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec
 from enginery.registry.store.base import open_store
@@ -36,7 +36,7 @@ class ProbeShapes:
 
     def run(self, context: WorkerContext) -> AnsweredShapes:
         """Which sizes it answers; a wrong answer counts as none."""
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
 
         place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
         real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs

@@ -1,11 +1,11 @@
 """Timing caches in the registry: fetched before a build, merged into what is there after it; never a reason to fail.
 
-Kept per product of GPU or CPU, driver and compiler version (`builders.timing`), as a blob that one document names.
+Kept per product of GPU or CPU, driver and compiler version (`builders.backends.timing_caches`), as a blob that one document names.
 """
 
 from pathlib import Path
 
-from builders.timing import GIVEN, GROWN, TimingCached
+from builders.backends.timing_caches import GIVEN, GROWN, TimingCached
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builders.jobs import Usage
+from builders.execution.jobs import Usage
 from enginery.core import io_errors
 from enginery.core.errors import UnavailableError
 from enginery.registry.runs.totals import BUCKETS_S

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from builders.jobs import Unwatched, Usage
+from builders.execution.jobs import Unwatched, Usage
 
 if TYPE_CHECKING:
     from enginery.registry.runs.history import Expectation

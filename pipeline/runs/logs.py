@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from builders.scrub import HIDDEN
+from builders.execution.scrub import HIDDEN
 
 # Of one job: the first and the last so many bytes are kept.
 HEAD_BYTES = 1 << 20

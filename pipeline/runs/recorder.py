@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from builders.scrub import scrubber
+from builders.execution.scrub import scrubber
 from enginery.core.digest import canonical_json, digest_of_bytes
 from enginery.core.errors import EngineryError, UndecidedError
 from enginery.core.moment import precise_now

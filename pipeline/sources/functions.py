@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 from onnx import inliner
 
-from builders.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies
 from enginery.core.errors import ModelError
 from pipeline.sources.walk import nodes_in
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from builders import backends
+from builders.backends import discovery as backends
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import targets
 from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from builders.jobs import Job, Request
+from builders.execution.jobs import Job, Request
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, UnavailableError
 from enginery.core.proof.report import OVERLAP, Check

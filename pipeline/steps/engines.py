@@ -5,9 +5,9 @@ import shlex
 from contextlib import suppress
 from dataclasses import replace
 
-from builders import backends
-from builders.jobs import Job, Needs, Reduced
-from builders.scrub import scrubber
+from builders.backends import discovery
+from builders.execution.jobs import Job, Needs, Reduced
+from builders.execution.scrub import scrubber
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildFailure, BuildRequest, Target
@@ -76,7 +76,7 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
     target = request.target
     if target.is_cpu:
         return Needs(memory_mib=memory_mib)
-    tunes = backends.load(request.backend).tunes_on_target
+    tunes = discovery.load(request.backend).tunes_on_target
     return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
 
 

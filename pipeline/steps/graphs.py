@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from builders.jobs import Job
+from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import CALIBRATED

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict
 from typing import Literal
 
-from builders.jobs import Limits
+from builders.execution.jobs import Limits
 from enginery.core.types import Precision
 from pipeline.closure.code import Root, find_code
 from pipeline.jobs.calls import Calls

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from builders import backends
-from builders.jobs import Job, Needs
+from builders.backends import discovery
+from builders.execution.jobs import Job, Needs
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, UnavailableError
 from enginery.core.hardware.cpu_kinds import why_no_proof
@@ -26,7 +26,7 @@ def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     if asked is None or item.built.digest is None or item.verdict == "failed":
         return item
     request = item.built.unit.request
-    backend = backends.configure(request.backend, dict(request.options))
+    backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return item
     return replace(item, latency=time_engine(item.built, spec, asked, exported.golden, shop))

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from builders.jobs import Job, Result
+from builders.execution.jobs import Job, Result
 from enginery.core.codec import decode, encode
 from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import InputError, IntegrityError, StepError

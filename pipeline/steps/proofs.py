@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from builders import backends
-from builders.jobs import Job
+from builders.backends import discovery
+from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
@@ -26,7 +26,7 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) 
     if built.failure:
         return Judged(built)
     request = built.unit.request
-    backend = backends.configure(request.backend, dict(request.options))
+    backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [exported.proof, built.unit.graph.proof]
     proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]

@@ -2,8 +2,8 @@
 
 import os
 
-from builders import backends
-from builders.shape_profiles import profiles
+from builders.backends import discovery
+from builders.backends.shape_profiles import profiles
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginery.core.types import Backend, BuildRequest, Target
 from pipeline.jobs.ranges import LatencyProbe
@@ -18,7 +18,7 @@ def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> Laten
     """
     if spec.quantization.latency == "ignore":
         return None
-    tools = [backends.configure(name, options) for name, options in spec.backends.items()]
+    tools = [discovery.configure(name, options) for name, options in spec.backends.items()]
     pairs = [(tool, target) for tool in tools for target in spec.target_list() if tool.serves(target)]
     reasons = []
     for tool, target in pairs:
@@ -36,7 +36,7 @@ def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> Laten
 def _request(tool: Backend, target: Target, spec: ModelSpec, exported: Exported) -> BuildRequest:
     model = exported.model
     shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
-    options, toolchain = backends.options_of(tool), backends.toolchain_of(tool, target)
+    options, toolchain = discovery.options_of(tool), discovery.toolchain_of(tool, target)
     return BuildRequest(
         model.digest, "int8", target, tool.name, model.inputs, model.outputs, shapes, options, toolchain
     )

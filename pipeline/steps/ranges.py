@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from builders.jobs import Executor, Job, Limits, Needs
+from builders.execution.jobs import Executor, Job, Limits, Needs
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError

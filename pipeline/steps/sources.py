@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builders.jobs import Job
+from builders.execution.jobs import Job
 from enginery.core.codec import decode, encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
-from builders.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Session, Tensors

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builders.fitting import check_fits
-from builders.profiles import Prepared
+from builders.backends.fitting import check_fits
+from builders.backends.run_profiles import Prepared
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of

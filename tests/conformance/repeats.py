@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.fitting import check_fits
+from builders.backends.fitting import check_fits
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import Determinism

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders.jobs import Limits
-from builders.process import run_job
+from builders.execution.jobs import Limits
+from builders.execution.process import run_job
 from enginery.core.errors import StepError
 from enginery.core.hardware.targets import parse_targets
 from tests.calls import call_job

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from builders import backends
-from builders.onnxruntime import OrtSession
-from builders.shape_profiles import profiles
+from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
@@ -69,7 +69,7 @@ def test_onnxruntime_optimised_agrees_too(exported):
 
 def test_tensorrt_rtx_compiles_it(exported, tmp_path):
     spec, done = exported
-    backend = backends.configure("tensorrt-rtx", {})
+    backend = discovery.configure("tensorrt-rtx", {})
     inputs, outputs = specs_of(onnx.load(done.onnx))
     ranges = tuple(profiles(inputs, spec.named_dims()))
     (target,) = parse_targets("sm_89")

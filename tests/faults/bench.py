@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from builders import backends
-from builders.jobs import Request, Result, WorkerContext
+from builders.backends import discovery
+from builders.execution.jobs import Request, Result, WorkerContext
 from enginery.core.hardware.targets import CPU
 from enginery.core.proof.report import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
@@ -97,10 +97,10 @@ class Bench:
         return BuiltEngine(self, self._request(claimed, precision), self._request(actual, precision))
 
     def _request(self, model: str, precision: Precision) -> BuildRequest:
-        backend = backends.configure("onnxruntime", {"intra_op_threads": 1})
+        backend = discovery.configure("onnxruntime", {"intra_op_threads": 1})
         ends = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
         profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in ends)) for item in self.inputs))  # type: ignore[misc]
-        names = backends.options_of(backend), backends.toolchain_of(backend)
+        names = discovery.options_of(backend), discovery.toolchain_of(backend)
         return BuildRequest(model, precision, CPU, "onnxruntime", self.inputs, self.outputs, (profile,), *names)
 
 

@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 from onnx import ModelProto
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.proof.report import Check, describe
 from enginery.core.types import Precision
 from pipeline.jobs.blobs import runnable

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from builders.local import LocalExecutor
+from builders.execution.local import LocalExecutor
 from enginery.core.errors import DataError, IntegrityError
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import FileStore, open_store

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from enginery.core.proof.report import Check
 from enginery.core.types import TensorSpec
 from pipeline.jobs.blobs import fetch, golden_set

@@ -72,7 +72,7 @@ class Whole:
         return None
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
 
         return OrtSession(engine.weights if self.strip_weights and engine.weights else engine.path)
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from builders import backends
+from builders.backends import discovery
 from pipeline.cli import main
 from pipeline.commands.backends import builds_of, grouped, row_of
 
@@ -24,7 +24,7 @@ def test_the_table_fits_a_hundred_columns(capsys, monkeypatch):
     assert max(map(len, table)) <= 100
     assert table[0].rstrip().endswith("runs here")
     assert any(line.startswith("onnxruntime ") and "dynamic" in line and "same bytes" in line for line in table)
-    assert {line.split()[0] for line in table if not line.startswith(" ")} == {"backend", *backends.names()}
+    assert {line.split()[0] for line in table if not line.startswith(" ")} == {"backend", *discovery.names()}
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "120"])
@@ -42,7 +42,7 @@ def test_no_column_is_cut_on_a_terminal(capsys, monkeypatch, columns):
 
 
 def test_what_is_not_installed_says_how_to_get_it_and_what_it_would_build(capsys, monkeypatch):
-    monkeypatch.setattr(backends.load("tensorrt-rtx"), "versions", lambda self: {})
+    monkeypatch.setattr(discovery.load("tensorrt-rtx"), "versions", lambda self: {})
     assert "tensorrt-rtx is not installed: pip install tensorrt-rtx (Linux, x86-64)\n" in said(capsys)
     row = next(row for row in json.loads(said(capsys, "--json"))["backends"] if row["name"] == "tensorrt-rtx")
     assert row["versions"] == {} and row["missing"] == row["install"] and row["runs"] == []
@@ -51,7 +51,7 @@ def test_what_is_not_installed_says_how_to_get_it_and_what_it_would_build(capsys
 
 def test_every_fact_is_in_the_json(capsys):
     rows = json.loads(said(capsys, "--json"))["backends"]
-    assert [row["name"] for row in rows] == backends.names()
+    assert [row["name"] for row in rows] == discovery.names()
     row = next(row for row in rows if row["name"] == "onnxruntime")
     assert row["runs"] == ["cpu"] and row["dynamic"] and row["determinism"] == "bytes"
     options = {"graph_optimization": "extended", "intra_op_threads": 0, "reduced_range": False}
@@ -72,12 +72,12 @@ def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
 
 
 def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
-    cls = backends.load("onnxruntime")
+    cls = discovery.load("onnxruntime")
     monkeypatch.setattr(cls, "refuses", lambda self, request: "no dims; give sizes" if request.profiles else None)
-    assert not row_of(backends.configure("onnxruntime", {})).dynamic
+    assert not row_of(discovery.configure("onnxruntime", {})).dynamic
 
 
 def test_targets_with_the_same_precisions_are_told_together():
-    told = grouped(builds_of(backends.configure("tensorrt-rtx", {})))
+    told = grouped(builds_of(discovery.configure("tensorrt-rtx", {})))
     groups = {" ".join(targets): kinds for targets, kinds in told}
     assert groups["sm_75"] == ["fp16", "int8"] and "sm_80 sm_86" in groups

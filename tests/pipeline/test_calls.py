@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from builders import backends
+from builders.backends import discovery
 from enginery.core.hardware.targets import CPU, parse_targets
 from enginery.core.proof.report import Check, judge
 from enginery.core.types import BuildRequest
@@ -128,8 +128,8 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
     assert not repeats_bits(request, tmp_path / "drawn.onnx")
     (gpu,) = parse_targets("sm_89")
     for backend, target, bits in (("xla", CPU, True), ("xla", gpu, False), ("tensorrt", gpu, False)):
-        tool = backends.configure(backend, {})
-        names = backends.options_of(tool), ()
+        tool = discovery.configure(backend, {})
+        names = discovery.options_of(tool), ()
         other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
         assert repeats_bits(other, tmp_path / "graph.onnx") == bits
     assert seed_of(request) == seed_of(bench.engine().blob.request)

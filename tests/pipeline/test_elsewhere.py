@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders.jobs import WorkerContext
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
+from builders.execution.jobs import WorkerContext
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judged

@@ -6,9 +6,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from builders import backends
-from builders.jobs import Needs, Reduced, WorkerContext
-from builders.local import LocalExecutor
+from builders.backends import discovery
+from builders.execution.jobs import Needs, Reduced, WorkerContext
+from builders.execution.local import LocalExecutor
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
@@ -35,8 +35,8 @@ from tests.builders import graphs
 
 
 def request(target: str, backend: str, model: str = "0" * 64, **options: object) -> BuildRequest:
-    made = backends.configure(backend, options)
-    fields = {"options": backends.options_of(made), "toolchain": backends.toolchain_of(made)}
+    made = discovery.configure(backend, options)
+    fields = {"options": discovery.options_of(made), "toolchain": discovery.toolchain_of(made)}
     shapes = (graphs.IMAGE,), (graphs.LOGITS,), (graphs.BATCHES,)
     return BuildRequest(model, "fp32", parse_targets(target)[0], backend, *shapes, **fields)
 
@@ -118,11 +118,11 @@ def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_buil
 
 
 def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monkeypatch):
-    from builders import dispatch
+    from builders.execution import ray
 
     made = []
 
-    class Recorded(dispatch.RayExecutor):
+    class Recorded(ray.RayExecutor):
         def __init__(self, *arguments: object) -> None:
             made.append(arguments)
             super().__init__(None, 1)
@@ -130,7 +130,7 @@ def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monk
         def run(self, *_: object) -> None:
             raise UnavailableError("no cluster")
 
-    monkeypatch.setattr(dispatch, "RayExecutor", Recorded)
+    monkeypatch.setattr(ray, "RayExecutor", Recorded)
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     words = ("--executor", "ray", "--ray-address", "head:6379", "--runner", "inprocess", "--quiet")
     assert project.build(*words, "--wait-for-nodes", "15m").code == 3

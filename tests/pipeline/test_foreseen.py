@@ -125,7 +125,7 @@ def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_kn
 ) -> None:
     write_model(built.folder / "tiny.onnx", weights(seed=5))
     before = snapshot(built.registry)
-    monkeypatch.setattr("builders.local.LocalExecutor.run", lambda *_: pytest.fail("it runs something"))
+    monkeypatch.setattr("builders.execution.local.LocalExecutor.run", lambda *_: pytest.fail("it runs something"))
     monkeypatch.setattr(filestore.os, "access", lambda *_: False)  # a registry that is not this user's
     units, changes = planned(built, "--no-export")
     assert {unit["action"] for unit in units.values()} == {"unknown"}

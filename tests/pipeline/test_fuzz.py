@@ -4,7 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
-from builders.jobs import WorkerContext
+from builders.execution.jobs import WorkerContext
 from enginery.core.types import Dim, TensorSpec
 from enginery.registry.build_request import request_of
 from enginery.registry.store.base import open_store

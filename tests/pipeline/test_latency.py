@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.execution.jobs import UNWATCHED, Job, Watch
 from enginery.core.errors import InputError, IntegrityError, SpecError
 from enginery.core.names import parse_reference
 from enginery.core.types import Dim, Target

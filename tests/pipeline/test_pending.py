@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from builders.dispatch import RayExecutor
-from builders.local import LocalExecutor
+from builders.execution.local import LocalExecutor
+from builders.execution.ray import RayExecutor
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.types import Target
 from enginery.registry.evidence.attestations import attest

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.local import LocalExecutor
-from builders.shape_profiles import profiles
+from builders.backends.shape_profiles import profiles
+from builders.execution.local import LocalExecutor
 from enginery.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline import plan

@@ -16,9 +16,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from builders import backends
-from builders.jobs import WorkerContext
-from builders.structure import differs
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from builders.onnx_graphs.structure import differs
 from enginery.client.pull import bring
 from enginery.client.resolve import Resolution
 from enginery.core.digest import digest_of_file
@@ -51,9 +51,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def known(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The backends, known here and, by sys.path, to every job."""
     monkeypatch.syspath_prepend(str(site))
-    backends._entries.cache_clear()
+    discovery._entries.cache_clear()
     yield
-    backends._entries.cache_clear()
+    discovery._entries.cache_clear()
 
 
 @pytest.fixture(scope="module")

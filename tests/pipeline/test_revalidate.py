@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.local import LocalExecutor
+from builders.execution.local import LocalExecutor
 from enginery.core.errors import IntegrityError
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.store.base import open_store
@@ -59,7 +59,7 @@ def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
     built: Project, monkeypatch: pytest.MonkeyPatch, version: str, said: str
 ) -> None:
     here = {"onnxruntime": version} if version else {}
-    monkeypatch.setattr("builders.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
+    monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
     store, executor = open_store(built.registry), LocalExecutor()
     manifest = load(store, "tiny", "1")
     found = list(revalidate(manifest, Workshop(store, executor, executor), ["cpu"]))

@@ -9,8 +9,8 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from builders.jobs import UNWATCHED, Job, Result, Watch
-from builders.local import LocalExecutor
+from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.local import LocalExecutor
 from enginery.core.codec import encode
 from enginery.core.errors import (
     DataError,
@@ -107,7 +107,7 @@ def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, mo
 
 
 def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builders.tensorrt.TensorRTRTX.revision", 2)
+    monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 2)
     plan = built.run("plan", built.spec, "--json").json["units"]
     assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
     assert all("enginery-tensorrt-rtx: 1 -> 2" in unit["reason"] for unit in plan if unit["action"] == "build")

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.execution.jobs import UNWATCHED, Job, Watch
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
 from pipeline import steps

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from builders.tensorrt import TensorRT, TensorRTRTX
-from builders.tensorrt import timing as tensorrt_timing
-from builders.tensorrt.timing import keep_grown, merged, use_given
-from builders.timing import GIVEN, GROWN, TimingCached
+from builders.backends.tensorrt import TensorRT, TensorRTRTX
+from builders.backends.tensorrt import timing as tensorrt_timing
+from builders.backends.tensorrt.timing import keep_grown, merged, use_given
+from builders.backends.timing_caches import GIVEN, GROWN, TimingCached
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.registry.retention.gc import collect
 from enginery.registry.store.base import open_store

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from builders.jobs import Executor, Job
-from builders.local import LocalExecutor
+from builders.execution.jobs import Executor, Job
+from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
 from enginery.registry.writers.leases import BUILDING, leases
 from pipeline.progress import Lines, LiveTable, Silent

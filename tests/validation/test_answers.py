@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import EngineryError
 from enginery.core.proof.report import judge
 from enginery.core.types import TensorSpec

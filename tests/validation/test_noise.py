@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from enginery.core.types import TensorSpec
 from validation.budget import budgets, default_budget
 from validation.compare import expected_checks

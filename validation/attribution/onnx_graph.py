@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
 from validation.compare import run
@@ -32,7 +32,7 @@ class OnnxGraph:
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
         import onnx
 
-        from builders.onnxruntime.file import embed_shapes, restore_names
+        from builders.backends.onnxruntime.file import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
         self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.installed import PackageNotFoundError, version
+from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.targets import CPU, product_of

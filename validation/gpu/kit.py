@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from builders import backends
-from builders.jobs import Job, Limits, Request
-from builders.process import run_job
+from builders.backends import discovery as backends
+from builders.execution.jobs import Job, Limits, Request
+from builders.execution.process import run_job
 from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.host import describe_host
 from enginery.core.types import BuildRequest, Precision, Target

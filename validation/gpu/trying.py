@@ -1,4 +1,4 @@
-"""One try, in a process of its own (`builders.process`): build, load, prove, time, race; what comes out is JSON.
+"""One try, in a process of its own (`builders.execution.process`): build, load, prove, time, race; what comes out is JSON.
 
 A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
 whose words.
@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders import backends
-from builders.jobs import WorkerContext
-from builders.process import enter_phase
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.proof.report import Check, describe
 from enginery.core.text import pluralize
@@ -80,7 +80,7 @@ class TryEngine:
 
     def run(self, context: WorkerContext) -> Json:
         """What became of it, with its times."""
-        backend = backends.configure(self.request.backend, dict(self.options))
+        backend = discovery.configure(self.request.backend, dict(self.options))
         found: Json = {}
 
         def build() -> Engine:
@@ -135,10 +135,10 @@ class ProveCarried:
     def run(self, context: WorkerContext) -> Json:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
         wanted, path = self.request, self.engine
-        backend = backends.configure(wanted.backend, dict(self.options))
+        backend = discovery.configure(wanted.backend, dict(self.options))
         carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
         golden, _ = load_cases(self.cases)
-        found: Json = {"versions": dict(backends.toolchain_of(backend)), "answers": {}}
+        found: Json = {"versions": dict(discovery.toolchain_of(backend)), "answers": {}}
         try:
             found |= _loaded(lambda: backend.open(carried), lambda session: _answered(session, golden, wanted, found))
             found |= _timed(lambda: backend.open(carried), golden, self.terms)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.profiles import Prepared
+from builders.backends.run_profiles import Prepared
 from enginery.arrays.npz import Array
 from enginery.core.types import Session, Tensors
 from validation.latency.loop import latencies, timed

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from builders.profiles import NodeTime, RunProfile
+from builders.backends.run_profiles import NodeTime, RunProfile
 from validation.latency.costs import Cost, cost_of_node, operations_by_dtype, total, uncounted
 from validation.latency.diagnosis import Diagnosis, diagnose_node, diagnose_run
 from validation.latency.fusion import Traffic, traffic

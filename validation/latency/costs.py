@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.profiles import NodeTime, Seen
+from builders.backends.run_profiles import NodeTime, Seen
 from validation.latency.macs import multiplications
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.profiles import DeviceMemory, DeviceTimed, Prepared
+from builders.backends.run_profiles import DeviceMemory, DeviceTimed, Prepared
 from enginery.arrays.npz import Array
 from enginery.core.types import Session, Tensors
 from validation.latency.buckets import Bucket

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.profiles import Prepared
+from builders.backends.run_profiles import Prepared
 from enginery.core.types import Session
 from validation.latency.loop import latencies
 

@@ -18,9 +18,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from builders.bodies import list_reads
-from builders.onnxruntime.file import embed_shapes
-from builders.onnxruntime.reasons import words_of
+from builders.backends.onnxruntime.file import embed_shapes
+from builders.backends.onnxruntime.reasons import words_of
+from builders.onnx_graphs.bodies import list_reads
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.quantization.graphs.graph import constants, element_types

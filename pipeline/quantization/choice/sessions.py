@@ -6,8 +6,8 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
-from builders.bodies import list_reads
-from builders.onnxruntime.reasons import words_of
+from builders.backends.onnxruntime.reasons import words_of
+from builders.onnx_graphs.bodies import list_reads
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.quantization.graphs.graph import consumers

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.bodies import list_bodies, list_reads
+from builders.onnx_graphs.bodies import list_bodies, list_reads
 from enginery.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from builders.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads
 from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.halves import Half
 from pipeline.quantization.ranges import Ranges

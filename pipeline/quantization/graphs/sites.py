@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies
 from pipeline.quantization.graphs.graph import (
     constants,
     consumers,

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.bodies import list_bodies, list_captured
+from builders.onnx_graphs.bodies import list_bodies, list_captured
 from enginery.core.errors import ModelError
 from pipeline.quantization.graphs.graph import (
     constants,

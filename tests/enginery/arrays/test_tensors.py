@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.onnxruntime import OrtSession
-from builders.profiles import Prepared
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.run_profiles import Prepared
 from enginery.arrays import tensors
 from enginery.arrays.tensors import Fit, InputCheck, check_inputs
 from enginery.core.errors import DataError

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders import backends
+from builders.backends import discovery
 from enginery.client.needs import remarks, unmet
 from enginery.client.resolve import FALLBACK, PORTABLE, Policy, answer
 from enginery.core.errors import UnknownNameError
@@ -171,7 +171,7 @@ def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
 
 def test_on_this_very_machine_the_backend_says_what_opens_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(entry: EngineEntry, versions: dict[str, str]) -> tuple[str | None, tuple[str, ...]]:
-        monkeypatch.setattr(type(backends.configure(entry.backend, {})), "versions", lambda self: versions)
+        monkeypatch.setattr(type(discovery.configure(entry.backend, {})), "versions", lambda self: versions)
         return unmet(entry, Machine(here=True)), remarks(entry, Machine(here=True))
 
     monkeypatch.setattr("enginery.core.hardware.cpu_levels.platform.machine", lambda: "x86_64")

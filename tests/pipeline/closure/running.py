@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
 from enginery.core.codec import decode, decode_request, encode, encode_request, result_type
 from enginery.registry.store.base import open_store
 from pipeline.closure.carriers import is_carrier

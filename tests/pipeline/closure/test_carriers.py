@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from builders import backends
-from builders.jobs import Job
+from builders.backends import discovery
+from builders.execution.jobs import Job
 from enginery.core.blob_digest import Seal
 from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.registry.store.base import Store, open_store
@@ -27,7 +27,7 @@ from tests.pipeline.closure.running import Traced, run
 
 KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}
 KEYED |= {AttributeGraph, AttributeEngine}
-ORT, OPENING = backends.entry_point("onnxruntime"), {CheckEngine, AttributeEngine, SearchQuantization}
+ORT, OPENING = discovery.entry_point("onnxruntime"), {CheckEngine, AttributeEngine, SearchQuantization}
 
 
 @dataclass

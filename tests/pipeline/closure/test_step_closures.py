@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import backends
+from builders.backends import discovery
 from pipeline.closure.code import root_name
 from pipeline.closure.reach import reach, reach_definitions
 from pipeline.closure.sources import PACKAGES, Source, Sources
@@ -25,7 +25,7 @@ from pipeline.jobs.ranges import MergeParts, ObservePart, ObservePartRemotely, S
 from pipeline.jobs.shapes import ProbeShapes
 from pipeline.steps import keys
 
-ORT, RTX = (backends.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
+ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.
 STEPS: dict[str, tuple[str, ...]] = {
     "export": keys.WRITE_MODEL,
@@ -191,7 +191,7 @@ def is_page(module: str) -> bool:
         "enginery.registry.runs.history",
         "enginery.registry",
     )
-    rooms += ("pipeline.fleet", "pipeline.deployments", "pipeline.intake", "enginery", "builders.dispatch")
+    rooms += ("pipeline.fleet", "pipeline.deployments", "pipeline.intake", "enginery", "builders.execution.ray")
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
 
@@ -201,11 +201,14 @@ def is_page(module: str) -> bool:
         ("pipeline.sources.canonical", {"export", "golden"}),
         ("pipeline.quantization.choice.search", {"choose", "choose, timed"}),
         ("pipeline.jobs.calls", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
-        ("builders.tensorrt.session", {"prove tensorrt-rtx"}),
-        ("builders.onnxruntime.split", {"choose, timed", "prove onnxruntime", "attribute engine", "latency", "shapes"}),
+        ("builders.backends.tensorrt.runtime.session", {"prove tensorrt-rtx"}),
+        (
+            "builders.backends.onnxruntime.split",
+            {"choose, timed", "prove onnxruntime", "attribute engine", "latency", "shapes"},
+        ),
         ("validation.latency.warmup", {"latency"}),
         ("validation.attribution.reduce", {"attribute graph"}),
-        ("builders.iree.session", set()),
+        ("builders.backends.iree.session", set()),
     ],
 )
 def test_a_changed_module_redoes_what_it_made(module: str, steps: set[str]) -> None:
@@ -215,17 +218,17 @@ def test_a_changed_module_redoes_what_it_made(module: str, steps: set[str]) -> N
 def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
     """Code that is found at run time cannot be seen: a step that can load a backend names the backend's class."""
     for step, roots in STEPS.items():
-        loads = "load" in reached(step).get("builders.backends", ())
+        loads = "load" in reached(step).get("builders.backends.discovery", ())
         assert loads <= bool({ORT, RTX} & set(roots)) or step == "choose", step
     # With nothing to time, `choose` opens no engine (`jobs.ranges._race`).
-    assert "load" in reached("choose")["builders.backends"]
+    assert "load" in reached("choose")["builders.backends.discovery"]
 
 
 # Where reached code finds code by a name that is put together at run time, and what stands for it in the key.
 DYNAMIC = {
-    ("builders.backends", "_entries"): "backend_root",
-    ("builders.tensorrt.flavour", "Flavour"): "the compiler, whose version is in the build key",
-    ("builders.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
+    ("builders.backends.discovery", "_entries"): "backend_root",
+    ("builders.backends.tensorrt.edition", "Flavour"): "the compiler, whose version is in the build key",
+    ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("pipeline.sources.entry_point", "_import"): "the spec's own files, whose digests are in the key",
 }

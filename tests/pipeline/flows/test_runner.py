@@ -13,7 +13,7 @@ import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.states import Failed
 
-from builders.local import QUEUED
+from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders.jobs import Usage
+from builders.execution.jobs import Usage
 from enginery.core import io_errors
 from enginery.core.atomic_write import reachable
 from enginery.core.errors import UnavailableError

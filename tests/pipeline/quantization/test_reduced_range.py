@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from builders.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.hardware.cpu_kinds import SATURATES, this_kind
 from enginery.core.types import Engine, QuantizationScheme
 from pipeline.quantization.choice.search import choose

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.scrub import HIDDEN, scrubber
+from builders.execution.scrub import HIDDEN, scrubber
 from pipeline.runs.logs import HEAD_BYTES, LIVE_BYTES, LONGEST_LINE, PIECE, TAIL_BYTES, KeptLog
 
 SECRET = "hunter2hunter2"

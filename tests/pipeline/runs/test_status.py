@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.jobs import UNWATCHED, Job, Usage, Watch
+from builders.execution.jobs import UNWATCHED, Job, Usage, Watch
 from enginery.core.errors import StepError
 from enginery.core.moment import precise_now
 from enginery.registry.runs.history import History

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, helper, numpy_helper
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from tests.pipeline.quantization.small_nets import constant as weight
 from tests.pipeline.quantization.small_nets import maker
 from validation.attribution.attribute import attribute

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from builders.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.onnxruntime.file import restore_names
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends.onnxruntime.file import restore_names
 from enginery.core.types import BuildRequest, Precision, Target, TensorSpec
 from pipeline.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float

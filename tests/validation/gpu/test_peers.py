@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders import backends
-from builders.jobs import WorkerContext
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError, StepError, UnavailableError
 from enginery.core.hardware.targets import CPU
 from enginery.core.types import BuildRequest
@@ -51,7 +51,7 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
     model = write("mlp", "fp32", "small", tmp_path)
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
-    request = request_for(backends.configure("onnxruntime", {}), model, CPU)
+    request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
     terms = trying.Terms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     found = trying.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))

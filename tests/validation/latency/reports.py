@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from builders.profiles import NodeTime, RunProfile
+from builders.backends.run_profiles import NodeTime, RunProfile
 from validation.latency.anatomy import anatomy
 from validation.latency.graph_costs import GraphCosts, GraphNode
 from validation.latency.measure import FORMAT, BucketLatency, Speed

@@ -7,7 +7,7 @@ them alone, so that what is not seen at once is measured again, twice at most.
 import numpy as np
 import pytest
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
 from validation.latency.anatomy import anatomy

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from builders.tensorrt import TensorRT, TensorRTRTX
-from builders.tensorrt.fitting import fitting_gpu, version_misfit
+from builders.backends.tensorrt import TensorRT, TensorRTRTX
+from builders.backends.tensorrt.runtime.fitting import fitting_gpu, version_misfit
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.compatibility import hardware_serves, version_serves
 from enginery.core.hardware.cuda import Gpu

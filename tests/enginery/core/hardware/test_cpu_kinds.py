@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from builders import backends
-from builders.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends import discovery
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.hardware import cpu_kinds
 from enginery.core.hardware.cpu_kinds import KINDS, kind_named, kind_of, refusal, this_kind, why_no_proof
 from enginery.core.hardware.cpu_levels import flags_of_level
@@ -93,7 +93,7 @@ def test_a_build_key_follows_the_kind_and_not_the_targets_name():
     keys = {}
     for name in ("cpu", *(kind.name for kind in KINDS)):
         request = graphs.request(
-            name, backend="onnxruntime", toolchain=backends.toolchain_of(backend, parse_targets(name)[0])
+            name, backend="onnxruntime", toolchain=discovery.toolchain_of(backend, parse_targets(name)[0])
         )
         keys[name] = request.key
     assert keys["cpu"] == keys[this_kind().name] and len(set(keys.values())) == len(KINDS)

@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from builders import backends
-from builders.aotinductor import AotInductor
+from builders.backends import discovery
+from builders.backends.aotinductor import AotInductor
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.cuda import Device, Gpu, gpus
@@ -48,10 +48,10 @@ def test_a_target_runs_where_its_capability_is(driver):
     assert cuda.lacking(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
 
 
-@pytest.mark.parametrize("name", backends.names())
+@pytest.mark.parametrize("name", discovery.names())
 def test_every_backend_says_in_the_same_words_which_gpus_are_here_instead(driver, monkeypatch, name):
     monkeypatch.setattr(AotInductor, "versions", lambda self: {"torch": "2.13.0+cu130"})
-    found, a100 = backends.configure(name, {}), graphs.request("sm_80").target
+    found, a100 = discovery.configure(name, {}), graphs.request("sm_80").target
     if found.serves(a100):
         assert found.runs(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
 

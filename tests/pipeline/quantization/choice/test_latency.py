@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
-from builders.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.choice.engine_race import EngineRace
 from pipeline.quantization.choice.latency import FEWEST, PATIENCE, ROUNDS, Timing, timed

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from onnx import ModelProto
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from enginery.core.proof.report import Check, describe
 from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.choice.proposal import Recipe, narrow_groups, propose
