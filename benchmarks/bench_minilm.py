@@ -37,8 +37,8 @@ from pipeline.quantization.graphs.sites import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
-from validation.drift import measure
-from validation.samples import Samples
+from validation.data.samples import Samples
+from validation.metrics.drift import measure
 
 SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
 GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")

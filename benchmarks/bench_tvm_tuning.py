@@ -3,7 +3,7 @@
     python -m benchmarks.bench_tvm_tuning [--minutes 2] [--turns 2]
 
 A network of three convolutions at 3x56x56, batch 1. Each turn goes on from the records of the one before. Ratios of
-medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.against`).
+medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.measurement.paired`).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from builders.backends.timing_caches import GIVEN, GROWN
 from builders.backends.tvm import Tvm
 from enginery.core.hardware import targets
 from enginery.core.types import BuildRequest, Engine, TensorSpec
-from validation.latency.against import judge, race
+from validation.latency.measurement.paired import judge, race
 
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]>
 g (float[1, 3, 56, 56] x) => (float[1, 10] y) {

@@ -35,7 +35,7 @@ def our_quantize(
 
 def our_samples(data: Path) -> Any:
     from enginery.core.types import Dim, TensorSpec
-    from validation.samples import Samples
+    from validation.data.samples import Samples
 
     spec = TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE))
     return Samples.open(data, (spec,), (Dim("batch", 1, 1, 64),))

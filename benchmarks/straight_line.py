@@ -29,11 +29,11 @@ from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Flavour
-from validation.budget import default_budget
-from validation.compare import drift_checks, task_check
-from validation.golden import GoldenSet
-from validation.samples import Samples
-from validation.task import TaskMetric
+from validation.comparison.sessions import drift_checks, task_check
+from validation.comparison.task import TaskMetric
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import default_budget
 
 
 def main(spec_path: Path, folder: Path) -> None:

@@ -68,7 +68,7 @@ def engine_rows(document: Json) -> list[Json]:
 
 def drift_rows(document: Json) -> list[Json]:
     """A row per output and units, with the three joints side by side, as the page has them."""
-    from validation.joints import side_by_side
+    from validation.reporting.stages import side_by_side
 
     beside = side_by_side(document.get("reports", ()))
     return [_drift_row(row) for row in (*beside["shown"], *beside["rest"])]
@@ -81,7 +81,7 @@ def _drift_row(row: Json) -> Json:
 
 
 def _cell_text(cell: Json | None) -> str:
-    from validation.html import metric_text
+    from validation.reporting.html import metric_text
 
     if not cell or not cell["shown"]:
         return ""
@@ -93,7 +93,7 @@ def _cell_text(cell: Json | None) -> str:
 
 def version_markdown(document: Json, page: str | None) -> str:
     """Verdict, task metrics, drift by joint, attribution, failures, latency."""
-    from validation.overview import overview
+    from validation.reporting.overview import overview
 
     seen = overview(document, pictures=False)
     lines = [f"# {plain_text(seen['reference'])}: {seen['verdict']['text']}", ""]
@@ -120,7 +120,7 @@ def latency_rows(sections: Sequence[Json]) -> list[Json]:
 
 def canary_markdown(document: Json, page: str | None) -> str:
     """Verdict, sides, criteria."""
-    from validation.canary.describing import describe_interval, describe_value
+    from validation.canary.judging.describing import describe_interval, describe_value
 
     rows = []
     for item in document["criteria"]:

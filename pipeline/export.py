@@ -24,12 +24,12 @@ from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from pipeline.sources.finite import check_weights
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
-from validation.budget import budgets
-from validation.compare import expected_checks
-from validation.golden import Case, GoldenSet, freeze
-from validation.noise import Noise, noise_floor
-from validation.samples import Samples, resize, sizes_of
-from validation.tally import Spreads
+from validation.comparison.sessions import expected_checks
+from validation.data.samples import Samples, resize, sizes_of
+from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.limits.budget import budgets
+from validation.limits.noise_floor import Noise, noise_floor
+from validation.metrics.tally import Spreads
 
 if TYPE_CHECKING:
     import onnx
@@ -113,7 +113,7 @@ def write_model(request: ExportRequest, path: Path, workdir: Path, known: Path |
 
 def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenSet) -> Noise:
     """What float32 alone does to the model's outputs, on single samples: a batch repeats what they show."""
-    from validation.double import DoubleSession
+    from validation.limits.float64 import DoubleSession
 
     try:
         exact = DoubleSession(model)

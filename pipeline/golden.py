@@ -47,7 +47,7 @@ def golden_of(store: Store, text: str) -> str:
 
 def shown(store: Store, digest: str) -> Shown:
     """What a golden set holds, and who uses it. Raises DataError for a blob that is no golden set."""
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
     with TemporaryDirectory(prefix="enginery-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))

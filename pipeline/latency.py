@@ -57,7 +57,7 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
 
 
 def _sizes(chosen: Chosen, asked: Asked) -> Buckets:
-    from validation.latency.buckets import parse_sizes
+    from validation.latency.measurement.buckets import parse_sizes
 
     if isinstance(asked.buckets, str):
         return asked.buckets

@@ -26,7 +26,7 @@ MOST_BYTES = 256 << 20
 
 
 def version_document(manifest: Manifest, parts: Mapping[str, Any]) -> bytes:
-    """What a version's page is drawn from, as JSON. parts: see `validation.html.render`."""
+    """What a version's page is drawn from, as JSON. parts: see `validation.reporting.html.render`."""
     return _written({"kind": VERSION, **manifest.to_json(), **parts})
 
 
@@ -75,7 +75,7 @@ def drawn(document: Json) -> str:
             from validation.canary.page import render as render_canary
 
             return render_canary(document)
-        from validation.html import render
+        from validation.reporting.html import render
 
         return render(document)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:

@@ -21,9 +21,9 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
     """
-    from validation.budget import budgets
     from validation.contracts.rebuilds import Rebuilt, reproducibility
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
+    from validation.limits.budget import budgets
 
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)

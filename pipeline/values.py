@@ -118,7 +118,7 @@ class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
     blake3: of the model's file, where who uploaded it had the library.  reads: digest of all that it was made from.
-    golden_inputs: digest of the digests of the golden samples (`validation.overlap`); None where they are random.
+    golden_inputs: digest of the digests of the golden samples (`validation.data.overlap`); None where they are random.
     """
 
     model: OnnxModel

@@ -23,10 +23,10 @@ from pipeline.canary.verdicts import read_report_file
 from tests.enginery.registries import engine, report
 from tests.hostile import damaged, documents, either, encoded
 from tests.validation.canary.reports import report as canary_report
+from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import Observations, add_to, read_head, read_observations
-from validation.canary.pairing import evidence_of
-from validation.golden import GoldenSet, freeze
-from validation.samples import Samples
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet, freeze
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))

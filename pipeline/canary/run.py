@@ -21,12 +21,12 @@ from pipeline.canary.engines import Chosen, check_alike, check_shared_gpu, choos
 from pipeline.canary.in_flight import InFlight, in_flight_of
 from pipeline.canary.verdicts import Written, facts, thresholds_of, write_report
 from validation.canary.concurrent import SegmentSession, replay_concurrently
-from validation.canary.judge import Judgement, Looks, judge
+from validation.canary.judging.judge import Judgement, Looks, judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.canary.observations import Observations, add_to
-from validation.canary.pairing import evidence_of
 from validation.canary.replay import Clock, Pace, Pair, RemoteSession, replay
 from validation.canary.report import make_report
-from validation.canary.thresholds import Quality, Thresholds
 
 SIDES = ("candidate", "baseline")
 LEAST_PER_LOOK = 100

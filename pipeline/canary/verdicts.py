@@ -18,12 +18,12 @@ from enginery.registry.store.base import Store
 from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel
 from pipeline.workshop import versions
-from validation.canary.judge import Looks, judge
+from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.canary.observations import Observations, read_both
 from validation.canary.page import render
-from validation.canary.pairing import evidence_of
 from validation.canary.report import MOST_BYTES, CanaryReport, continued, make_report, read_report
-from validation.canary.thresholds import Quality, Thresholds
 
 DEFAULTS = "the documented defaults"
 
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Asked:
-    """How to judge observations. planned, previous: see `validation.canary.judge.Looks`."""
+    """How to judge observations. planned, previous: see `validation.canary.judging.judge.Looks`."""
 
     limits: Thresholds
     source: str

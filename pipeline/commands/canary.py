@@ -11,7 +11,7 @@ from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import Written
-    from validation.canary.thresholds import Thresholds
+    from validation.canary.judging.thresholds import Thresholds
 
 
 def _acting(command: Any) -> Any:
@@ -200,8 +200,8 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
     from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
+    from validation.canary.judging.thresholds import Thresholds
     from validation.canary.observations import read_head
-    from validation.canary.thresholds import Thresholds
 
     if spec:
         return spec_thresholds(spec)
@@ -254,7 +254,7 @@ def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
 
 
 def _show(written: "Written") -> None:
-    from validation.canary.describing import describe_measured
+    from validation.canary.judging.describing import describe_measured
 
     echo(f"{written.verdict}: {written.report['reason']}")
     for item in written.report["criteria"]:

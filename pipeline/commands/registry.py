@@ -195,7 +195,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     from enginery.registry.evidence.quantization import quantization_records
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
-    from validation.quantized import FIELDS, facts, left_lines, row
+    from validation.reporting.quantized import FIELDS, facts, left_lines, row
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest

@@ -91,7 +91,7 @@ def _write(folder: Path, choice: dict[str, Any]) -> None:
 
 
 def _show(choice: dict[str, Any]) -> None:
-    from validation.pictures import decibels_text
+    from validation.reporting.pictures import decibels_text
 
     _print_groups(choice)
     for point in choice["frontier"]:
@@ -101,7 +101,7 @@ def _show(choice: dict[str, Any]) -> None:
 
 
 def _print_groups(choice: dict[str, Any]) -> None:
-    from validation.pictures import decibels_text
+    from validation.reporting.pictures import decibels_text
 
     measured = any(row["int8_ms"] is not None for row in choice["groups"])
     heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")

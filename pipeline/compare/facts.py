@@ -25,7 +25,7 @@ class Facts:
     memory_bytes: peak over the process before.
     sqnr_db: the least of the quantization and the engine joint.  covers: of the fleet's targets, those that its backend
     builds this precision for.  shapes: what it answers; None where that was not tried.  busy: why the machine counts as
-    busy while it was timed (`validation.latency.surroundings`).
+    busy while it was timed (`validation.latency.measurement.system_load`).
     """
 
     unit: str

@@ -9,7 +9,7 @@ from enginery.registry.evidence.attestations import judged
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from pipeline.jobs.blobs import fetch
-from validation.golden import GoldenSet
+from validation.golden.golden_set import GoldenSet
 from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import save_cases
 

@@ -18,7 +18,7 @@ from pipeline.jobs.engines import open_engine
 from pipeline.jobs.graphs import GraphRecipe
 from pipeline.jobs.limits import engine_limits, graph_limits
 from pipeline.values import EngineBlob, Json
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipeline.quantization.choice.proposal import Recipe
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class AttributeGraph:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
         from builders.backends.onnxruntime import OrtSession
         from validation.attribution.attribute import attribute
-        from validation.compare import expected_checks
+        from validation.comparison.sessions import expected_checks
 
         place, workdir, precision, metric = open_store(context.store), context.workdir, self.precision, self.metric
         frozen = golden_set(place, self.golden, workdir)
@@ -113,7 +113,7 @@ class AttributeEngine:
         from builders.backends.onnxruntime import OrtSession
         from validation.attribution.attribute import attribute
         from validation.attribution.onnx_graph import OnnxGraph
-        from validation.compare import drift_checks
+        from validation.comparison.sessions import drift_checks
 
         place, workdir, metric = open_store(context.store), context.workdir, self.metric
         opened = open_engine(place, self.engine, workdir)
@@ -136,8 +136,8 @@ def _answered(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     """The golden set with what the reference itself answers, computed once for all trials."""
     from dataclasses import replace
 
-    from validation.compare import run
-    from validation.golden import GoldenSet
+    from validation.comparison.sessions import run
+    from validation.golden.golden_set import GoldenSet
 
     cases = [replace(case, expected=run(session, case.inputs)) for case in golden.cases]
     GoldenSet(tuple(cases), golden.labels).save(path)
@@ -146,7 +146,7 @@ def _answered(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
 
 def _failing_edges(golden: "GoldenSet", found: "Attribution", before: Sequence[Check]) -> "GoldenSet":
     """The worst edge that failed. Each edge must pass by itself, so a graph that fails on one has failed."""
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
     failing = {check.case for check in before if not check.passed}
     names = [name for name in found.cases if name in failing]

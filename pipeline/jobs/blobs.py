@@ -13,10 +13,10 @@ from enginery.core.proof.spread import Spread
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from pipeline.values import EngineBlob, Json, Proof
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
 
 def fetch(store: Store, digest: str, dest: Path) -> Path:
@@ -42,7 +42,7 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
     """The golden set of this digest."""
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))
 
@@ -56,7 +56,7 @@ def proof_of(
     spreads: Sequence[Spread] = (),
 ) -> Proof:
     """Checks, task metric and spreads; the metric is a check of its own. what: the thing that was run."""
-    from validation.compare import task_check
+    from validation.comparison.sessions import task_check
 
     task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
     metrics = tuple((check.name, check.value) for check in task if check.value is not None)

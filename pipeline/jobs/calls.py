@@ -12,7 +12,7 @@ from pipeline.values import ModelShapes
 if TYPE_CHECKING:
     from enginery.core.proof.report import Check
     from validation.fuzz.outcome import Pair
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
     from validation.fuzz.cases import parse_only
     from validation.fuzz.groups import Groups
     from validation.fuzz.values import make
-    from validation.golden import Case, GoldenSet
+    from validation.golden.golden_set import Case, GoldenSet
 
     dims = [Dim(name, low, low, high) for name, (low, high) in profile_bounds.sizes(request).items()]
     groups = Groups(golden)
@@ -82,7 +82,7 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
     graph draws numbers. On a GPU kernels may add up in another order each time."""
     import onnx
 
-    from validation.double import random_operator
+    from validation.limits.float64 import random_operator
 
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.determinism == "budget" or not request.target.is_cpu:

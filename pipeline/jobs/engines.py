@@ -21,13 +21,13 @@ from pipeline.jobs.calls import Calls, tried_calls
 from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
 from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
     from enginery.core.proof.report import Check
-    from validation.drift import Drift
-    from validation.golden import GoldenSet
-    from validation.limits import StagedLimits
+    from validation.golden.golden_set import GoldenSet
+    from validation.limits.on_demand import StagedLimits
+    from validation.metrics.drift import Drift
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class CheckEngine:
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
         from builders.backends.onnxruntime import OrtSession
-        from validation.budget import default_budget
-        from validation.compare import drift_checks
+        from validation.comparison.sessions import drift_checks
         from validation.fuzz.outcome import Pair
-        from validation.tally import Spreads
+        from validation.limits.budget import default_budget
+        from validation.metrics.tally import Spreads
 
         place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
         wanted, workdir = self.engine.request, context.workdir
@@ -140,8 +140,8 @@ class CheckEngine:
 def _contract_checks(
     contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> "tuple[Check, ...]":
-    from validation.batches import leading_dim
     from validation.contracts.contract import Contract, contract_checks
+    from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)

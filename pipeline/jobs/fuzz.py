@@ -48,11 +48,11 @@ class FuzzEngine:
     def run(self, context: WorkerContext) -> Json:
         """The report, as `Fuzzed.to_json` writes it. Raises InputError for a histogram or a case that does not fit."""
         from builders.backends.onnxruntime import OrtSession
-        from validation.budget import default_budget
-        from validation.comparison import golden_drifts
+        from validation.comparison.outputs import golden_drifts
         from validation.fuzz.groups import Groups
         from validation.fuzz.outcome import Pair
         from validation.fuzz.run import fuzz
+        from validation.limits.budget import default_budget
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
         wanted = self.engine.request
@@ -91,6 +91,6 @@ def _exact(graph: Path, precision: Precision) -> "Callable[[Tensors], Tensors] |
     """The graph in float64, opened when it is first asked for: only a case that fails asks."""
     if precision != "fp32":
         return None
-    from validation.double import DoubleSession
+    from validation.limits.float64 import DoubleSession
 
     return lambda inputs: DoubleSession(graph).run(inputs)

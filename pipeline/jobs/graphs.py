@@ -15,7 +15,7 @@ from pipeline.jobs.limits import graph_limits
 from pipeline.jobs.ranges import CalibrationMethod, chosen_ranges
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import Flavour, Json, Proof, SearchResult
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -171,9 +171,9 @@ class CheckGraph:
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
         from builders.backends.onnxruntime import OrtSession
-        from validation.compare import drift_checks
-        from validation.decisions import decision_checks
-        from validation.tally import Spreads
+        from validation.comparison.decisions import decision_checks
+        from validation.comparison.sessions import drift_checks
+        from validation.metrics.tally import Spreads
 
         place, spreads, workdir = open_store(context.store), Spreads(), context.workdir
         frozen = golden_set(place, self.golden, workdir)
@@ -190,7 +190,7 @@ class CheckGraph:
             return proof_of(found, actual, frozen, self.metric, "graph", spreads.at("quantization"))
 
     def _overlap(self, place: Store) -> "list[Check]":
-        from validation.overlap import overlap_check
+        from validation.data.overlap import overlap_check
 
         found = self.samples
         return [overlap_check(place.read_blob(found.golden), place.read_blob(found.calibration))] if found else []

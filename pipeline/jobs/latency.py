@@ -19,10 +19,10 @@ from pipeline.jobs.blobs import fetch, fetch_engine, golden_set
 from pipeline.values import EngineBlob, Json, ModelShapes
 
 if TYPE_CHECKING:
-    from validation.latency.buckets import Bucket
-    from validation.latency.graph_costs import GraphCosts
-    from validation.latency.measure import Speed
-    from validation.latency.roofs import Roofs
+    from validation.latency.measurement.buckets import Bucket
+    from validation.latency.measurement.measure import Speed
+    from validation.latency.roofline.graph_costs import GraphCosts
+    from validation.latency.roofline.roofs import Roofs
 
 # Runs under the profiler: as many as fit the bucket's time, within these.
 FEWEST_PROFILED, MOST_PROFILED = 5, 60
@@ -61,10 +61,10 @@ class MeasureEngine:
 
     def run(self, context: WorkerContext) -> TimedEngine:
         """The report, in the store."""
-        from validation.latency.buckets import tuned_for
-        from validation.latency.graph_costs import graph_costs
         from validation.latency.machine import machine
-        from validation.latency.measure import FORMAT, Asked, measure_speed
+        from validation.latency.measurement.buckets import tuned_for
+        from validation.latency.measurement.measure import FORMAT, Asked, measure_speed
+        from validation.latency.roofline.graph_costs import graph_costs
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
         wanted = self.engine.request
@@ -107,9 +107,9 @@ class RaceEngines:
     seed: int
 
     def run(self, context: WorkerContext) -> Json:
-        """The bucket, what else ran on the machine, and `validation.latency.against.Judgement` as JSON."""
-        from validation.latency.against import judge, race
-        from validation.latency.surroundings import Watch
+        """The bucket, what else ran on the machine, and `validation.latency.measurement.paired.Judgement` as JSON."""
+        from validation.latency.measurement.paired import judge, race
+        from validation.latency.measurement.system_load import Watch
 
         place, opens = open_store(context.store), []
         for name, side in (("first", self.first), ("second", self.second)):
@@ -126,7 +126,7 @@ class RaceEngines:
 
 def _buckets(place: Store, golden: str, shapes: ModelShapes, which: Buckets, workdir: Path) -> "list[Bucket]":
     """Inputs from the first golden group."""
-    from validation.latency.buckets import make_buckets, sizes_of_buckets
+    from validation.latency.measurement.buckets import make_buckets, sizes_of_buckets
 
     sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
     real = next(golden_set(place, golden, workdir).of_kind("golden")).inputs
@@ -141,7 +141,7 @@ def _taken_apart(
     seconds: float,
     workdir: Path,
 ) -> Json:
-    from validation.latency.anatomy import anatomy
+    from validation.latency.roofline.time_breakdown import anatomy
 
     bucket, speed, at = measured
     median = speed.buckets[at].runtime_s
@@ -161,8 +161,8 @@ def _roofs(
 ) -> "Roofs | None":
     """The machine's limits by the engine's own runtime and threads; for ONNX Runtime's engines so far."""
     from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-    from validation.latency.anatomy import executed_costs
-    from validation.latency.roofs import measure_roofs
+    from validation.latency.roofline.roofs import measure_roofs
+    from validation.latency.roofline.time_breakdown import executed_costs
 
     if not isinstance(backend, OnnxRuntime):
         return None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from builders.backends import discovery
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
     from builders.backends.onnxruntime import OrtSession
-    from validation.budget import Budgets
-    from validation.golden import GoldenSet
-    from validation.limits import Limits, StagedLimits
+    from validation.golden.golden_set import GoldenSet
+    from validation.limits.budget import Budgets
+    from validation.limits.on_demand import Limits, StagedLimits
     from validation.rounding.figures import Honest
 
 WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
@@ -38,8 +38,8 @@ def engine_limits(
     graph: as it is run (`blobs.runnable`); reference: that graph, opened, for as long as limits are asked for.
     limits: what the spec says; with any, honest rounding is measured at once.
     """
-    from validation.budget import budgets, strictest
-    from validation.limits import Limits, StagedLimits
+    from validation.limits.budget import budgets, strictest
+    from validation.limits.on_demand import Limits, StagedLimits
     from validation.perturbation.honest import honest_rounding
 
     def measured() -> "Iterator[Limits]":
@@ -67,8 +67,8 @@ def graph_limits(
     workdir: Path,
 ) -> "Limits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
-    from validation.budget import budgets
-    from validation.limits import Limits
+    from validation.limits.budget import budgets
+    from validation.limits.on_demand import Limits
     from validation.perturbation.honest import honest_rounding
 
     if precision in QUANTIZED:

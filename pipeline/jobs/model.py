@@ -12,10 +12,10 @@ from enginery.registry.store.base import Store, open_store
 from pipeline.jobs.blobs import fetch, proof_of
 from pipeline.sources.request import ExportRequest
 from pipeline.values import Proof
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
-    from validation.samples import Samples
+    from validation.data.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class ExportModel:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
         from builders.backends.onnxruntime import OrtSession
         from pipeline.export import export
-        from validation.golden import GoldenSet
-        from validation.overlap import golden_digests
+        from validation.data.overlap import golden_digests
+        from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
         samples = _golden(self.data, self.source, labels) if self.data else None
@@ -126,7 +126,7 @@ def _golden(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
     source has."""
     from pipeline.sources.canonical import check_names
     from pipeline.sources.onnx_model import load_onnx, specs_of
-    from validation.samples import Samples
+    from validation.data.samples import Samples
 
     try:
         return Samples.open(data, wanted.inputs, wanted.dims, (labels,) if labels else ())

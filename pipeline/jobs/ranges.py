@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.choice.engine_race import EngineRace
     from pipeline.quantization.ranges import Ranges
-    from validation.samples import Samples, SampleSource
+    from validation.data.samples import Samples, SampleSource
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class ObservePart:
         from pipeline.quantization.calibration.observe import observe
         from pipeline.quantization.graphs.placement import tensors_to_measure
         from pipeline.quantization.graphs.sites import activations, prepared
-        from validation.overlap import Noted
-        from validation.samples import Samples
+        from validation.data.overlap import Noted
+        from validation.data.samples import Samples
 
         place = open_store(context.store)
         model = fetch(place, self.model, context.workdir / "model.onnx")
@@ -104,7 +104,7 @@ class MergeParts:
     def run(self, context: WorkerContext) -> Observed:
         """What all the samples showed."""
         from pipeline.quantization.calibration.observations import Observations
-        from validation.overlap import merged
+        from validation.data.overlap import merged
 
         place = open_store(context.store)
         blobs = [part.observations for part in self.parts]
@@ -178,7 +178,7 @@ class SearchQuantization:
         from pipeline.quantization.graphs.sites import prepared
         from pipeline.quantization.schemes.overrides import resolve
         from pipeline.sources.onnx_model import save_onnx
-        from validation.samples import Samples
+        from validation.data.samples import Samples
 
         place, workdir, search = open_store(context.store), context.workdir, self.search
         model = onnx.load(fetch(place, self.model, workdir / "model.onnx"))

@@ -30,8 +30,8 @@ class RebuildEngine:
 
         Raises what the backend raises, and InputError where its versions are not those that the engine was built with.
         """
-        from validation.compare import run
-        from validation.golden import GoldenSet
+        from validation.comparison.sessions import run
+        from validation.golden.golden_set import GoldenSet
 
         place, workdir = open_store(context.store), context.workdir
         backend = discovery.configure(self.request.backend, dict(self.request.options))

@@ -13,10 +13,10 @@ from enginery.registry.store.base import open_store
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.jobs.limits import engine_limits
 from pipeline.values import Proof
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
-    from validation.golden import GoldenSet
+    from validation.golden.golden_set import GoldenSet
     from validation.gpu.recorded import Recording
 
 
@@ -37,9 +37,9 @@ class CheckRecording:
         """The checks. Raises IntegrityError where an answer is damaged or missing: that says nothing about the
         engine."""
         from builders.backends.onnxruntime import OrtSession
-        from validation.compare import drift_checks
+        from validation.comparison.sessions import drift_checks
         from validation.gpu.recorded import Recording
-        from validation.tally import Spreads
+        from validation.metrics.tally import Spreads
 
         place, spreads = open_store(context.store), Spreads()
         wanted, workdir = self.request, context.workdir
@@ -54,7 +54,7 @@ class CheckRecording:
 
 
 def _check_whole(actual: "Recording", golden: "GoldenSet") -> None:
-    from validation.compare import run
+    from validation.comparison.sessions import run
 
     for case in golden.cases:
         try:

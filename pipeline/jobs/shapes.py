@@ -71,7 +71,7 @@ def _tuned(dims: Sequence[Dim]) -> dict[str, int]:
 
 
 def _inputs(real: Tensors, specs: Sequence[TensorSpec], sizes: Sizes) -> Tensors:
-    from validation.samples import resize
+    from validation.data.samples import resize
 
     return resize(real, specs, sizes)
 
@@ -83,8 +83,8 @@ def _answers(expected: Session, actual: Session, request: BuildRequest, tried: S
 
 
 def _right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
-    from validation.budget import default_budget
-    from validation.compare import case_checks, run
+    from validation.comparison.sessions import case_checks, run
+    from validation.limits.budget import default_budget
 
     try:
         wanted = run(expected, inputs)

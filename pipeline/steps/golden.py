@@ -13,7 +13,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.workshop import Workshop
 
 if TYPE_CHECKING:
-    from validation.golden_change import GoldenChange
+    from validation.golden.change import GoldenChange
 
 
 def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
@@ -38,8 +38,8 @@ def latest_golden(model: str, shop: Workshop) -> str | None:
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
     """The difference of two golden sets of a registry. Raises DataError for a blob that is none."""
-    from validation.golden import GoldenSet
-    from validation.golden_change import change
+    from validation.golden.change import change
+    from validation.golden.golden_set import GoldenSet
 
     with TemporaryDirectory(prefix="enginery-golden-") as folder:
         sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]

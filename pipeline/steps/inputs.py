@@ -43,7 +43,7 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
     A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery are told in
-    one line: 'code of validation.compare and validation.drift changed'.
+    one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
     """
     names = sorted(before.keys() | now.keys())
     found = _code_differences([name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)])

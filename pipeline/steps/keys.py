@@ -12,7 +12,7 @@ from pipeline.jobs.engines import ContractTerms
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.values import Json, ModelShapes
 from pipeline.workshop import versions
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20

@@ -22,8 +22,8 @@ from enginery.core.hardware import targets
 from enginery.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.outcomes import Kind, Outcome
-from validation.budget import default_budget
-from validation.compare import case_checks
+from validation.comparison.sessions import case_checks
+from validation.limits.budget import default_budget
 
 _LONGEST = 600
 

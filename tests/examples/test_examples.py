@@ -18,11 +18,11 @@ from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from validation.budget import default_budget
-from validation.compare import expected_checks, task_check
-from validation.golden import GoldenSet
-from validation.samples import Samples
-from validation.task import TaskMetric
+from validation.comparison.sessions import expected_checks, task_check
+from validation.comparison.task import TaskMetric
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import default_budget
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")

@@ -25,7 +25,7 @@ from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 METRIC = TaskMetric("logits", 0.95)
 Limits = Mapping[str, float | None]

@@ -22,11 +22,11 @@ from tests.faults.table import Caught, Fault, number
 from tests.pipeline.projects import write_project
 from tests.validation.canary.reports import observations, report
 from tests.validation.contracts.test_rebuilds import rebuilt
-from validation.budget import Budgets, default_budget
-from validation.canary.judge import judge
-from validation.canary.pairing import evidence_of
+from validation.canary.judging.judge import judge
+from validation.canary.judging.pairing import evidence_of
 from validation.canary.report import read_report
 from validation.contracts.rebuilds import reproducibility
+from validation.limits.budget import Budgets, default_budget
 
 
 def in_registry(spoil: Callable[[FileStore, Manifest], None]) -> Callable[[Path], Caught]:

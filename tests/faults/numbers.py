@@ -18,8 +18,8 @@ from tests.faults.nets import COUNTED, after, mlp, rows, with_swapped, without
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, run, x_net
 from tests.validation.attribution.planted import weight, with_attribute, with_names, with_weight
-from validation.budget import budgets
-from validation.compare import expected_checks
+from validation.comparison.sessions import expected_checks
+from validation.limits.budget import budgets
 
 SQNR, REL = "engine sqnr_db", "engine max_rel"
 TENSORS = ("x", "h", "n", "m", "logits")

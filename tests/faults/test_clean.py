@@ -16,7 +16,7 @@ from tests.faults.bench import Bench
 from tests.faults.nets import BATCH, MLP, mlp, reordered, rows
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, ranges_of, run
 from tests.validation.canary.simulated import KINDS, pair_evidence
-from validation.canary.judge import judge
+from validation.canary.judging.judge import judge
 from validation.contracts.distribution import BRIER, ECE, FLIPS, JS, KL, TOP_K
 
 SEEDS = range(18)  # every one of DIMS with every one of TEXTS, in both orders of sums

@@ -24,7 +24,7 @@ from pipeline.elsewhere.carry import carry
 from pipeline.elsewhere.returned import Imported, import_results
 from pipeline.jobs.blobs import runnable
 from tests.pipeline.projects import Project
-from validation.compare import run
+from validation.comparison.sessions import run
 from validation.gpu.carried import Carried
 from validation.gpu.cases import load_cases
 from validation.gpu.kit import Asked, run_kit

@@ -16,9 +16,9 @@ from enginery.core.types import Dim, TensorSpec
 from pipeline.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
-from validation.golden import GoldenSet
-from validation.noise import Noise
-from validation.samples import Samples
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet
+from validation.limits.noise_floor import Noise
 
 X = TensorSpec("x", "float32", ("batch", 3))
 BATCH = Dim("batch", 1, 4, 8)

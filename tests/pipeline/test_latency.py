@@ -24,7 +24,7 @@ from pipeline.spec.limits import Latency
 from pipeline.steps.latency import time_engine
 from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project
-from validation.latency.buckets import parse_sizes, sizes_of_buckets
+from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets
 
 QUICK = {"seconds": 0.005}
 

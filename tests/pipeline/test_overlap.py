@@ -7,9 +7,9 @@ import pytest
 
 from enginery.core.types import Dim, TensorSpec
 from tests.pipeline.projects import Project, answers, arrays, units, weights
-from validation.generated import GeneratedSamples
-from validation.overlap import Noted, golden_digests, merged, overlap_check
-from validation.samples import Samples
+from validation.data.generated import GeneratedSamples
+from validation.data.overlap import Noted, golden_digests, merged, overlap_check
+from validation.data.samples import Samples
 
 X = (TensorSpec("x", "float32", ("batch", 8)),)
 BATCH = (Dim("batch", 1, 4, 8),)

@@ -19,7 +19,7 @@ from pipeline.pages import CANARY, VERSION, drawn, published_document, read_docu
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
-from tests.validation.test_html import HOSTILE, Page, hostile
+from tests.validation.reporting.test_html import HOSTILE, Page, hostile
 
 
 @pytest.fixture(scope="module")

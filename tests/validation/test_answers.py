@@ -8,10 +8,10 @@ from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import EngineryError
 from enginery.core.proof.report import judge
 from enginery.core.types import TensorSpec
-from validation.budget import Budget
-from validation.compare import drift_checks, expected_checks, run, task_check
-from validation.golden import Case, GoldenSet, freeze
-from validation.task import TaskMetric
+from validation.comparison.sessions import drift_checks, expected_checks, run, task_check
+from validation.comparison.task import TaskMetric
+from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.limits.budget import Budget
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 LIMITS = Budget(sqnr_db=80)

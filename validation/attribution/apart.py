@@ -11,7 +11,7 @@ from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.cuts import Segment
 from validation.attribution.onnx_graph import LOCAL
 from validation.attribution.tappable import Tappable
-from validation.compare import run
+from validation.comparison.sessions import run
 
 
 @dataclass

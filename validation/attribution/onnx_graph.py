@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from builders.onnx_graphs.bodies import list_reads
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
-from validation.compare import run
+from validation.comparison.sessions import run
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from enginery.core.errors import IntegrityError
-from validation.drift import Drift
-from validation.slice_limits import worst_slice
+from validation.metrics.drift import Drift
+from validation.metrics.slice_limits import worst_slice
 
 FORMAT = 1
 # Rows that are kept.

@@ -9,10 +9,10 @@ from validation.calls.allowance import Allowance
 from validation.calls.pool import pool_of
 from validation.calls.repeated import Repeats
 from validation.calls.sizes import size_checks
-from validation.comparison import golden_drifts
+from validation.comparison.outputs import golden_drifts
 from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
-from validation.golden import GoldenSet
+from validation.golden.golden_set import GoldenSet
 
 
 def call_checks(

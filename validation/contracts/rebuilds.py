@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from enginery.core.proof.report import Check
-from validation.budget import Budgets
-from validation.compare import case_checks
+from validation.comparison.sessions import case_checks
 from validation.contracts.repeats import digest
-from validation.golden import GoldenSet
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budgets
 
 
 @dataclass(frozen=True)

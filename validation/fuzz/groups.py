@@ -5,7 +5,7 @@ from itertools import islice
 from typing import overload
 
 from enginery.core.types import Tensors
-from validation.golden import GoldenSet, case_kinds
+from validation.golden.golden_set import GoldenSet, case_kinds
 
 # More of them stay on disk. Part of what a case is: another number draws other groups.
 MOST_GROUPS = 32

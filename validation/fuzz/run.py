@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from enginery.core.types import Dim, Tensors, TensorSpec
-from validation.batches import leading_dim
+from validation.data.batches import leading_dim
 from validation.fuzz.cases import FuzzCase, Values
 from validation.fuzz.outcome import Outcome, Pair, try_case
 from validation.fuzz.values import make

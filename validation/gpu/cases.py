@@ -14,7 +14,7 @@ import numpy as np
 from enginery.arrays.npz import Array, stored_arrays
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
 from enginery.core.errors import DataError, IntegrityError
-from validation.golden import Case, GoldenSet
+from validation.golden.golden_set import Case, GoldenSet
 
 FORMAT = 1
 _BROKEN = (DataError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)

@@ -13,20 +13,20 @@ from builders.execution.process import run_job
 from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.host import describe_host
 from enginery.core.types import BuildRequest, Precision, Target
-from validation.double import DoubleSession
-from validation.golden import freeze
+from validation.golden.golden_set import freeze
 from validation.gpu import devices
 from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.devices import Device
 from validation.gpu.models import PRECISIONS, KitModel, Size, write
-from validation.gpu.peaks import Peaks
-from validation.gpu.peers import PEERS, Peer
 from validation.gpu.probes import ANY_GENERATION, any_generation_task
 from validation.gpu.results import Json, Results, now
 from validation.gpu.tasks import Skipped, Task, model_key, other_tasks, own_tasks
+from validation.gpu.timing.peaks import Peaks
+from validation.gpu.timing.peers import PEERS, Peer
 from validation.gpu.trying import MeasurePeaks, ProveCarried, Terms, TryEngine, TryPeer
-from validation.latency.graph_costs import graph_costs
+from validation.latency.roofline.graph_costs import graph_costs
+from validation.limits.float64 import DoubleSession
 
 # Names of the roofs by what a model computes in; TF32 is off in engines.
 _KINDS = {"fp32": "float32", "fp16": "float16"}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from enginery.core.text import format_bytes
-from validation.gpu.peers import PEERS
 from validation.gpu.results import Json, Results
+from validation.gpu.timing.peers import PEERS
 
 _HEAD = """\
 # What was seen on GPUs

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SKIP, FLIPS = "rounding/skip", "rounding/flips"
 # Relative, of each result in fp32: so many rounding units, for other kernels and orders of summation. 32 is the margin
-# of fp32 in `validation.budget`, for the same reason; integer kernels add exactly.
+# of fp32 in `validation.limits.budget`, for the same reason; integer kernels add exactly.
 UNIT = 2.0**-24
 MANY_UNITS, FEW_UNITS = 32, 8
 # Of a step: what requantization in fp32 may decide otherwise, for values of up to 255 steps.

@@ -107,7 +107,7 @@ def answers(node: Node) -> bool:
 
 
 def _node(found: dict[str, Any]) -> Node:
-    """A node from an item of `ray.nodes()`."""
+    """A node from an item of `nodes()`."""
     resources = found["Resources"]
     labels = {name: value for name, value in found["Labels"].items() if not name.startswith("ray.io/")}
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)

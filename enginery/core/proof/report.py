@@ -15,7 +15,7 @@ from enginery.core.proof.spread import Spread
 from enginery.core.text import pluralize
 
 Verdict = Literal["proven", "unproven", "failed"]
-# The check of `validation.overlap`, whose value is about the samples and not about a drift.
+# The check of `validation.data.overlap`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
 _KEY = object()
 

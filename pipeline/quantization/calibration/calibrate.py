@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.quantization.calibration.methods import Activation, Method, MinMax, ranges
 from pipeline.quantization.calibration.observe import observe
 from pipeline.quantization.ranges import Ranges
-from validation.samples import SampleSource
+from validation.data.samples import SampleSource
 
 
 def calibrate(

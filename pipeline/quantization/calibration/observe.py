@@ -27,7 +27,7 @@ from pipeline.quantization.calibration.taps import Measured, open_tapped
 from pipeline.quantization.graphs.placement import tensors_to_measure
 from pipeline.quantization.graphs.sites import prepared
 from pipeline.sources.finite import describe, nonfinite_constants
-from validation.samples import SampleSource
+from validation.data.samples import SampleSource
 
 
 def observe(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from enginery.core.types import Dim, TensorSpec
 from pipeline.sources.entry_point import call_entry_point, importing_from
-from validation.generated import GeneratedSamples
-from validation.samples import Samples, SampleSource
+from validation.data.generated import GeneratedSamples
+from validation.data.samples import Samples, SampleSource
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from onnx import ModelProto
 from pipeline.quantization.calibration.observations import Seen
 from pipeline.quantization.choice.sensitivity import Cost
 from pipeline.quantization.ranges import Ranges
-from validation.pictures import BROKEN_DB, decibels_text
+from validation.reporting.pictures import BROKEN_DB, decibels_text
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from validation.pictures import frontier_svg as drawn
+from validation.reporting.pictures import frontier_svg as drawn
 
 
 def frontier_svg(choice: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from pipeline.quantization.graphs.sites import prepared
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
-from validation.pictures import decibels_text
+from validation.reporting.pictures import decibels_text
 
 
 def choose(

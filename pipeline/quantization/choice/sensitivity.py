@@ -23,7 +23,7 @@ from pipeline.quantization.graphs.sites import find_sites
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
-from validation.drift import DECISIONS, Drift, is_exact, measure
+from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
 # what is chosen is run on all of them.

@@ -7,7 +7,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from pipeline.quantization.calibration.observations import Observations
 from pipeline.quantization.graphs.graph import constants
 from pipeline.quantization.graphs.sites import OP_TYPES
-from validation.latency.macs import per_value
+from validation.latency.roofline.macs import per_value
 
 
 def weighted_macs(model: ModelProto, seen: Observations) -> dict[str, int]:

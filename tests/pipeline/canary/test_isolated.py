@@ -19,10 +19,10 @@ from pipeline.canary.verdicts import Asked, Written, judge_files, promotion_refu
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_both
 from validation.canary.replay import Clock, Pace, serve
 from validation.canary.report import read_report
-from validation.canary.thresholds import Thresholds
 
 LIMITS = Thresholds({"p50": 9.0}, error_rate=0.01)
 X = {"x": np.ones((1, 4), np.float32)}

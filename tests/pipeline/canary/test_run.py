@@ -19,10 +19,10 @@ from pipeline.canary.engines import choose
 from pipeline.canary.run import Canary, CanaryRun
 from tests.pipeline.projects import Project
 from tests.validation.canary.simulated import Engine, Ticking, traffic
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_observations
 from validation.canary.replay import Pace
 from validation.canary.report import read_report
-from validation.canary.thresholds import Thresholds
 
 COMMAND = [sys.executable, "-m", "pipeline.cli"]
 

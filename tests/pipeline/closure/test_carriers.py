@@ -111,4 +111,4 @@ def test_the_record_of_an_exported_model_is_made_by_its_own_roots(ran: Traced) -
     reached = dict(reach_definitions(keys.WRITE_MODEL, Sources()))
     assert {root.partition(":")[2] for root in keys.WRITE_MODEL} <= {name for _, name in ran.called[ExportModel]}
     assert "carries_qdq" in reached["pipeline.quantization.schemes.qdq"]
-    assert "validation.compare" not in reached and "validation.golden" not in reached
+    assert "validation.comparison.sessions" not in reached and "validation.golden.golden_set" not in reached

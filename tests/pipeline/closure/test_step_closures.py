@@ -183,7 +183,7 @@ def test_pages_displays_and_commands_redo_nothing() -> None:
 def is_page(module: str) -> bool:
     """Pages, pictures, displays, commands and orchestration."""
     rooms = ("pipeline.commands", "pipeline.progress", "pipeline.runs", "pipeline.flows", "pipeline.metrics")
-    rooms += ("validation.plots", "validation.html", "validation.gpu", "validation.overview")
+    rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.overview")
     rooms += (
         "pipeline.cli",
         "pipeline.pages",
@@ -206,7 +206,7 @@ def is_page(module: str) -> bool:
             "builders.backends.onnxruntime.split",
             {"choose, timed", "prove onnxruntime", "attribute engine", "latency", "shapes"},
         ),
-        ("validation.latency.warmup", {"latency"}),
+        ("validation.latency.measurement.warmup", {"latency"}),
         ("validation.attribution.reduce", {"attribute graph"}),
         ("builders.backends.iree.session", set()),
     ],

@@ -16,7 +16,7 @@ from pipeline.quantization.calibration.taps import open_tapped
 from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
 from tests.pipeline.quantization.small_nets import IMAGE, attention_net, build, conv_net, images, session
 from tests.pipeline.quantization.small_nets import samples as saved_samples
-from validation.samples import Samples
+from validation.data.samples import Samples
 
 QUICK = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BATCH24 = Dim("batch", 1, 4, 24)

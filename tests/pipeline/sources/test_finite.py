@@ -13,7 +13,7 @@ from pipeline.quantization.calibration.observe import observe
 from pipeline.sources.finite import check_weights
 from pipeline.sources.request import ExportRequest
 from tests.pipeline.projects import Project, weights, write_model
-from validation.samples import Samples
+from validation.data.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 4))
 BATCH = Dim("batch", 1, 2, 4)

@@ -14,8 +14,8 @@ from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
 from validation.attribution.sweep import Size
-from validation.budget import Budget, default_budget
-from validation.golden import Case, GoldenSet
+from validation.golden.golden_set import Case, GoldenSet
+from validation.limits.budget import Budget, default_budget
 
 DEFAULT = Size()
 

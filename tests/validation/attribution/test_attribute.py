@@ -43,7 +43,7 @@ from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.sweep import Size
 from validation.attribution.words import headline, taps_text
-from validation.budget import default_budget
+from validation.limits.budget import default_budget
 
 ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())
 TENSORS = ("x", "n", "a", "u5", "y")

@@ -25,7 +25,7 @@ from validation.attribution.cuts import shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
 from validation.attribution.tappable import Step
-from validation.budget import default_budget
+from validation.limits.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 Change = Callable[[ModelProto], ModelProto]

@@ -8,7 +8,7 @@ import pytest
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
 from tests.validation.canary.reports import observations, report
-from validation.canary.judge import Looks
+from validation.canary.judging.judge import Looks
 from validation.canary.report import continued, read_report
 from validation.canary.shown import mann_whitney
 

@@ -7,10 +7,10 @@ import pytest
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import IntegrityError
-from validation.double import DoubleSession
-from validation.golden import freeze
+from validation.golden.golden_set import freeze
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.models import MODELS, write
+from validation.limits.float64 import DoubleSession
 
 
 @pytest.mark.parametrize("name", MODELS)

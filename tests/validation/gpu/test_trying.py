@@ -10,14 +10,14 @@ from enginery.core.errors import UnknownNameError
 from enginery.core.hardware.targets import CPU
 from enginery.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
-from validation.double import DoubleSession
-from validation.golden import freeze
+from validation.golden.golden_set import freeze
 from validation.gpu.cases import save_cases
 from validation.gpu.devices import find_device
 from validation.gpu.models import KitModel, write
 from validation.gpu.probes import any_generation_task, build_for_any_generation
 from validation.gpu.tasks import Skipped, Task, other_tasks, own_tasks, request_for
 from validation.gpu.trying import Terms, TryEngine
+from validation.limits.float64 import DoubleSession
 
 TERMS = Terms("cpu", 0.01, Path())
 

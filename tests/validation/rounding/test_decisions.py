@@ -14,8 +14,8 @@ from tests.faults.bench import Bench
 from tests.faults.plants import weighted
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.attribution.planted import weight, with_names, with_weight
-from validation.budget import Budgets, budgets, default_budget, strictest
-from validation.golden import GoldenSet
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budgets, budgets, default_budget, strictest
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 

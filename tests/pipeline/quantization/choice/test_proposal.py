@@ -24,8 +24,8 @@ from tests.validation.attribution.planted import golden_of, graph, with_names
 from validation.attribution.attribute import attribute
 from validation.attribution.result import Attribution
 from validation.attribution.words import proposal_lines
-from validation.budget import Budget, default_budget
-from validation.compare import drift_checks
+from validation.comparison.sessions import drift_checks
+from validation.limits.budget import Budget, default_budget
 
 LIMITS = Budget(sqnr_db=28.0)
 

@@ -34,7 +34,7 @@ from tests.pipeline.quantization.small_nets import (
     sentences,
     sqnr_db,
 )
-from validation.pictures import BROKEN_DB
+from validation.reporting.pictures import BROKEN_DB
 
 NETS = {
     "outliers": (outlier_net, noise),
