@@ -15,7 +15,7 @@ import click
 
 from enginery.core.errors import EngineryError, SpecError
 from enginery.core.visible import visible
-from pipeline.streams import code_of_lost, leave, prepare_streams, say
+from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 
 # What a command's file is called, and what it does, by section of `enginery --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
         """Import the command's file."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"pipeline.commands.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"pipeline.cli.{COMMANDS[cmd_name][0]}")
         command = getattr(module, FUNCTIONS.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)  # noqa: S101 - our own table
         return command

@@ -19,8 +19,8 @@ FILES = {
     "builders/__init__.py": "",
     "validation/__init__.py": "",
     "pipeline/__init__.py": "",
-    "pipeline/commands/__init__.py": "",
-    "pipeline/commands/pull.py": (
+    "pipeline/cli/__init__.py": "",
+    "pipeline/cli/registry/pull.py": (
         "import click\n@click.command()\ndef pull():\n    from pipeline.client import Client\n    Client().fetch()\n"
     ),
     "pipeline/client.py": (
@@ -85,9 +85,9 @@ def test_each_figure_counts_what_it_says(tree, name):
 
 def test_circles_and_what_a_function_crosses_are_named(tree):
     assert graphs.import_circles(tree) == [["pipeline.publication", "pipeline.work"]]
-    pull = tree.modules["pipeline.commands.pull"]
+    pull = tree.modules["pipeline.cli.registry.pull"]
     assert graphs.crossed(tree, pull, pull.functions[0]) == {
-        "pipeline.commands.pull",
+        "pipeline.cli.registry.pull",
         "pipeline.client",
         "pipeline.store",
     }

@@ -182,7 +182,7 @@ def test_pages_displays_and_commands_redo_nothing() -> None:
 
 def is_page(module: str) -> bool:
     """Pages, pictures, displays, commands and orchestration."""
-    rooms = ("pipeline.commands", "pipeline.progress", "pipeline.runs", "pipeline.flows", "pipeline.metrics")
+    rooms = ("pipeline.cli", "pipeline.progress", "pipeline.runs", "pipeline.flows", "pipeline.metrics")
     rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.overview")
     rooms += (
         "pipeline.cli",

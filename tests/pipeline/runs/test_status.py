@@ -14,7 +14,7 @@ from enginery.registry.runs.history import History
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import run_key, run_live_key
 from pipeline import steps
-from pipeline.commands import status as command
+from pipeline.cli.models import status as command
 from pipeline.progress.events import Planned
 from pipeline.runs.recorder import new_run, recorded
 from pipeline.spec.file import load_spec
