@@ -30,13 +30,13 @@ from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
 from builders.execution.ray import RayExecutor
 from enginery.core.types import BuildRequest, TensorSpec
 from enginery.registry.store.base import Store, open_store
-from pipeline.compile import InProcess
-from pipeline.jobs.engines import BuildEngine
-from pipeline.plan import Selection, plan_builds
+from pipeline.compile.composition import InProcess
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.plan import Selection, plan_builds
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import build
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.engines import build
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof, Unit
-from pipeline.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")

@@ -18,7 +18,7 @@ from onnx import ModelProto
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from enginery.core.types import Dim, TensorSpec
-from pipeline.jobs.latency import LatencyTerms, MeasureEngine
+from pipeline.compile.jobs.latency import LatencyTerms, MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build

@@ -25,16 +25,16 @@ import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.types import BuildRequest, QuantizationScheme, Target
-from pipeline.export import export
-from pipeline.quantization.calibration.methods import MinMax
-from pipeline.quantization.calibration.methods import ranges as chosen_ranges
-from pipeline.quantization.calibration.observations import Observations
-from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.choice.chosen import Chosen, Floor
-from pipeline.quantization.choice.runs import grouped
-from pipeline.quantization.choice.search import choose
-from pipeline.quantization.graphs.sites import activations
+from pipeline.quantization.insertion.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.chosen import Chosen, Floor
+from pipeline.quantization.search.search import choose
+from pipeline.quantization.settings.runs import grouped
+from pipeline.quantization.statistics.methods import MinMax
+from pipeline.quantization.statistics.methods import ranges as chosen_ranges
+from pipeline.quantization.statistics.observations import Observations
+from pipeline.quantization.statistics.observe import observe
+from pipeline.sources.export import export
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from validation.data.samples import Samples

@@ -16,10 +16,10 @@ def our_quantize(
     import onnx
 
     from enginery.core.types import QuantizationScheme
-    from pipeline.quantization.calibration.methods import method, ranges
-    from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.observe import observe
     from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.quantization.statistics.methods import method, ranges
+    from pipeline.quantization.statistics.observations import Observations
+    from pipeline.quantization.statistics.observe import observe
 
     chosen, kept = method(name, percentile), data.with_suffix(".observations")
     if reuse and kept.exists():
@@ -73,12 +73,12 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     import onnx
 
     from enginery.core.types import Dim, QuantizationScheme, TensorSpec
-    from pipeline.quantization.calibration.methods import method, ranges
-    from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.observe import observe
-    from pipeline.quantization.choice.runs import grouped
-    from pipeline.quantization.choice.search import choose
     from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.quantization.search.search import choose
+    from pipeline.quantization.settings.runs import grouped
+    from pipeline.quantization.statistics.methods import method, ranges
+    from pipeline.quantization.statistics.observations import Observations
+    from pipeline.quantization.statistics.observe import observe
 
     kept = data.with_suffix(".observations")
     seen = (

@@ -12,7 +12,7 @@ from builders.execution.jobs import WorkerContext
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
-from pipeline.jobs.engines import BuildEngine
+from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
 
 

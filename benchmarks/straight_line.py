@@ -15,15 +15,15 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
-from pipeline.export import export
-from pipeline.plan import Candidate, Selection, candidates
-from pipeline.quantization.calibration.methods import MinMax, ranges
-from pipeline.quantization.calibration.observations import Observations
-from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import activations, prepared
+from pipeline.compile.plan import Candidate, Selection, candidates
+from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
+from pipeline.quantization.statistics.methods import MinMax, ranges
+from pipeline.quantization.statistics.observations import Observations
+from pipeline.quantization.statistics.observe import observe
+from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from enginery.core.errors import InputError
+from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
-from pipeline.run import RunOptions
 
 Executor = Literal["local", "ray"]
 
@@ -37,8 +37,8 @@ def build(
     Raises InputError for an argument of another kind, and the other errors of `enginery.core.errors`; a unit that failed is
     in the outcome, not an error.
     """
-    from pipeline.compile import InProcess
-    from pipeline.intake.once import compile_once
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.intake.once import compile_once
     from pipeline.progress import Silent
 
     if executor not in get_args(Executor):

@@ -14,7 +14,7 @@ import enginery
 from enginery.core.errors import InputError, SpecError
 from enginery.registry.store.base import open_store
 from pipeline.api import _joined
-from pipeline.run import RunOptions
+from pipeline.orchestration.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
 

@@ -23,7 +23,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
 from pipeline.canary.isolated import IsolatedSession, isolated
-from pipeline.jobs.blobs import fetch_engine
+from pipeline.compile.jobs.blobs import fetch_engine
 from pipeline.values import EngineBlob
 
 

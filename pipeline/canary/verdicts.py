@@ -17,7 +17,7 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel
-from pipeline.workshop import versions
+from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Quality, Thresholds

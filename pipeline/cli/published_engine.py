@@ -8,7 +8,7 @@ from pipeline.cli.options import shown_progress
 
 if TYPE_CHECKING:
     from pipeline.canary.engines import Chosen
-    from pipeline.workshop import Workshop
+    from pipeline.compile.run_context import Workshop
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def published_engine(
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
     from pipeline.canary.engines import choose
-    from pipeline.workshop import Workshop
+    from pipeline.compile.run_context import Workshop
 
     store = open_store(registry)
     chosen = choose(store, parse_reference(reference), target_named(target), precision)

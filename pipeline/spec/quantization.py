@@ -112,7 +112,7 @@ class Quantization(Part):
 
     @property
     def searches(self) -> tuple[str, ...]:
-        """The keys by which int8 is chosen by trial (`pipeline.quantization.choice`); empty when it is not."""
+        """The keys by which int8 is chosen by trial (`pipeline.quantization.search`); empty when it is not."""
         asked = {
             "smoothing": self.smoothing != "none",
             "floor": self.floor is not None,

@@ -15,12 +15,12 @@ from enginery.core.hardware.targets import CPU
 from enginery.core.proof.report import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
 from enginery.registry.store.base import open_store
-from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.jobs.calls import Calls
-from pipeline.jobs.engines import BuildEngine, CheckEngine, ContractTerms
-from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
-from pipeline.jobs.graphs import CheckGraph
-from pipeline.jobs.model import ExportModel
+from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
+from pipeline.compile.jobs.calls import Calls
+from pipeline.compile.jobs.engines import BuildEngine, CheckEngine, ContractTerms
+from pipeline.compile.jobs.graphs import CheckGraph
+from pipeline.compile.jobs.model import ExportModel
+from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS

@@ -11,10 +11,10 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import FileStore, open_store
 from enginery.registry.store.keys import manifest_key
 from enginery.registry.verification.verify import verify
-from pipeline.golden import write_frozen
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.golden import settle_golden
+from pipeline.operations.golden import write_frozen
 from pipeline.spec.file import load_spec
-from pipeline.steps.golden import settle_golden
-from pipeline.workshop import Workshop
 from tests.enginery.registries import engine, publish_engines
 from tests.faults.bench import Bench
 from tests.faults.nets import mlp, rows

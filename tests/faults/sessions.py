@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from pipeline.jobs import engines
+from pipeline.compile.jobs import engines
 from validation.calls.allowance import SIZES_SHARE, Allowance
 
 if TYPE_CHECKING:

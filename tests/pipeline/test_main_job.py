@@ -15,8 +15,8 @@ import pytest
 from onnx import numpy_helper
 
 from enginery.registry.store.base import open_store
-from pipeline.artifacts import artifacts_of
-from pipeline.published_page import failed_document
+from pipeline.compile.publication.published_page import failed_document
+from pipeline.orchestration.artifacts import artifacts_of
 from tests.pipeline.projects import Project, arrays, rebuilt, units, weights, write_model
 
 

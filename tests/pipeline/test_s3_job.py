@@ -8,7 +8,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import parse_place
 from enginery.registry.versions import lookup
-from pipeline.provenance import STATEMENT
+from pipeline.compile.publication.provenance import STATEMENT
 from tests.pipeline.projects import Project
 
 

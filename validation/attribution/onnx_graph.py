@@ -117,7 +117,7 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """Its name, or what a rewrite would call it (`pipeline.quantization.graphs.graph.tidy`)."""
+    """Its name, or what a rewrite would call it (`pipeline.graphs.graph.tidy`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 

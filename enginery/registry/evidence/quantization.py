@@ -9,7 +9,7 @@ from enginery.registry.store.base import Store
 
 # The manifest's sources of this name, with the flavour behind it, are records.
 RECORD = "quantization"
-# And of this name, recipes: how a graph was written (`pipeline.jobs.graphs`).
+# And of this name, recipes: how a graph was written (`pipeline.compile.jobs.graphs`).
 RECIPE = "recipe"
 FORMAT = 1
 MAX_BYTES = 64 << 20

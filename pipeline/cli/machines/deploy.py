@@ -9,7 +9,7 @@ import click
 
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
-from pipeline.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
+from pipeline.orchestration.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
 
 class _Pair(click.ParamType[tuple[str, Any]]):
@@ -128,7 +128,7 @@ def deploy(
     applied.
     """
     from pipeline.cli.machines import deploy_checks
-    from pipeline.deployments.prefect_yaml import REGISTRY, text
+    from pipeline.orchestration.deployments.prefect_yaml import REGISTRY, text
 
     if chosen["keep"] and not chosen["owner"]:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
@@ -149,7 +149,7 @@ def deploy(
     if print_yaml:
         echo(text(plan), nl=False)
         return
-    from pipeline.deployments.deploy import deploy as deploy_plan
+    from pipeline.orchestration.deployments.deploy import deploy as deploy_plan
 
     changes = deploy_plan(plan, dry=dry_run)
     if as_json:

@@ -7,12 +7,12 @@ from typing import Any
 
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.targets import GENERATIONS
-from pipeline.deployments.wanted import FLEET_CRON
+from pipeline.orchestration.deployments.wanted import FLEET_CRON
 
 # Prefect's own rule for names.
 _BANNED = "/%&<>"
 # Segments go to both engines, and each begins with requests from before it, so a canary with several requests in flight
-# takes up to three times this: a day, which is what a task on Ray's workers may take (`gpu_workers.LIMITS`).
+# takes up to three times this: a day, which is what a task on Ray's workers may take (`orchestration.gpu_workers.LIMITS`).
 LONGEST_ON_RAY = timedelta(hours=8)
 
 
@@ -58,7 +58,7 @@ def absolute_file(given: str | None) -> str | None:
 
 def check_on(name: str, only: tuple[str, ...], duration: timedelta | None) -> None:
     """Whether Ray's workers with the GPU `name` prove and run canaries. Raises InputError, UnknownNameError."""
-    from pipeline.gpu_workers import gpu_named
+    from pipeline.orchestration.gpu_workers import gpu_named
 
     gpu_named(name)
     if only and not {"validate-pending", "canary"} & set(only):

@@ -105,7 +105,7 @@ def _compilers() -> Iterator[Finding]:
 
 
 def _services() -> Iterator[Finding]:
-    from pipeline.workshop import versions
+    from pipeline.compile.run_context import versions
 
     for name, version in versions(*EXTRAS).items():
         state = "missing" if version == "absent" else "ok"

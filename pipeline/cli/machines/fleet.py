@@ -9,7 +9,7 @@ import click
 from pipeline.cli.options import emit_json, json_option, registry_option, say
 
 if TYPE_CHECKING:
-    from pipeline.fleet.reconcile import Reconciled, Sources
+    from pipeline.orchestration.fleet.reconcile import Reconciled, Sources
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -74,7 +74,7 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
         return
     from pipeline.cli.machines.fleet_tables import print_reconciled
     from pipeline.fleet.prediction import predictor
-    from pipeline.fleet.reconcile import reconcile
+    from pipeline.orchestration.fleet.reconcile import reconcile
 
     store, sources = _opened(chosen)
     found = reconcile(store, sources, predictor(store))
@@ -105,7 +105,7 @@ def plan(as_json: bool, **chosen: Any) -> None:
     from pipeline.fleet.inventory import check_version
     from pipeline.fleet.plan import Change, make_plan, parse_nodes
     from pipeline.fleet.prediction import predictor
-    from pipeline.fleet.reconcile import compared
+    from pipeline.orchestration.fleet.reconcile import compared
 
     versions = {name: check_version(name, chosen.pop(name)) for name in ("driver", "tensorrt", "tensorrt_rtx")}
     named = (chosen.pop("on") or "").replace(",", " ").split()
@@ -129,7 +129,7 @@ def _opened(chosen: dict[str, Any]) -> "tuple[Any, Sources]":
     from enginery.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
     from pipeline.fleet.inventory import check_version
-    from pipeline.fleet.reconcile import Sources
+    from pipeline.orchestration.fleet.reconcile import Sources
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
     runtimes = [check_version(name, chosen.get(name)) for name in ("tensorrt", "tensorrt_rtx")]
@@ -145,7 +145,7 @@ def _refuse_options_before(ctx: click.Context) -> None:
 
 def _tell(found: "Reconciled") -> None:
     """Tell the events, each as soon as the server has the one before."""
-    from pipeline.fleet.telling import messages, tell
+    from pipeline.orchestration.fleet.events import messages, tell
 
     events = messages(found.work, found.registry)
     for message in events:

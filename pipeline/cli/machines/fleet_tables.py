@@ -10,8 +10,8 @@ from pipeline.fleet.standing import STATES, Standing
 if TYPE_CHECKING:
     from pipeline.fleet.groups import Fleet, Group
     from pipeline.fleet.plan import Plan
-    from pipeline.fleet.reconcile import Reconciled
     from pipeline.fleet.work import Work
+    from pipeline.orchestration.fleet.reconcile import Reconciled
 
 
 def print_reconciled(found: "Reconciled") -> None:

@@ -27,9 +27,9 @@ from pipeline.cli.registry.trust import check_signing_key, sign_published
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome
     from pipeline.progress import Progress
-    from pipeline.run import RunOptions
 
 STYLES = {
     "build": "cyan",
@@ -84,7 +84,7 @@ def build(
 
     With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
     """
-    from pipeline.run import RunOptions, registry_of
+    from pipeline.orchestration.run import RunOptions, registry_of
 
     options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
     if sign_key:
@@ -123,10 +123,10 @@ def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 def _compile(
     spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
-    from pipeline.compile import InProcess
-    from pipeline.intake.once import compile_once
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.intake.once import compile_once
+    from pipeline.orchestration.run import compile_from_records, registry_of
     from pipeline.progress import together
-    from pipeline.run import compile_from_records, registry_of
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and (counting or log_format() == "json"):
@@ -144,7 +144,7 @@ def _compile(
             _tell_if_untold(outcome, registry_of(spec, options))
         return outcome
     if with_prefect:
-        from pipeline.flows.compile_model import run_flow
+        from pipeline.orchestration.flows.compile_model import run_flow
 
         return run_flow(spec, options, quiet)
     with shown_progress(quiet) as display:
@@ -155,14 +155,14 @@ def _compile(
 def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
     """Tell a configured server of the version, if the run that published it did not come to that."""
     from enginery.registry.store.base import open_store
-    from pipeline.deployments.payloads import PUBLISHED
-    from pipeline.told import told_before
+    from pipeline.orchestration.payloads import PUBLISHED
+    from pipeline.orchestration.sent_events import told_before
 
     store = open_store(registry)
     if outcome.manifest is None or told_before(store, PUBLISHED, outcome.manifest):
         return
-    from pipeline.flows.compile_model import tell
-    from pipeline.intake.once import Compiled
+    from pipeline.orchestration.flows.compile_model import tell
+    from pipeline.orchestration.intake.once import Compiled
 
     tell(Compiled(outcome, store))
 

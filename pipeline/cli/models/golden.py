@@ -18,7 +18,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.golden import Shown
+    from pipeline.operations.golden import Shown
     from pipeline.spec.model import ModelSpec
 
 
@@ -45,7 +45,7 @@ def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 @json_option
 def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
-    from pipeline.golden import write_frozen
+    from pipeline.operations.golden import write_frozen
 
     told = _made(spec, registry, quiet, accepting=True)
     if told["frozen"] != told["digest"]:
@@ -60,7 +60,7 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 def show(reference: str, registry: str, as_json: bool) -> None:
     """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
     from enginery.registry.store.base import open_store
-    from pipeline.golden import golden_of, shown
+    from pipeline.operations.golden import golden_of, shown
 
     store = open_store(registry)
     _print_shown(shown(store, golden_of(store, reference)), as_json)
@@ -74,8 +74,8 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
     from enginery.registry.store.base import open_store
-    from pipeline.golden import golden_of
-    from pipeline.steps.golden import golden_change
+    from pipeline.compile.steps.golden import golden_change
+    from pipeline.operations.golden import golden_of
 
     store = open_store(registry)
     change = golden_change(store, golden_of(store, before), golden_of(store, after))
@@ -87,10 +87,10 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 
 def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
     from enginery.core.errors import InputError
-    from pipeline import steps
-    from pipeline.golden import unfrozen
-    from pipeline.run import RunOptions, opened
-    from pipeline.steps.golden import latest_golden, told_change
+    from pipeline.compile import steps
+    from pipeline.compile.steps.golden import latest_golden, told_change
+    from pipeline.operations.golden import unfrozen
+    from pipeline.orchestration.run import RunOptions, opened
 
     with (
         shown_progress(quiet) as progress,

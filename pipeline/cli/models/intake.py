@@ -23,7 +23,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.intake.watch import Seen
+    from pipeline.orchestration.intake.watch import Seen
 
 
 @click.command()
@@ -50,7 +50,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
         echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
     told = None
     if not no_event:
-        from pipeline.events import registered
+        from pipeline.orchestration.events import registered
 
         told = registered(store, item)
         say(f"told {told.server}: {told.event} {told.id}")
@@ -75,7 +75,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     import json
 
     from enginery.registry.store.base import open_store
-    from pipeline.intake.watch import Watch
+    from pipeline.orchestration.intake.watch import Watch
 
     def show(seen: "Seen") -> None:
         if as_json:
@@ -109,9 +109,9 @@ def catalog(
 
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
     """
-    from pipeline.compile import InProcess
-    from pipeline.intake.catalog import compile_all, gathered, words
-    from pipeline.run import RunOptions, started
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.intake.catalog import compile_all, gathered, words
+    from pipeline.orchestration.run import RunOptions, started
 
     options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
     with (

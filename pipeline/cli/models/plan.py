@@ -9,8 +9,8 @@ from pipeline.cli.options import emit_json, say, shown_progress
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.foreseen import Forecast
-    from pipeline.run import RunOptions
+    from pipeline.compile.foreseen import Forecast
+    from pipeline.orchestration.run import RunOptions
 
 
 @click.command()
@@ -22,7 +22,7 @@ def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, **chosen: Any) 
     What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
     --no-export a unit whose graph is not on record is 'unknown'.
     """
-    from pipeline.run import RunOptions
+    from pipeline.orchestration.run import RunOptions
 
     found = _forecast(spec, RunOptions(**chosen), quiet, no_export)
     if as_json:
@@ -36,12 +36,12 @@ def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, **chosen: Any) 
 
 
 def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":
-    from pipeline.compile import InProcess, prepare
-    from pipeline.foreseen import foresee
+    from pipeline.compile.composition import InProcess, prepare
+    from pipeline.compile.foreseen import foresee
+    from pipeline.compile.on_record import OnRecord, on_record, reading
+    from pipeline.compile.plan import unserved
     from pipeline.intake.addresses import spec_at
-    from pipeline.on_record import OnRecord, on_record, reading
-    from pipeline.plan import unserved
-    from pipeline.run import opened, select, store_of
+    from pipeline.orchestration.run import opened, select, store_of
 
     with spec_at(spec, options.registry) as found:
         model = found.load()

@@ -25,7 +25,7 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
-    from pipeline.pages import drawn, published_document, read_document
+    from pipeline.compile.publication.pages import drawn, published_document, read_document
 
     if source.endswith(".json") or "/" in source:
         document = read_document(Path(source))
@@ -35,7 +35,7 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
     write_whole(out, drawn(document).encode())
     keys: list[str] = []
     if to_prefect:
-        from pipeline.flows.api import show_report
+        from pipeline.orchestration.flows.api import show_report
 
         keys = list(show_report(document, out.absolute().as_uri()))
         for key in keys:

@@ -44,7 +44,7 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
     """
-    from pipeline.run import RunOptions, opened
+    from pipeline.orchestration.run import RunOptions, opened
 
     with (
         shown_progress(quiet) as progress,
@@ -61,8 +61,8 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
 def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
     """The choice on record, or made now."""
-    from pipeline import steps
-    from pipeline.compile import InProcess, calibrate
+    from pipeline.compile import steps
+    from pipeline.compile.composition import InProcess, calibrate
 
     kind = _kind(activation, spec)
     exported = steps.export(spec, shop)
@@ -73,7 +73,7 @@ def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
 
 def _kind(activation: str, spec: "ModelSpec") -> "Searched":
     """The kind of int8 that the spec's backends write with these activations; else one with whole weights."""
-    from pipeline.plan import Selection, candidates
+    from pipeline.compile.plan import Selection, candidates
     from pipeline.values import Searched
 
     found = [item.flavour.searched for item in candidates(spec, Selection())]
@@ -82,7 +82,7 @@ def _kind(activation: str, spec: "ModelSpec") -> "Searched":
 
 
 def _write(folder: Path, choice: dict[str, Any]) -> None:
-    from pipeline.quantization.choice.picture import frontier_svg
+    from pipeline.quantization.search.picture import frontier_svg
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "frontier.json").write_text(json.dumps(choice, indent=2, allow_nan=False) + "\n", "utf-8")

@@ -14,7 +14,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from enginery.registry.runs.state import Item
     from enginery.registry.store.base import Store
-    from pipeline.runs.shown import Seen
+    from pipeline.orchestration.runs.shown import Seen
 
 WATCH_S = 2.0
 
@@ -63,7 +63,7 @@ def _watch(show: Callable[[], bool]) -> None:
 def _shown(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print; whether something still runs."""
     from enginery.registry.runs.journal import find_run, read_runs, run_ids
-    from pipeline.runs.shown import seen
+    from pipeline.orchestration.runs.shown import seen
 
     if name is not None:
         one = seen(find_run(store, name))

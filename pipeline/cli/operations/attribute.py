@@ -20,7 +20,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.attribution import Answer
+    from pipeline.operations.attribution import Answer
     from validation.attribution.result import Attribution
 
 
@@ -54,8 +54,8 @@ def attribute(
     from enginery.registry.store.base import open_store
     from enginery.registry.trust import require
     from enginery.registry.versions.lookup import locate
-    from pipeline.attribution import attribute_version, to_json
-    from pipeline.workshop import Workshop
+    from pipeline.compile.run_context import Workshop
+    from pipeline.operations.attribution import attribute_version, to_json
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))

@@ -21,7 +21,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.compare.run import Asked
+    from pipeline.operations.compare.run import Asked
 
 
 @click.command()
@@ -68,9 +68,9 @@ def compare(
     Exit code 1 when there is nothing to recommend.
     """
     from enginery.core.atomic_write import make_folder, reachable, write_whole
-    from pipeline.compare import run, words
-    from pipeline.compile import InProcess
-    from pipeline.run import RunOptions, opened
+    from pipeline.compile.composition import InProcess
+    from pipeline.operations.compare import run, words
+    from pipeline.orchestration.run import RunOptions, opened
 
     if out is not None:
         # Now, and not when everything is built and timed.
@@ -96,8 +96,8 @@ def _asked(
     from enginery.core.errors import UnknownNameError
     from enginery.core.hardware.machine import target_named
     from enginery.core.types import PRECISIONS
-    from pipeline.compare.run import Asked
-    from pipeline.run import not_in_spec
+    from pipeline.operations.compare.run import Asked
+    from pipeline.orchestration.run import not_in_spec
 
     wanted = _words(precisions)
     for name in wanted:
@@ -113,7 +113,7 @@ def _words(text: str | None) -> list[str]:
 
 def _show(found: dict[str, object]) -> None:
     from pipeline.cli.tables import print_table
-    from pipeline.compare import words
+    from pipeline.operations.compare import words
 
     echo(words.heading(found))
     print_table(*words.rows(found))

@@ -57,7 +57,7 @@ def fuzz(
     A failing case is reduced to the smallest that fails and printed with the command that repeats it. Exit code 1 if
     one failed.
     """
-    from pipeline.fuzz import Asked, fuzz_published
+    from pipeline.operations.fuzz import Asked, fuzz_published
 
     asked = Asked(seed, cases, _read(histogram) if histogram else None, only)
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):

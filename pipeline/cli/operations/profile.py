@@ -76,7 +76,7 @@ def profile(
     from enginery.core.hardware.machine import target_named
     from enginery.core.names import parse_reference
     from pipeline.canary.engines import choose
-    from pipeline.latency import Asked, profile_published, race_published
+    from pipeline.operations.latency import Asked, profile_published, race_published
 
     asked = Asked(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):

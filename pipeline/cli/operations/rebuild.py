@@ -44,7 +44,7 @@ def rebuild(
 
     Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
     """
-    from pipeline.rebuild import rebuild as build_again
+    from pipeline.operations.rebuild import rebuild as build_again
 
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
         report = build_again(chosen, times, shop)

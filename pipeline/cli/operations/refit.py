@@ -18,7 +18,7 @@ from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginery.registry.manifest import Manifest
-    from pipeline.refit import Refit
+    from pipeline.operations.refit import Refit
 
 
 @click.command()
@@ -71,10 +71,10 @@ def refit(
 def _with_spec(
     base: "Manifest", spec: Path, registry: str, quiet: bool, dry_run: bool, chosen: dict[str, Any]
 ) -> tuple[list["Refit"], dict[str, Any]]:
-    from pipeline.compile import InProcess, compile_model, prepare
-    from pipeline.intake.once import build_lock, lock_names
-    from pipeline.refit import refit_units, refitted
-    from pipeline.run import RunOptions, opened
+    from pipeline.compile.composition import InProcess, compile_model, prepare
+    from pipeline.operations.refit import refit_units, refitted
+    from pipeline.orchestration.intake.once import build_lock, lock_names
+    from pipeline.orchestration.run import RunOptions, opened
 
     options = RunOptions(registry=registry, **chosen)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=not dry_run) as run:
@@ -100,10 +100,10 @@ def _with_version(
 ) -> tuple[list["Refit"], dict[str, Any]]:
     from builders.execution.local import LocalExecutor
     from enginery.registry.store.base import open_store
-    from pipeline.refit import refit_units
-    from pipeline.refit_version import publish_refitted, wanted_of
-    from pipeline.revalidate import spec_of
-    from pipeline.workshop import Workshop
+    from pipeline.compile.run_context import Workshop
+    from pipeline.operations.refit import refit_units
+    from pipeline.operations.refit_version import publish_refitted, wanted_of
+    from pipeline.operations.revalidate import spec_of
 
     wanted, without = wanted_of(base, other)
     if dry_run:
@@ -123,7 +123,7 @@ def _with_version(
 
 
 def _foreseen(requests: "list[Any]", base: "Manifest") -> list["Refit"]:
-    from pipeline.refit import Refit, cannot
+    from pipeline.operations.refit import Refit, cannot
 
     entries = {entry.unit: entry for entry in base.engines if entry.usable}
     return [

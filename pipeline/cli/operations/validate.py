@@ -20,7 +20,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from enginery.registry.manifest import Manifest
     from enginery.registry.store.base import Store
-    from pipeline.revalidate import Attested
+    from pipeline.operations.revalidate import Attested
 
 
 @click.command()
@@ -94,8 +94,8 @@ def _run(
 ) -> list[str]:
     from builders.execution.local import LocalExecutor
     from enginery.core.errors import UnknownNameError
-    from pipeline.revalidate import revalidate
-    from pipeline.workshop import Workshop
+    from pipeline.compile.run_context import Workshop
+    from pipeline.operations.revalidate import revalidate
 
     targets, quiet, as_json = shown
     executor = LocalExecutor()
@@ -115,7 +115,7 @@ def _run(
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
-    from pipeline.elsewhere.carry import carry
+    from pipeline.operations.offline.carry import carry
 
     made = carry(store, manifest, folder, wanted)
     if as_json:
@@ -126,7 +126,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
 
 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
-    from pipeline.elsewhere.returned import import_file
+    from pipeline.operations.offline.returned import import_file
 
     found = import_file(store, path)
     if as_json:

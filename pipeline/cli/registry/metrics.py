@@ -12,7 +12,7 @@ from pipeline.cli.options import registry_option, say
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.metrics.live import LiveMetrics
+    from pipeline.orchestration.metrics.live import LiveMetrics
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,7 +40,7 @@ def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | No
     if port is None:
         yield None
         return
-    from pipeline.metrics.live import LiveMetrics, served
+    from pipeline.orchestration.metrics.live import LiveMetrics, served
 
     live = LiveMetrics()
     with served(live.registry, port, address) as taken:
@@ -73,8 +73,8 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
     Read from the registry's documents, so one exporter covers every run, wherever it took place.
     """
     from enginery.registry.store.base import open_store
-    from pipeline.metrics.exporter import Exporter
-    from pipeline.metrics.live import served
+    from pipeline.orchestration.metrics.exporter import Exporter
+    from pipeline.orchestration.metrics.live import served
 
     exporter = Exporter(open_store(registry), say)
     whole = exporter.refresh()

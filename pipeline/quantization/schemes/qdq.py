@@ -21,11 +21,11 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from enginery.core.errors import DataError
 from enginery.core.types import QuantizationScheme
-from pipeline.quantization.graphs.graph import finish, tidy_from
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.placement import joints, residuals
-from pipeline.quantization.graphs.sites import Site, find_sites, prepared
-from pipeline.quantization.graphs.stems import fold_stems, quantize_before_blocks
+from pipeline.graphs.graph import finish, tidy_from
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.first_convolutions import fold_stems, quantize_before_blocks
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
+from pipeline.quantization.insertion.placement import joints, residuals
 from pipeline.quantization.notes import Kept, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float

@@ -18,8 +18,8 @@ from enginery.registry.versions import channels, lookup
 from pipeline.canary import engines, run
 from pipeline.canary.automatic import Wanted, canary
 from pipeline.canary.settle import settle
-from pipeline.compile import InProcess
-from pipeline.flows import canary as flows
+from pipeline.compile.composition import InProcess
+from pipeline.orchestration.flows import canary as flows
 from pipeline.progress import Silent
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.projects import Project

@@ -282,7 +282,7 @@ def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(
 def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(
     store: Store, pair, settled: Settle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flows = pytest.importorskip("pipeline.flows.settle_canary")
+    flows = pytest.importorskip("pipeline.orchestration.flows.settle_canary")
     one, two = pair
     settled("cpu", two, one)
     store.create(canary_key("digits", "2", "cpu", "0" * 64), b"{}")

@@ -17,9 +17,9 @@ from pipeline.fleet import standing
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
 from pipeline.fleet.groups import Group, Hardware
 from pipeline.fleet.inventory import fleet_of_nodes
-from pipeline.fleet.reconcile import Sources, reconcile
 from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import Judgement, Standing, standings
+from pipeline.orchestration.fleet.reconcile import Sources, reconcile
 from tests.enginery.registries import overwrite
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from builders.backends.onnxruntime.file import restore_names
 from enginery.core.types import BuildRequest, Precision, Target, TensorSpec
-from pipeline.jobs.blobs import runnable
+from pipeline.compile.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.schemes.write import write

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from enginery.core.types import TensorSpec
-from pipeline.jobs import limits
+from pipeline.compile.jobs import limits
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench
 from tests.faults.plants import weighted

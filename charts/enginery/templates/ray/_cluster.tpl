@@ -1,4 +1,4 @@
-{{/* The RayCluster. Not a template of its own: it is a ConfigMap's content, and pipeline/kuberay applies it. */}}
+{{/* The RayCluster. Not a template of its own: it is a ConfigMap's content, and pipeline/orchestration/kuberay applies it. */}}
 {{- define "enginery.ray.cluster" -}}
 {{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
 apiVersion: ray.io/v1

@@ -5,11 +5,11 @@ import pytest
 from builders.execution.jobs import UNWATCHED, Job, Watch
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
-from pipeline import steps
-from pipeline.compile import InProcess, calibrate
-from pipeline.jobs.ranges import ObservePartRemotely
+from pipeline.compile import steps
+from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.jobs.ranges import ObservePartRemotely
+from pipeline.compile.run_context import Workshop
 from pipeline.spec.file import load_spec
-from pipeline.workshop import Workshop
 from tests.pipeline.projects import Project, write_project
 
 pytest.importorskip("ray")

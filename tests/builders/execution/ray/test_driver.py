@@ -10,9 +10,9 @@ from builders.backends import discovery
 from enginery.core.codec import encode_request
 from enginery.core.types import BuildRequest, Target
 from enginery.registry.store.base import open_store
-from pipeline.jobs.engines import BuildEngine
-from pipeline.steps.engines import recall_engine
-from pipeline.workshop import Workshop
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import recall_engine
 from tests.builders import graphs
 from tests.builders.execution.ray.conftest import ROOT
 from tests.builders.execution.test_process import gone, read_when_there

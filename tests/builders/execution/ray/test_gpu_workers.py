@@ -23,17 +23,18 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import load
 from enginery.registry.versions.publish import publish
-from pipeline import cli, gpu_workers
+from pipeline import cli
 from pipeline.canary.automatic import Wanted
-from pipeline.gpu_workers import canary_on_worker, prove_on_worker
-from pipeline.pending import Pending, pending, pending_of
+from pipeline.compile.run_context import Workshop
+from pipeline.operations.pending import Pending, pending, pending_of
+from pipeline.orchestration import gpu_workers
+from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.progress import Silent
 from pipeline.progress.events import Event, Started
-from pipeline.workshop import Workshop
 from tests.builders.execution.ray.test_fleet import raylets
 from tests.calls import call_job
 from tests.enginery.registries import approval, report
-from tests.pipeline.flows.server import until
+from tests.pipeline.orchestration.flows.server import until
 from tests.pipeline.projects import Project, write_project
 
 pytest.importorskip("ray")

@@ -12,10 +12,10 @@ from enginery.registry.evidence.layers import COLUMNS, layers_of, row
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.publish import publish
-from pipeline import materials
 from pipeline.cli import main
+from pipeline.compile.publication import materials
 from tests.enginery.registries import approval, draft, engine
-from tests.pipeline.test_steps import an_engine
+from tests.pipeline.compile.test_steps import an_engine
 
 TOLD = {
     "Layers": [

@@ -10,7 +10,7 @@ from enginery.registry.runs import journal
 from enginery.registry.runs.state import parse_run
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.keys import run_key, run_live_key
-from tests.pipeline.runs.runs import run_state, running, written
+from tests.pipeline.orchestration.runs.runs import run_state, running, written
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from enginery.registry.build_request import request_of
 from enginery.registry.runs.history import Expectation
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
-from pipeline.compile import InProcess, compile_model
-from pipeline.jobs.engines import BuildEngine
-from pipeline.plan import Selection
-from pipeline.spec.file import load_spec
-from pipeline.steps.engines import (
+from pipeline.compile.composition import InProcess, compile_model
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.plan import Selection
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import (
     LEAN_WORKSPACE_MIB,
     LEAST_MEMORY_MIB,
     USUAL_MEMORY_MIB,
@@ -30,7 +30,7 @@ from pipeline.steps.engines import (
     recall_reduced,
     reduce_workspace,
 )
-from pipeline.workshop import Workshop
+from pipeline.spec.file import load_spec
 from tests.builders import graphs
 
 
