@@ -1,6 +1,6 @@
 """Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
 
-A backend is a frozen dataclass (`enginery.core.types.Backend`) whose fields are its options. Any installed distribution adds
+A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
 """
 

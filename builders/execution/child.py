@@ -1,4 +1,4 @@
-"""The child's side of `builders.execution.process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
+"""The child's side of `execution.process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
 
 import ctypes
 import json
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import decode_request, encode
+from builders.execution.requests import decode_request
+from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, error_to_json
 
 _PR_SET_PDEATHSIG = 1

@@ -1,4 +1,4 @@
-"""Requests and results as JSON and back, by the types of their fields: the one codec between a driver and a worker.
+"""Values as JSON and back, by the types of their fields: the one codec between a driver and a worker.
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
 resolved at run time. Standard library only: workers on bare GPU machines have no more
@@ -7,19 +7,15 @@ of JSON's numbers becomes {"float": "nan"}.
 """
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from enginery.core.errors import IntegrityError
-
-if TYPE_CHECKING:
-    from builders.execution.jobs import Request
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -57,25 +53,6 @@ def decode(data: Any, kind: type[T]) -> T:
     except _Mismatch as error:
         raise IntegrityError(str(error)) from error
     return value
-
-
-def encode_request(request: "Request[Any]") -> Json:
-    """A request with the name of its class, as JSON: {"type": "package.module:Class", "fields": {...}}."""
-    kind = type(request)
-    return {"type": f"{kind.__module__}:{kind.__qualname__}", "fields": encode(request)}
-
-
-def decode_request(data: Json) -> "Request[Any]":
-    """The request that `encode_request` wrote; imports the module of its class. Raises IntegrityError."""
-    module, _, name = str(data["type"]).partition(":")
-    kind: type[Request[Any]] = getattr(importlib.import_module(module), name)
-    return decode(data["fields"], kind)
-
-
-def result_type(request: "Request[T]") -> type[T]:
-    """The type that the request's `run` is declared to return."""
-    kind: type[T] = _hints(type(request).run)["return"]
-    return kind
 
 
 @cache

@@ -122,7 +122,7 @@ class Flavour:
         return self.runs(request.target) or f"no GPU here has {request.precision}"
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `runtime.fitting.Choosy`: the release that built it, whichever of its wheels are installed, and its plugins."""
+        """See `fitting.Choosy`: the release that built it, whichever of its wheels are installed, and its plugins."""
         return version_misfit(self.name, {field.name: getattr(self, field.name) for field in fields(self)}, built, here)
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:

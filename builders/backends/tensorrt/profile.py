@@ -13,7 +13,7 @@ from enginery.core.types import Tensors
 
 
 def profiled(trt: Any, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
-    """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `runtime.session.run` does."""
+    """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `session.run` does."""
     listener = _listener(trt)
     for _ in range(max(2, runs // 5)):
         session.run(inputs)

@@ -2,7 +2,7 @@
 
 MetaSchedule (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022, arXiv:2205.13603)
 draws schedules of a kernel, compiles them, measures them on this machine and breeds the best. It takes kernels of fixed
-sizes alone. What was measured goes from build to build (`builders.backends.timing_caches`); a known kernel is searched further.
+sizes alone. What was measured goes from build to build (`backends.timing_caches`); a known kernel is searched further.
 
 Candidates are compiled in this process: TVM's own workers each parse the intrinsics of every GPU again for each round,
 which takes 20 s of CPU time, and are left to the measuring, where a kernel that hangs or crashes costs itself alone.

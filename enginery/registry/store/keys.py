@@ -19,7 +19,7 @@
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     turns/<digest>.json                                   who works on something that one at a time shall do
     leases/<id>.json                                      somebody is writing (see `writers.leases`)
-    runs/<run>.json, <run>.live                           what became of a run (see `pipeline.orchestration.runs`), what it prints now
+    runs/<run>.json, <run>.live                           what became of a run (see `runs`), what it prints now
     history/<backend>/models/<model>.json, all.json       what builds took (see `enginery.registry.runs.history`)
     history/totals.json                                   how many ended how (see `enginery.registry.runs.totals`)
     timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)

@@ -46,7 +46,7 @@ def test_an_llm_stack_is_refused_with_the_remedy_and_not_taken_for_a_typing_mist
         discovery.load(name)
     assert title in str(caught.value) and "did you mean" not in str(caught.value)
     page = re.search(r"docs/decisions/[\w.-]+\.md", str(caught.value))
-    assert page and (Path(__file__).parents[2] / page[0]).exists()
+    assert page and (Path(__file__).parents[3] / page[0]).exists()
 
 
 def test_an_unknown_option_names_the_nearest():

@@ -1,4 +1,4 @@
-"""Runs a TensorRT engine on this machine's GPU, over `enginery.core.hardware.cuda`. Never run on a GPU: no machine here has one.
+"""Runs a TensorRT engine on this machine's GPU, over `hardware.cuda`. Never run on a GPU: no machine here has one.
 
 libcuda, through ctypes, takes the place of torch and cuda-python: it is there wherever an engine can run, and a serving
 node needs neither. Tests check every TensorRT name used here against the bindings of each release, and the order of the

@@ -13,7 +13,7 @@ import pytest
 from pipeline.compile.closure.sources import PACKAGES
 from tests.pipeline.projects import Project
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pipeline.orchestration.deployments.wanted import FLOWS, KINDS, Plan, Wanted
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.payloads import PAYLOADS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EVERY = [
     *Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply").deployments()
 ]
