@@ -193,7 +193,3 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()
