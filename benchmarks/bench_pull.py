@@ -118,14 +118,14 @@ def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str
 
 
 def by_sha256(**task: Any) -> dict[str, float]:
-    from enginery.core import blob_digest
+    from enginery.registry.store import blob_digest
 
     blob_digest._library = lambda: None  # type: ignore[assignment]
     return by_enginery(**task)
 
 
 def by_transport(**task: Any) -> dict[str, float]:
-    from enginery.core import blob_digest
+    from enginery.registry.store import blob_digest
 
     class Nothing:
         def __init__(self, seal: blob_digest.Seal) -> None:

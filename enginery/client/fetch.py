@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from enginery.core.atomic_write import copy_hashed, landing, make_folder, reachable, settle, sweep, sync_folder
-from enginery.core.blob_digest import Seal
 from enginery.core.errors import IntegrityError
+from enginery.registry.store.atomic_write import (
+    copy_hashed,
+    landing,
+    make_folder,
+    reachable,
+    settle,
+    sweep,
+    sync_folder,
+)
 from enginery.registry.store.base import Store
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.cache import BlobCache, local_cache
 from enginery.registry.store.download import download, journal_of
 from enginery.registry.store.verification_cache import Stamps

@@ -13,8 +13,6 @@ from typing import Any
 
 from enginery.client.fetch import Origin, Way
 from enginery.client.resolve import FALLBACK, Answer, Policy, Resolution, answer
-from enginery.core.atomic_write import write_whole
-from enginery.core.blob_digest import seal
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, SATURATES
@@ -24,7 +22,9 @@ from enginery.registry.evidence.attestations import judged
 from enginery.registry.evidence.speeds import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.missing_blobs import find_lost_engines
+from enginery.registry.store.atomic_write import write_whole
 from enginery.registry.store.base import Store
+from enginery.registry.store.blob_digest import seal
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import Located, locate
 

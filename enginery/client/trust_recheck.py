@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from enginery.core import parsing
-from enginery.core.atomic_write import reachable, write_whole
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import Reference
+from enginery.registry.store.atomic_write import reachable, write_whole
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import VARIABLE, TrustPolicy

@@ -29,10 +29,10 @@ from enginery.client.hooks import Hook
 from enginery.client.pull import Pulled, ask, bring, bring_best, folder_name
 from enginery.client.resolve import Policy, Resolution
 from enginery.client.trust_recheck import Standing
-from enginery.core.atomic_write import make_folder, reachable, sync_folder, write_whole
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
+from enginery.registry.store.atomic_write import make_folder, reachable, sync_folder, write_whole
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import channel_key
 from enginery.registry.versions.channels import names

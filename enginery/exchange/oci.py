@@ -18,12 +18,12 @@ from typing import IO, Any, BinaryIO
 
 from enginery.client.pull import describe, stem_of
 from enginery.core import parsing
-from enginery.core.atomic_write import landing, make_folder, reachable, sweep, write_whole
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.atomic_write import landing, make_folder, reachable, sweep, write_whole
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import TrustPolicy

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from enginery.core.atomic_write import reachable
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError
 from enginery.core.text import join_first
 from enginery.registry.manifest import Manifest
+from enginery.registry.store.atomic_write import reachable
 from enginery.registry.store.base import Store
 from enginery.registry.versions import channels
 from enginery.registry.versions.policies import CanaryPass

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from enginery.core.atomic_write import make_folder, reachable
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -16,6 +15,7 @@ from enginery.core.types import Session, Target
 from enginery.recording.append import LineFile
 from enginery.recording.recorder import end_of, header_of
 from enginery.recording.traffic import Traffic, read_traffic
+from enginery.registry.store.atomic_write import make_folder, reachable
 from enginery.registry.store.base import Store
 from pipeline.canary.engines import Chosen, check_alike, check_shared_gpu, choose, opened
 from pipeline.canary.in_flight import InFlight, in_flight_of

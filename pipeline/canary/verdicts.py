@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginery.core.atomic_write import reachable, write_whole
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
 from enginery.core.hardware.host import describe_host
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.moment import now
 from enginery.registry.evidence.canaries import canary_target
 from enginery.registry.manifest import Manifest
+from enginery.registry.store.atomic_write import reachable, write_whole
 from enginery.registry.store.base import Store
 from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel

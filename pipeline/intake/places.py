@@ -12,9 +12,9 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from builders.execution.workdir import workdir
-from enginery.core.atomic_write import landing, make_folder, reachable
 from enginery.core.errors import InputError, UnavailableError
 from enginery.core.names import inside
+from enginery.registry.store.atomic_write import landing, make_folder, reachable
 from pipeline.intake.bundle import MOST_BYTES
 
 MOST_OBJECTS = 100_000

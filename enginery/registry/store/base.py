@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from enginery.core.blob_digest import Seal
 from enginery.core.errors import InputError
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.download import Fill
 from enginery.registry.store.folder import FileStore, open_folder
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.blob_digest import Seal
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.pace import CONNECTIONS, Pace
 
 PART_BYTES = 8 << 20

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from enginery.core.atomic_write import (
+from enginery.core.digest import check_digest, digest_of_bytes, digest_of_file
+from enginery.core.errors import InputError, IntegrityError, UnavailableError
+from enginery.registry.store.atomic_write import (
     Landing,
     copy_hashed,
     landing,
@@ -23,9 +25,7 @@ from enginery.core.atomic_write import (
     sweep,
     sync_folder,
 )
-from enginery.core.blob_digest import Seal, sealed
-from enginery.core.digest import check_digest, digest_of_bytes, digest_of_file
-from enginery.core.errors import InputError, IntegrityError, UnavailableError
+from enginery.registry.store.blob_digest import Seal, sealed
 from enginery.registry.store.download import Fill
 from enginery.registry.store.keys import MARKER, blob_key, check_key, is_key
 from enginery.registry.store.marker import CONTENT, check_format, refuse_other

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.atomic_write import make_folder
-from enginery.core.blob_digest import Seal
+from enginery.registry.store.atomic_write import make_folder
+from enginery.registry.store.blob_digest import Seal
 
 Facts = list[int]
 

@@ -7,7 +7,6 @@ memory, and harms nobody.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from enginery.core.blob_digest import Seal, blake3_hasher
 from enginery.core.digest import is_digest
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import Reference, is_name
@@ -20,6 +19,7 @@ from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
 from enginery.registry.retention import marks
 from enginery.registry.store.base import Store
+from enginery.registry.store.blob_digest import Seal, blake3_hasher
 from enginery.registry.store.keys import BLOBS, MODELS, RECORDS, blob_key, registered_key
 from enginery.registry.trust.requirement import misplaced
 from enginery.registry.verification.orphans import loose_documents

@@ -67,7 +67,7 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
-    from enginery.core.atomic_write import make_folder, reachable, write_whole
+    from enginery.registry.store.atomic_write import make_folder, reachable, write_whole
     from pipeline.compile.composition import InProcess
     from pipeline.operations.compare import run, words
     from pipeline.orchestration.run import RunOptions, opened

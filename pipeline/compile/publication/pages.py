@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from enginery.core.atomic_write import reachable
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.parsing import Malformed, parse_json
 from enginery.registry.evidence.attestations import attestations, judged
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.manifest import Manifest
+from enginery.registry.store.atomic_write import reachable
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import attestation_key, page_data_key
 from pipeline.values import Json

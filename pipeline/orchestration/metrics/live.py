@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Usage
-from enginery.core import io_errors
 from enginery.core.errors import UnavailableError
 from enginery.registry.runs.totals import BUCKETS_S
+from enginery.registry.store import io_errors
 from pipeline.orchestration.metrics import names
 from pipeline.orchestration.metrics.names import Metric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started

@@ -16,9 +16,9 @@ def test_the_three_backends_are_found():
 
 def test_listing_and_configuring_imports_no_compiler():
     code = (
-        "import sys; from builders import backends\n"
-        "for name in backends.names():\n"
-        "    backend = backends.configure(name, {}); backends.options_of(backend); backend.versions()\n"
+        "import sys; from builders.backends import discovery\n"
+        "for name in discovery.names():\n"
+        "    backend = discovery.configure(name, {}); discovery.options_of(backend); backend.versions()\n"
         "heavy = {'onnxruntime', 'tensorrt_rtx', 'tensorrt', 'torch', 'jax', 'onnx', 'numpy', 'ray'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"

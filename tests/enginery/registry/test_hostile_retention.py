@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginery.core.blob_digest import Seal
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.names import parse_reference
@@ -24,6 +23,7 @@ from enginery.registry.retention.gc import collect
 from enginery.registry.retention.marks import Rules
 from enginery.registry.retention.pins import pin, pinned
 from enginery.registry.store.base import open_store
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.download import Fill, download, journal_of
 from enginery.registry.store.keys import CONDEMNED, LEASES, lease_key, pin_key, policy_key
 from enginery.registry.store.verification_cache import Stamps

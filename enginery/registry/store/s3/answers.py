@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from botocore import exceptions as aws
 from botocore.parsers import ResponseParserError
 
-from enginery.core import io_errors
 from enginery.core.errors import EngineryError, InputError, UnavailableError
+from enginery.registry.store import io_errors
 from enginery.registry.store.s3.place import Place
 
 T = TypeVar("T")

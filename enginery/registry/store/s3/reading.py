@@ -8,9 +8,9 @@ from typing import Any, BinaryIO
 
 from botocore import exceptions as aws
 
-from enginery.core.blob_digest import blake3_hasher
 from enginery.core.digest import CHUNK_BYTES
 from enginery.core.errors import IntegrityError, UnavailableError
+from enginery.registry.store.blob_digest import blake3_hasher
 from enginery.registry.store.s3.answers import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import Place

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from enginery.core.blob_digest import Seal
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.keys import blob_key, check_key
 
 

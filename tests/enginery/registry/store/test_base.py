@@ -9,10 +9,10 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enginery.core.blob_digest import Seal
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.keys import blob_key
 from tests.enginery.registries import flip, in_child, on_each_store
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from enginery.client.fetch import Way
-from enginery.core.blob_digest import Seal
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store import download as module
 from enginery.registry.store.base import Store
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.download import download, journal_of, parts_of
 from enginery.registry.store.pace import CONNECTIONS, Pace

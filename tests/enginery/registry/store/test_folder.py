@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core import atomic_write
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError
+from enginery.registry.store import atomic_write
 from enginery.registry.store import folder as filestore
 from enginery.registry.store.base import FileStore, open_store
 from tests.enginery.registries import in_child, names_in

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from enginery.core.blob_digest import Seal
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.base import open_store
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.keys import blob_key
 from enginery.registry.store.s3 import answers, ranges, strays, upload
 from enginery.registry.store.s3.client import client

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from enginery.core.blob_digest import Seal
 from enginery.core.digest import digest_of_bytes
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.verification_cache import Stamps
 
 SEAL = Seal(digest_of_bytes(b"data"))

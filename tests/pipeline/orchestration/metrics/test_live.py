@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from builders.execution.jobs import Usage
-from enginery.core import io_errors
-from enginery.core.atomic_write import reachable
 from enginery.core.errors import UnavailableError
+from enginery.registry.store import io_errors
+from enginery.registry.store.atomic_write import reachable
 from pipeline.orchestration.metrics import names
 from pipeline.orchestration.metrics.live import LiveMetrics, served
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from enginery.core import io_errors
-from enginery.core.blob_digest import Hasher
 from enginery.core.digest import CHUNK_BYTES
 from enginery.core.errors import UnavailableError
+from enginery.registry.store import io_errors
+from enginery.registry.store.blob_digest import Hasher
 
 PREFIX = ".enginery-landing-"
 

@@ -10,15 +10,15 @@ from blake3 import blake3
 
 from enginery.client.fetch import Way
 from enginery.client.pull import Pulled
-from enginery.core import blob_digest
-from enginery.core.blob_digest import Seal
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.hardware.targets import CPU
 from enginery.core.names import Reference, parse_reference
 from enginery.exchange.mirror import mirror
 from enginery.registry.manifest import Manifest
+from enginery.registry.store import blob_digest
 from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.keys import blob_key, manifest_key
 from enginery.registry.verification.verify import verify
