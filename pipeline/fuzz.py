@@ -36,7 +36,7 @@ def fuzz_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     terms = FuzzTerms(asked.seed, asked.cases, tuple(command), asked.histogram, asked.only)
     engine = EngineBlob(request, str(entry.digest), str(entry.suffix))
     limits, shapes = limits_of(spec, request.precision, "engine"), model_shapes(spec)
-    fuzz = FuzzEngine(engine, manifest.sources["golden"], shapes, limits, terms)
+    fuzz = FuzzEngine(engine, manifest.golden, shapes, limits, terms)
     name = f"fuzz {entry.unit}"
     job = Job(name, fuzz, shop.store.uri, engine_limits(spec, "proof"))
     report = shop.shown(shop.local, name, job)

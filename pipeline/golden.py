@@ -42,7 +42,7 @@ def golden_of(store: Store, text: str) -> str:
         found = sorted(digest for digest in _uses(store) if digest.startswith(text))
         if len(found) == 1:
             return found[0]
-    return locate(store, parse_reference(text)).manifest.sources["golden"]
+    return locate(store, parse_reference(text)).manifest.golden
 
 
 def shown(store: Store, digest: str) -> Shown:

@@ -29,7 +29,7 @@ def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
 
     spec = spec_of(chosen.manifest)
     terms = LatencyTerms(asked.seconds, _sizes(chosen, asked), asked.streams)
-    engine, golden = as_built(chosen.entry).blob, chosen.manifest.sources["golden"]
+    engine, golden = as_built(chosen.entry).blob, chosen.manifest.golden
     measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
     name = f"profile {chosen.entry.unit}"
     job = Job(name, measure, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
@@ -48,7 +48,7 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
     spec = spec_of(first.manifest)
     sizes = _sizes(first, asked)
     at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
-    engines, golden = [as_built(side.entry).blob for side in (first, second)], first.manifest.sources["golden"]
+    engines, golden = [as_built(side.entry).blob for side in (first, second)], first.manifest.golden
     race = RaceEngines(engines[0], engines[1], golden, model_shapes(spec), at, asked.seconds, asked.seed)
     name = f"race {first.entry.unit}"
     job = Job(name, race, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))

@@ -28,7 +28,7 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     limits = engine_limits(spec, "build")
-    golden = manifest.sources["golden"]
+    golden = manifest.golden
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
         noise = GoldenSet.load(fetch(shop.store, golden, Path(folder) / "golden")).noise
         built = []

@@ -11,7 +11,7 @@ from builders.errors import ConflictError, InputError, UnknownNameError
 from builders.host import describe_host
 from builders.targets import parse_targets
 from pipeline.moment import now
-from pipeline.registry import channels
+from pipeline.registry import channels, parsing
 from pipeline.registry.canaries import canary_target
 from pipeline.registry.channels import Channel
 from pipeline.registry.landing import reachable, write_whole
@@ -116,10 +116,10 @@ def read_report_file(path: Path) -> CanaryReport:
 
 def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     """The thresholds of a version's spec, and where they are from. Raises InputError for ones that are none."""
-    given = (manifest.spec.get("validation") or {}).get("canary")
+    given = parsing.mapping(manifest.spec.get("validation") or {}, "spec.validation").get("canary")
     if given is None:
         return Thresholds(), DEFAULTS
-    return Thresholds.from_json(given), f"the spec of {manifest.model}@{manifest.version}"
+    return Thresholds.from_json(parsing.mapping(given, "canary")), f"the spec of {manifest.model}@{manifest.version}"
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:

@@ -16,15 +16,15 @@ from pipeline.commands.options import (
     say,
     why_option,
 )
-from pipeline.commands.tables import cell, echo, print_table
+from pipeline.commands.tables import echo, print_fields, print_table
 from pipeline.user import user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pipeline.registry.channels import Channel
     from pipeline.registry.policies import CanaryPass
     from pipeline.registry.verify import Verification
-    from pipeline.values import Json
 
 
 @click.command()
@@ -64,23 +64,21 @@ def show(
         return
     facts = shown(open_store(registry), parse_reference(reference))
     if as_json:
-        emit_json(facts)
+        emit_json(facts.to_json())
         return
-    channels = ", ".join(facts["channels"]) or "none"
-    echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
-    echo(f"manifest {facts['manifest']}")
-    if facts["page"]:
-        echo(f"report   {facts['page']}")
-    for graph, metrics in sorted(facts["metrics"].items()):
+    manifest, channels = facts.manifest, ", ".join(facts.channels) or "none"
+    echo(f"{manifest.model}@{manifest.version}  published {manifest.created_at}  channels: {channels}")
+    echo(f"manifest {manifest.digest}")
+    if facts.page:
+        echo(f"report   {facts.page}")
+    for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
-    print_table(columns, [[cell(engine[column]) for column in columns] for engine in facts["engines"]])
-    if facts["canaries"]:
-        columns = ("target", "verdict", "against", "unit", "created_at", "report", "reason")
+    print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
+    if facts.canaries:
         echo("\ncanaries")
-        print_table(columns, [[cell(found[column]) for column in columns] for found in facts["canaries"]])
+        print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
     try:
-        _print_latencies(facts["latencies"])
+        _print_latencies(facts.latencies)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         from builders.errors import IntegrityError
 
@@ -192,6 +190,7 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
+    from pipeline.registry import parsing
     from pipeline.registry.names import parse_reference
     from pipeline.registry.quantization import quantization_records
     from pipeline.registry.store import open_store
@@ -208,7 +207,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
     for name, record in records.items():
         echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
-        rows = [row(tensor) for tensor in record["tensors"]]
+        rows = [row(tensor) for tensor in parsing.many(parsing.mapping)(record["tensors"], "tensors")]
         if rows:
             print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
         for line in left_lines(record):
@@ -250,7 +249,7 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
-def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
+def _print_latencies(found: "Mapping[str, Sequence[Mapping[str, Any]]]") -> None:
     """How fast each engine was on each kind of machine, in a line, and what bounds it."""
     from validation.latency.machine import machine_text
     from validation.latency.words import bucket_row, diagnosis_text, remarks
@@ -267,7 +266,7 @@ def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
                 echo(f"  {line}")
 
 
-def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
+def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, object]:
     from dataclasses import asdict
 
     problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
@@ -290,7 +289,7 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 
 
-def _print_channel(channel: Any, as_json: bool) -> None:
+def _print_channel(channel: "Channel", as_json: bool) -> None:
     if as_json:
         emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
         return

@@ -95,7 +95,7 @@ def _imported(store: Store, results: Results, item: Json, reference: str) -> Imp
     proof = _proof(store, manifest, entry, spec, item)
     built = as_built(entry)
     host, proofs = _host(results), [published_proof(entry, store), proof]
-    report = make_report(built, manifest.sources["golden"], proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
+    report = make_report(built, manifest.golden, proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
     report = replace(report, created_at=item["created_at"], host=host, versions=_versions(item))
     return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _said(report)))
 
@@ -107,7 +107,7 @@ def _entry(manifest: Manifest, item: Json) -> EngineEntry:
         raise _Refused(f"this version has no engine {item['engine'][:80]}; was it published anew since?")
     pairs = {
         "manifest": (item["manifest"], manifest.digest),
-        "golden set": (item["golden"], manifest.sources["golden"]),
+        "golden set": (item["golden"], manifest.golden),
         "build key": (item["build_key"], request_of(entry).key),
     }
     for what, (theirs, ours) in pairs.items():
@@ -161,7 +161,7 @@ def _judged(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpe
         path.write_text(json.dumps(answers))
         workdir = Path(folder) / "job"
         workdir.mkdir()
-        limits, golden = limits_of(spec, request.precision, "engine"), manifest.sources["golden"]
+        limits, golden = limits_of(spec, request.precision, "engine"), manifest.golden
         check = CheckRecording(request, golden, limits, metric_of(spec), path)
         try:
             return run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), workdir)

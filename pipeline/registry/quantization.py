@@ -1,7 +1,5 @@
 """The quantization records of a version: what quantizing did, per graph, kept as blobs beside the graphs."""
 
-from typing import Any
-
 from builders.errors import IntegrityError
 from pipeline.registry import parsing
 from pipeline.registry.manifest import Manifest
@@ -15,7 +13,7 @@ FORMAT = 1
 MAX_BYTES = 64 << 20
 
 
-def quantization_records(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
+def quantization_records(store: Store, manifest: Manifest) -> dict[str, dict[str, object]]:
     """Record by the flavour's name, as `pipeline.quantization.record` describes it. Raises IntegrityError."""
     names = {name.removeprefix(f"{RECORD} "): digest for name, digest in manifest.sources.items() if _is_record(name)}
     return {flavour: _read(store, flavour, digest) for flavour, digest in sorted(names.items())}
@@ -25,7 +23,7 @@ def _is_record(source: str) -> bool:
     return source.startswith(f"{RECORD} ")
 
 
-def _read(store: Store, flavour: str, digest: str) -> dict[str, Any]:
+def _read(store: Store, flavour: str, digest: str) -> dict[str, object]:
     record = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
     if record.get("format") != FORMAT:
         raise IntegrityError(f"the quantization record of {flavour} is not of format {FORMAT}: upgrade enginery")
