@@ -1,7 +1,5 @@
-"""The names of arrays whose shape and dtype only run time knows."""
+"""numpy arrays as a type: `Array` has any shape and any dtype. By name they are `builders.types.Tensors`."""
 
 import numpy as np
 
-# Without parameters: any shape, any dtype (numpy's own defaults of both).
 Array = np.ndarray
-DType = np.dtype
