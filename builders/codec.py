@@ -1,9 +1,9 @@
 """Requests and results as JSON and back, by the types of their fields: the one codec between a driver and a worker.
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
-resolved at run time. Standard library only: workers on bare GPU machines have no more
-(docs/decisions/0012-work-as-types.md). JSON has no NaN and no infinities (RFC 8259, section 6): a float that is none
-of JSON's numbers becomes {"float": "nan"}.
+resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and worked out anew when it is
+read. Standard library only: workers on bare GPU machines have no more (docs/decisions/0012-work-as-types.md). JSON has
+no NaN and no infinities (RFC 8259, section 6): a float that is none of JSON's numbers becomes {"float": "nan"}.
 """
 
 import dataclasses
@@ -107,7 +107,9 @@ def _decode(data: Any, kind: Any, where: str) -> Any:
 def _decode_plain(data: Any, kind: Any, where: str) -> Any:
     if kind is float:
         found = _unmark(data)
-        return float(found) if type(found) in (int, float) else _refuse(data, kind, where)
+        with suppress(OverflowError):
+            return float(found) if type(found) in (int, float) else _refuse(data, kind, where)
+        return _refuse(data, kind, where)
     if kind is Path:
         return Path(_as(str, data, kind, where))
     return _as(NoneType if kind is None else kind, data, kind, where)
@@ -137,13 +139,13 @@ def _decode_tuple(data: Any, kind: Any, where: str) -> Any:
 
 def _decode_dataclass(data: Any, kind: Any, where: str) -> Any:
     given, hints = _as(dict, data, kind, where), _hints(kind)
-    known = {field.name for field in dataclasses.fields(kind)}
-    if unknown := sorted(given.keys() - known):
+    known = {field.name: field.init for field in dataclasses.fields(kind)}
+    if unknown := sorted(given.keys() - known.keys()):
         raise _Mismatch(f"{where} has no field {unknown[0]!r}")
-    found = {name: _decode(item, hints[name], f"{where}.{name}") for name, item in given.items()}
+    found = {name: _decode(item, hints[name], f"{where}.{name}") for name, item in given.items() if known[name]}
     try:
         return kind(**found)
-    except TypeError as error:  # a field without a default is missing
+    except (TypeError, ValueError, ArithmeticError) as error:  # a field without a default is missing, or does not fit
         raise _Mismatch(f"{where}: {error}") from error
 
 
@@ -167,7 +169,7 @@ def _is_named_tuple(kind: Any) -> bool:
 def _unmark(data: Any) -> Any:
     """The data with the floats that JSON does not have."""
     if isinstance(data, dict):
-        if data.keys() == {_FLOAT}:
+        if data.keys() == {_FLOAT} and data[_FLOAT] in ("nan", "inf", "-inf"):
             return float(data[_FLOAT])
         return {name: _unmark(item) for name, item in data.items()}
     return [_unmark(item) for item in data] if isinstance(data, list) else data

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
@@ -68,7 +69,7 @@ class _Source:
 def export(
     request: ExportRequest,
     samples: Samples | None,
-    labels: "np.ndarray[Any, Any] | None",
+    labels: "Array | None",
     workdir: Path,
     limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
@@ -205,7 +206,7 @@ def _choose_outputs(model: "onnx.ModelProto", names: Sequence[str] | None) -> tu
     return tuple(value.name for value in chosen)
 
 
-def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "np.ndarray[Any, Any]"]]:
+def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "Array"]]:
     """Seeded stand-ins for golden data, at the dims' opt: standard normal floats, integers 0 or 1, booleans."""
     generator = np.random.default_rng(RANDOM_SEED)
     sizes = {dim.name: dim.opt for dim in dims}
@@ -213,7 +214,7 @@ def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[
         yield {spec.name: _random(generator, spec, sizes) for spec in specs}
 
 
-def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "np.ndarray[Any, Any]":
+def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "Array":
     kind = np.dtype(spec.dtype).kind
     drawn = generator.standard_normal(spec.at(sizes)) if kind == "f" else generator.integers(0, 2, spec.at(sizes))
     return drawn.astype(spec.dtype)

@@ -19,9 +19,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from builders.arrays import Array as Array
 from builders.errors import DataError
-
-Array = np.ndarray[Any, Any]
 
 # numpy reads an array's header as Python literals, so a damaged one fails in the ways of Python's own reader.
 _NO_HEADER = (SyntaxError, TypeError, MemoryError, tokenize.TokenError)

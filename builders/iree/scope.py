@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
+
 
 @dataclass
 class Scope:
@@ -24,7 +26,7 @@ class Scope:
         types = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.elem_type}
         return Scope({**self.types, **types}, {**self.arrays, **constants})
 
-    def array(self, name: str) -> "np.ndarray[Any, Any] | None":
+    def array(self, name: str) -> "Array | None":
         """A constant's array; None of another value."""
         from onnx import numpy_helper
 
