@@ -1,9 +1,9 @@
 """Requests and results as JSON and back, by the types of their fields: the one codec between a driver and a worker.
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
-resolved at run time. Standard library only: workers on bare GPU machines have no more
-(docs/decisions/0012-work-as-types.md). JSON has no NaN and no infinities (RFC 8259, section 6): a float that is none
-of JSON's numbers becomes {"float": "nan"}.
+resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and worked out anew when it is
+read. Standard library only: workers on bare GPU machines have no more (docs/decisions/0012-work-as-types.md). JSON has
+no NaN and no infinities (RFC 8259, section 6): a float that is none of JSON's numbers becomes {"float": "nan"}.
 """
 
 import dataclasses
@@ -169,14 +169,14 @@ def _decode_tuple(data: object, kind: object, where: str) -> object:
 
 def _decode_dataclass(data: object, kind: "type[DataclassInstance]", where: str) -> object:
     given, hints = _as(dict, data, kind, where), _hints(kind)
-    known = {field.name for field in dataclasses.fields(kind)}
-    if unknown := sorted(given.keys() - known):
+    known = {field.name: field.init for field in dataclasses.fields(kind)}
+    if unknown := sorted(given.keys() - known.keys()):
         raise _Mismatch(f"{where} has no field {unknown[0]!r}")
-    found = {name: _decode(item, hints[name], f"{where}.{name}") for name, item in given.items()}
+    found = {name: _decode(item, hints[name], f"{where}.{name}") for name, item in given.items() if known[name]}
     make: Callable[..., object] = kind
     try:
         return make(**found)
-    except (TypeError, ValueError) as error:  # a field without a default is missing, or `__post_init__` refuses it
+    except (TypeError, ValueError, ArithmeticError) as error:  # a field without a default is missing, or does not fit
         raise _Mismatch(f"{where}: {error}") from error
 
 

@@ -23,7 +23,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from builders.documents import read
 from builders.errors import InputError
-from collections.abc import Mapping
+from builders.json_values import JsonObject
 from pipeline.deployments.pools import check_variables, template
 from pipeline.deployments.silence import automation
 from pipeline.deployments.wanted import Plan, Wanted
@@ -206,20 +206,20 @@ def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: Run
     return [name for name, (now, wanted) in pairs.items() if now != wanted]
 
 
-def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[Mapping[str, object]]:
+def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[JsonObject]:
     """Those that deploying made; by name, as other people's automations may run the deployment, too."""
     names = {getattr(trigger, "name", None) for trigger in made.triggers}
     found = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
     return [_comparable(item) for item in found if item.name in names]
 
 
-def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[Mapping[str, object]]:
+def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[JsonObject]:
     for trigger in made.triggers:
         trigger.set_deployment_id(there.id)
     return [_comparable(trigger.as_automation()) for trigger in made.triggers]
 
 
-def _comparable(automation: AutomationCore) -> Mapping[str, object]:
+def _comparable(automation: AutomationCore) -> JsonObject:
     """Without what the server numbers anew, and without whether a person disabled it."""
     found = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
     trigger = read(found, "trigger", dict)

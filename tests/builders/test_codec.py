@@ -121,3 +121,26 @@ def test_a_request_is_read_back_by_the_name_of_its_class() -> None:
     request = Call("tests.builders.jobs:add", {"a": 1})
     assert decode_request(json.loads(json.dumps(encode_request(request)))) == request
     assert result_type(request) is Any
+
+
+@dataclass(frozen=True)
+class Area:
+    width: float
+    height: float
+    area: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.width > 0:
+            raise ValueError("width must be over 0")
+        object.__setattr__(self, "area", self.width * self.height)
+
+
+def test_what_follows_from_other_fields_is_written_and_worked_out_anew() -> None:
+    assert encode(Area(2.0, 3.0)) == {"width": 2.0, "height": 3.0, "area": 6.0}
+    assert decode({"width": 2.0, "height": 3.0, "area": "anything"}, Area).area == 6.0
+
+
+@pytest.mark.parametrize("width", [10**400, {"float": []}, {"float": "1e3"}, -1], ids=["huge", "list", "text", "low"])
+def test_a_number_that_no_float_holds_or_that_does_not_fit_is_refused(width: object) -> None:
+    with pytest.raises(IntegrityError, match="width"):
+        decode({"width": width, "height": 3.0}, Area)
