@@ -7,12 +7,15 @@ link to the page; a canary a markdown artifact (verdict, criteria) and its link.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from builders.plural import pluralize
 from builders.visible import visible
 from pipeline.pages import CANARY
 from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.joints import DriftRow, StageCell
 
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
@@ -67,25 +70,25 @@ def engine_rows(document: Json) -> list[Json]:
 
 
 def drift_rows(document: Json) -> list[Json]:
-    """A row per output and units, with the three joints side by side, as the page has them."""
+    """A row per output and units, with the three stages side by side, as the page has them."""
     from validation.joints import side_by_side
+    from validation.report import Report
 
-    beside = side_by_side(document.get("reports", ()))
-    return [_drift_row(row) for row in (*beside["shown"], *beside["rest"])]
-
-
-def _drift_row(row: Json) -> Json:
-    units = row["title"]["text"] + (f" ({row['title']['more']})" if row["title"]["more"] else "")
-    cells = {joint: _cell_text(cell) for joint, cell in row["cells"].items()}
-    return {"what": units, "output": row["output"], **cells, "drift": row["cause"]}
+    return [_drift_row(row) for row in side_by_side([Report.from_json(item) for item in document.get("reports", ())])]
 
 
-def _cell_text(cell: Json | None) -> str:
+def _drift_row(row: "DriftRow") -> Json:
+    units = row.title + (f" ({row.more})" if row.more else "")
+    cells = {joint: _cell_text(cell) for joint, cell in row.cells.items()}
+    return {"what": units, "output": row.output, **cells, "drift": row.cause}
+
+
+def _cell_text(cell: "StageCell | None") -> str:
     from validation.html import metric_text
 
-    if not cell or not cell["shown"]:
+    if not cell or not cell.shown:
         return ""
-    check = cell["shown"]["check"]
+    check = cell.shown.check
     text = metric_text(check.value, check.name) or check.note
     limit = f" (limit {metric_text(check.limit, check.name)})" if check.limit is not None else ""
     return f"{'' if check.passed else 'FAILED '}{'' if check.name == 'sqnr_db' else check.name + ' '}{text}{limit}"

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from builders.errors import InputError, IntegrityError, UnknownNameError
 from pipeline.registry.attestations import attestations, judged
@@ -25,7 +24,7 @@ VERSION, CANARY = "enginery-version", "enginery-canary"
 MOST_BYTES = 256 << 20
 
 
-def version_document(manifest: Manifest, parts: Mapping[str, Any]) -> bytes:
+def version_document(manifest: Manifest, parts: Mapping[str, object]) -> bytes:
     """What a version's page is drawn from, as JSON. parts: see `validation.html.render`."""
     return _written({"kind": VERSION, **manifest.to_json(), **parts})
 
@@ -92,7 +91,7 @@ def _attested(store: Store, manifest: Manifest) -> dict[str, Json]:
     return found
 
 
-def _written(document: Mapping[str, Any]) -> bytes:
+def _written(document: Mapping[str, object]) -> bytes:
     """In the order that it has, which is the page's."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 

@@ -7,8 +7,8 @@ is measured.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from builders.codec import decode
 from builders.errors import IntegrityError
 
 
@@ -59,19 +59,42 @@ class Spread:
     sqnr_db: tuple[float, ...]
     worst: tuple[Worst, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back: four digits a number, and no bare NaN or infinity."""
         plain = {**vars(self), "worst": [_plain(item) for item in self.worst]}
         return plain | {name: [_number(value) for value in plain[name]] for name in ("abs_error", "sqnr_db")}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Spread":
+    def from_json(cls, data: Mapping[str, object]) -> "Spread":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
         try:
-            numbers = {name: tuple(float(value) for value in data[name]) for name in ("abs_error", "sqnr_db")}
-            return cls(**{**data, **numbers, "worst": tuple(_worst(item) for item in data["worst"])})
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise IntegrityError(f"the spread of errors in a report is not whole ({error!r}); validate again") from None
+            return decode(marked_spread(data), cls)
+        except IntegrityError as error:
+            raise IntegrityError(f"the spread of errors in a report is not whole ({error}); validate again") from None
+
+
+def marked_spread(data: object) -> dict[str, object]:
+    """What `Spread.to_json` wrote, as `builders.codec` reads it. Raises IntegrityError."""
+    found = marked_floats(data, "abs_error", "sqnr_db")
+    if isinstance(worst := found.get("worst"), list | tuple):
+        found["worst"] = [marked_floats(item, "expected", "actual", "sqnr_db") for item in worst]
+    return found
+
+
+def marked_floats(data: object, *names: str) -> dict[str, object]:
+    """A report's object as `builders.codec` reads it: floats of these names that are 'nan', 'inf' or '-inf' marked.
+
+    Raises IntegrityError for what is no object.
+    """
+    if not isinstance(data, Mapping):
+        raise IntegrityError(f"a part of a report is {str(data)[:80]!r}; it must be an object")
+    return {name: _marked(item) if name in names else item for name, item in data.items()}
+
+
+def _marked(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return list(map(_marked, value))
+    return {"float": value} if value in ("nan", "inf", "-inf") else value
 
 
 def _number(value: float | None, digits: int = 4) -> float | str | None:
@@ -80,12 +103,6 @@ def _number(value: float | None, digits: int = 4) -> float | str | None:
     return float(f"{value:.{digits}g}")
 
 
-def _plain(worst: Worst) -> dict[str, Any]:
+def _plain(worst: Worst) -> dict[str, object]:
     values = {name: _number(getattr(worst, name), 7) for name in ("expected", "actual", "sqnr_db")}
     return {**vars(worst), **values, "index": list(worst.index)}
-
-
-def _worst(data: Mapping[str, Any]) -> Worst:
-    quality = None if data["sqnr_db"] is None else float(data["sqnr_db"])
-    values = {name: float(data[name]) for name in ("expected", "actual")}
-    return Worst(**{**data, **values, "sqnr_db": quality, "index": tuple(data["index"])})

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from builders.codec import encode
 from builders.plural import pluralize
 from builders.text import format_bytes
 from pipeline.commands.options import (
@@ -190,26 +191,25 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
-    from pipeline.registry import parsing
     from pipeline.registry.names import parse_reference
     from pipeline.registry.quantization import quantization_records
     from pipeline.registry.store import open_store
     from pipeline.registry.versions import locate
-    from validation.quantized import FIELDS, facts, left_lines, row
+    from validation.quantized import facts, left_lines, row
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     records = quantization_records(store, manifest)
     if as_json:
-        emit_json(records)
+        emit_json(encode(records))
         return
     if not records:
         echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
     for name, record in records.items():
         echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
-        rows = [row(tensor) for tensor in parsing.many(parsing.mapping)(record["tensors"], "tensors")]
-        if rows:
-            print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+        if record.tensors:
+            columns = ("name", "kind", "sqnr", "clipped", "seen", "range", "scale", "readers")
+            print_fields(columns, list(map(row, record.tensors)))
         for line in left_lines(record):
             echo(line)
         echo()

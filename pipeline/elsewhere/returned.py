@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from builders.errors import IntegrityError
 from builders.jobs import Job
@@ -116,7 +115,7 @@ def _entry(manifest: Manifest, item: Json) -> EngineEntry:
     return entry
 
 
-def _check_device(entry: EngineEntry, device: Mapping[str, Any]) -> None:
+def _check_device(entry: EngineEntry, device: Mapping[str, object]) -> None:
     """Raise _Refused where the device is none that the engine is for."""
     found, wanted = device.get("compute_capability"), entry.compute_capability
     capability = tuple(found) if isinstance(found, list) else None

@@ -20,7 +20,7 @@ from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.records import remember
 from pipeline.registry.store import Store, open_store
-from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof
+from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof, ReducedWorkspace
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class BuildEngine:
         timing.keep()
         if self.instead_of:
             asked = digest_of({"build": self.instead_of.key})
-            remember(place, "reduced-workspace", asked, {"request": encode(wanted)})
+            remember(place, "reduced-workspace", asked, encode(ReducedWorkspace(wanted)))
         return record
 
 
