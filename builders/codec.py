@@ -143,9 +143,12 @@ def _decode_dataclass(data: Any, kind: Any, where: str) -> Any:
     if unknown := sorted(given.keys() - known.keys()):
         raise _Mismatch(f"{where} has no field {unknown[0]!r}")
     found = {name: _decode(item, hints[name], f"{where}.{name}") for name, item in given.items() if known[name]}
+    for field in dataclasses.fields(kind):
+        if field.init and field.name not in found and field.default is field.default_factory is dataclasses.MISSING:
+            raise _Mismatch(f"{where}.{field.name} is missing")
     try:
         return kind(**found)
-    except (TypeError, ValueError, ArithmeticError) as error:  # a field without a default is missing, or does not fit
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # they do not fit
         raise _Mismatch(f"{where}: {error}") from error
 
 

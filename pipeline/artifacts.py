@@ -7,12 +7,15 @@ link to the page; a canary a markdown artifact (verdict, criteria) and its link.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from builders.plural import pluralize
 from builders.visible import visible
 from pipeline.pages import CANARY
 from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.latency.view import LatencyView
 
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
@@ -113,9 +116,9 @@ def version_markdown(document: Json, page: str | None) -> str:
     return "\n".join(lines)
 
 
-def latency_rows(sections: Sequence[Json]) -> list[Json]:
-    """A row per engine and bucket, of what `validation.latency.section` says."""
-    return [{"engine": item["name"], **row, "machine": item["machine"]} for item in sections for row in item["rows"]]
+def latency_rows(views: "Sequence[LatencyView]") -> list[Json]:
+    """A row per engine and bucket."""
+    return [{"engine": item.name, **row, "machine": item.machine} for item in views for row in item.rows]
 
 
 def canary_markdown(document: Json, page: str | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from builders.codec import encode
 from pipeline.registry.attributions import attributions
 from pipeline.registry.keys import failed_data_key, failed_page_key, page_data_key, page_key
 from pipeline.registry.latencies import latencies
@@ -26,7 +27,7 @@ def version_page(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -
     store = shop.store
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
-        page, data = _drawn(manifest, judged, shop, latencies(store, manifest))
+        page, data = _drawn(manifest, judged, shop, encode(latencies(store, manifest)))
         attach_page(store, manifest, page, data)
     return place_of(store, key)
 

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from builders.codec import decode
 from builders.types import PRECISIONS
 from validation.attribution.words import section
 from validation.distributions import distributions, worst_cases
 from validation.joints import joints, side_by_side
-from validation.latency.section import sections
+from validation.latency.report import LatencyReport
+from validation.latency.view import view_latencies
 from validation.quantized import quantizations
 from validation.report import OVERLAP, Check
 
@@ -40,13 +42,18 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
         "worst": worst_cases(manifest.get("reports", ())),
         "quantizations": quantizations(manifest) if pictures else [],
         "attributions": [section(item) for item in manifest.get("attributions", ())],
-        "latencies": sections(manifest.get("latencies", {}), pictures),
+        "latencies": view_latencies(_latencies(manifest), pictures),
         "canaries": manifest.get("canaries", ()),
         "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),
         "provenance": _provenance(manifest),
     }
+
+
+def _latencies(manifest: Json) -> dict[str, list[LatencyReport]]:
+    found = manifest.get("latencies", {})
+    return {engine: [decode(report, LatencyReport) for report in reports] for engine, reports in found.items()}
 
 
 def _verdict(counts: Mapping[str, int]) -> dict[str, str]:

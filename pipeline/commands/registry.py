@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from builders.codec import encode
 from builders.plural import pluralize
 from builders.text import format_bytes
 from pipeline.commands.options import (
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.registry.policies import CanaryPass
     from pipeline.registry.verify import Verification
-    from pipeline.values import Json
+    from validation.latency.report import LatencyReport
 
 
 @click.command()
@@ -64,7 +65,7 @@ def show(
         return
     facts = shown(open_store(registry), parse_reference(reference))
     if as_json:
-        emit_json(facts)
+        emit_json(encode(facts))
         return
     channels = ", ".join(facts["channels"]) or "none"
     echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
@@ -79,14 +80,7 @@ def show(
         columns = ("target", "verdict", "against", "unit", "created_at", "report", "reason")
         echo("\ncanaries")
         print_table(columns, [[cell(found[column]) for column in columns] for found in facts["canaries"]])
-    try:
-        _print_latencies(facts["latencies"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        from builders.errors import IntegrityError
-
-        raise IntegrityError(
-            f"a latency report of {reference} is not whole ({error!r}); time the engine again"
-        ) from error
+    _print_latencies(facts["latencies"])
 
 
 @click.command()
@@ -250,20 +244,19 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
-def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
+def _print_latencies(found: "Mapping[str, Sequence[LatencyReport]]") -> None:
     """How fast each engine was on each kind of machine, in a line, and what bounds it."""
-    from validation.latency.machine import machine_text
-    from validation.latency.words import bucket_row, diagnosis_text, remarks
+    from validation.latency.formatting import describe_diagnosis, format_bucket, list_remarks
 
     columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
-    for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
-        reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
+    reports = [report for each in found.values() for report in each]
+    for machine in dict.fromkeys(report.machine for report in reports):
         echo(f"\nlatency on {machine}")
-        for report in reports:
-            echo(report["unit"])
-            rows = [bucket_row(item) for item in report["buckets"]]
+        for report in (report for report in reports if report.machine == machine):
+            echo(report.unit)
+            rows = [format_bucket(item) for item in report.buckets]
             print_table(columns, [[row[column] for column in columns] for row in rows])
-            for line in (diagnosis_text(report["anatomy"]), *remarks(report, columns)):
+            for line in (describe_diagnosis(report.anatomy), *list_remarks(report, columns)):
                 echo(f"  {line}")
 
 

@@ -1,4 +1,4 @@
-"""What `list` and `show` say, as JSON values."""
+"""What `list` and `show` say, as values that `builders.codec.encode` writes."""
 
 from collections import Counter
 from collections.abc import Iterable
