@@ -1,7 +1,5 @@
-"""The one type of NumPy arrays of any dtype and shape; where one of them is meant, a docstring says which."""
-
-from typing import Any
+"""numpy arrays as a type: `Array` has any shape and any dtype. By name they are `builders.types.Tensors`."""
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray

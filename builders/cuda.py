@@ -17,7 +17,7 @@ from builders.errors import EngineryError, UnavailableError
 from builders.types import Target
 
 if TYPE_CHECKING:
-    from builders.arrays import Array
+    import numpy as np
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
@@ -160,13 +160,13 @@ class Device:
         self._buffers[name] = (address, size_bytes)
         return address.value
 
-    def put(self, name: str, array: "Array") -> int:
+    def put(self, name: str, array: "np.ndarray") -> int:
         """Copy a C-contiguous array into the buffer of that name; its address."""
         address = self.buffer(name, array.nbytes)
         self._call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
         return address
 
-    def get(self, name: str, array: "Array") -> None:
+    def get(self, name: str, array: "np.ndarray") -> None:
         """Fill a C-contiguous array from the buffer of that name."""
         address, _ = self._buffers[name]
         self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))

@@ -5,8 +5,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builders.arrays import Array
-
 # The bytes of the one are the bytes of the other.
 _THROUGH_BYTES = {
     np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
@@ -18,7 +16,7 @@ _THROUGH_BYTES = {
 _BACK = {dtype: (getattr(torch, plain.__name__), array) for array, (plain, dtype) in _THROUGH_BYTES.items()}
 
 
-def to_tensor(array: Array) -> Tensor:
+def to_tensor(array: np.ndarray) -> Tensor:
     """A copy of the array as a tensor. Raises TypeError for a type that torch has not."""
     copied = np.array(array, order="C")
     if copied.dtype in _THROUGH_BYTES:
@@ -27,7 +25,7 @@ def to_tensor(array: Array) -> Tensor:
     return torch.from_numpy(copied)
 
 
-def to_array(tensor: Tensor) -> Array:
+def to_array(tensor: Tensor) -> np.ndarray:
     """The tensor as an array, on the host."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in _BACK:

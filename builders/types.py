@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 from builders.digest import digest_of
 
 if TYPE_CHECKING:
-    from builders.arrays import Array
+    import numpy as np
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
 # From wide to narrow.
@@ -29,7 +29,7 @@ Scalar = str | int | float | bool
 WeightLevels = Literal[64, 127]
 Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
-Tensors = Mapping[str, "Array"]
+Tensors = Mapping[str, "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Session(Protocol):
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
 
-    def run(self, inputs: Tensors) -> dict[str, "Array"]:
+    def run(self, inputs: Tensors) -> dict[str, "np.ndarray"]:
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
         ...
 

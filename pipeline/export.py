@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.arrays import Array
 from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.onnxruntime import OrtSession
@@ -69,7 +68,7 @@ class _Source:
 def export(
     request: ExportRequest,
     samples: Samples | None,
-    labels: "Array | None",
+    labels: "np.ndarray | None",
     workdir: Path,
     limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
@@ -206,7 +205,7 @@ def _choose_outputs(model: "onnx.ModelProto", names: Sequence[str] | None) -> tu
     return tuple(value.name for value in chosen)
 
 
-def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "Array"]]:
+def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "np.ndarray"]]:
     """Seeded stand-ins for golden data, at the dims' opt: standard normal floats, integers 0 or 1, booleans."""
     generator = np.random.default_rng(RANDOM_SEED)
     sizes = {dim.name: dim.opt for dim in dims}
@@ -214,7 +213,7 @@ def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[
         yield {spec.name: _random(generator, spec, sizes) for spec in specs}
 
 
-def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "Array":
+def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "np.ndarray":
     kind = np.dtype(spec.dtype).kind
     drawn = generator.standard_normal(spec.at(sizes)) if kind == "f" else generator.integers(0, 2, spec.at(sizes))
     return drawn.astype(spec.dtype)

@@ -27,7 +27,7 @@ def version_page(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -
     store = shop.store
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
-        page, data = _drawn(manifest, judged, shop, encode(latencies(store, manifest)))
+        page, data = _drawn(manifest, judged, shop, latencies(store, manifest))
         attach_page(store, manifest, page, data)
     return place_of(store, key)
 
@@ -57,7 +57,7 @@ def failed_document(store: Store, model: str) -> Json:
     return document if isinstance(document, dict) else {}
 
 
-def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: Json) -> tuple[bytes, bytes]:
+def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: object) -> tuple[bytes, bytes]:
     from pipeline.pages import drawn, version_document
 
     told: Json = {
@@ -65,7 +65,7 @@ def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: 
         "failures": [vars(item.built.failure) for item in judged if item.built.failure],
         "quantization": quantization_records(shop.store, manifest),
         "attributions": _attributed(manifest, judged, shop),
-        "latencies": timed,
+        "latencies": encode(timed),
     }
     data = version_document(manifest, told)
     return drawn(json.loads(data)).encode(), data

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from builders.arrays import Array
 from builders.errors import DataError, EngineryError
 from builders.tensors import InputCheck
 from builders.types import Engine, Tensors, TensorSpec
@@ -31,7 +30,7 @@ class PackageSession:
             raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
         self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
         from builders.torch_arrays import to_array
 
@@ -76,7 +75,7 @@ class PackageSession:
         self._model = None
 
 
-def _lent(array: Array) -> Any:
+def _lent(array: np.ndarray) -> Any:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 

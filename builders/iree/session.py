@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from builders import held_shapes
-from builders.arrays import Array
 from builders.errors import EngineryError
 from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
@@ -52,7 +51,7 @@ class IreeSession:
         """Let go of the function; `run` refuses from now on."""
         self._main = None
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
         if self._main is None:
             raise EngineryError("the session of this IREE engine is closed; open it again")
@@ -67,7 +66,7 @@ class IreeSession:
         return held_shapes.checked_outputs(self._request, results, sizes, "IREE")
 
 
-def _signed_as(spec: TensorSpec, array: "Array") -> "Array":
+def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
     """The bits as the request says: IREE's integers have a width and no sign, and it calls them signed."""
     wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
     same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize

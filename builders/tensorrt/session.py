@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from builders.arrays import Array
+import numpy as np
+
 from builders.cuda import Device
 from builders.errors import EngineryError
 from builders.tensorrt.lanes import Lane, Lanes
@@ -79,7 +80,7 @@ class EngineSession:
         if self._graphs:
             self._check_capturable()
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
         lane = self._bound(inputs)
         lane.go()

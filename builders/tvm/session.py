@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from builders import cuda, held_shapes
-from builders.arrays import Array
 from builders.errors import EngineryError
 from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
@@ -62,7 +61,7 @@ class TvmSession:
         """Let go of the function; `run` refuses from now on."""
         self._main = None
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
         import tvm
         import tvm_ffi
@@ -79,7 +78,7 @@ class TvmSession:
         return held_shapes.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
 
 
-def _array(value: Any) -> "Array":
+def _array(value: Any) -> "np.ndarray":
     """What TVM answers with as an array: of a shape that is an output, its sizes."""
     return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from builders.arrays import Array
 from builders.errors import IntegrityError
 
 FORMAT = "enginery-xla-1"
@@ -25,10 +24,10 @@ class XlaFile:
     """A program and its weights, in the order of the program's arguments."""
 
     program: bytes
-    weights: tuple[Array, ...]
+    weights: tuple[np.ndarray, ...]
 
 
-def write_engine(path: Path, program: bytes, weights: Mapping[str, Array]) -> None:
+def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
     """Write an engine. Equal content gives equal bytes."""
     from safetensors.numpy import save_file
 
@@ -56,10 +55,10 @@ def read_engine(path: Path) -> XlaFile:
         raise IntegrityError(f"{path.name} is damaged ({error}); fetch or build it again") from error
 
 
-def _array(found: Array, item: Mapping[str, Any]) -> Array:
+def _array(found: np.ndarray, item: Mapping[str, Any]) -> np.ndarray:
     import ml_dtypes
 
     name = item["dtype"]
     dtype = np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
-    shaped: Array = found.view(dtype).reshape(item["shape"])
+    shaped: np.ndarray = found.view(dtype).reshape(item["shape"])
     return shaped

@@ -10,7 +10,6 @@ import jax
 import jax.export
 import numpy as np
 
-from builders.arrays import Array
 from builders.errors import EngineryError, IntegrityError
 from builders.tensors import InputCheck
 from builders.types import Engine, Shape, Target, Tensors, TensorSpec
@@ -53,7 +52,7 @@ class XlaSession:
         self._weights = None  # frees the device's memory
         self._compiled.clear()
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once; a size that comes for the first time is compiled first. Raises DataError for arrays that do not fit
         or lie outside the profiles."""
         if self._weights is None:

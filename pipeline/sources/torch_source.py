@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.arrays import Array
 from builders.errors import ModelError
 from builders.text import join_first
 from builders.types import Dim, Tensors, TensorSpec
@@ -48,7 +47,7 @@ class Program:
         stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in found]
         return tuple(named_outputs(pytree.tree_unflatten(stand_ins, self.exported.call_spec.out_spec)))
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """The original model's outputs, by their own names. Raises ModelError when it fails on these inputs."""
         import torch
 

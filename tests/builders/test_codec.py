@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.codec import decode, decode_request, encode, encode_request, result_type
+from builders.codec import OMIT_NONE, decode, decode_request, encode, encode_request, result_type
 from builders.errors import IntegrityError
 from builders.types import BuildRequest, ShapeProfile, Target, TensorSpec
 from pipeline.values import Proof, Searched
@@ -40,7 +40,13 @@ class Outer:
     inner: Inner | None
     scalars: tuple[tuple[str, str | int | float | bool], ...]
     by_name: Mapping[str, Inner]
-    anything: Any = None
+    anything: object = None
+
+
+@dataclass(frozen=True)
+class Sides:
+    candidate: str
+    baseline: str | None = field(default=None, metadata=OMIT_NONE)
 
 
 OUTER = Outer(
@@ -82,6 +88,9 @@ def test_the_values_of_the_pipeline_survive() -> None:
         ({"inner": {"values": [], "kind": "c"}}, "Outer.inner.kind is 'c'"),
         ({"by_name": {"k": {"more": 1}}}, "Outer.by_name.k has no field 'more'"),
         ({"scalars": [["w", None]]}, r"Outer.scalars\[0\]\[1\] is None"),
+        ({"inner": {"values": [{"float": "x"}]}}, "is {'float': 'x'}, which is no float"),
+        ({"inner": {"values": [10**400]}}, "is 'a huge number', which is no float"),
+        ({"anything": {"float": []}}, "Outer.anything is {'float': .*, which is no float"),
     ],
 )
 def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any], told: str) -> None:
@@ -95,6 +104,12 @@ def test_a_missing_field_is_named() -> None:
     with pytest.raises(IntegrityError, match=r"Outer\.text is missing"):
         decode(data, Outer)
     assert decode({**encode(OUTER), "anything": {"a": [1]}}, Outer) == replace(OUTER, anything={"a": [1]})
+
+
+def test_a_field_may_be_left_out_while_it_is_none() -> None:
+    assert encode(Sides("a")) == {"candidate": "a"}
+    assert decode({"candidate": "a"}, Sides) == Sides("a")
+    assert decode(encode(Sides("a", "b")), Sides) == Sides("a", "b")
 
 
 def test_what_is_no_value_is_not_written() -> None:

@@ -18,9 +18,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from builders.arrays import Array
 from validation.latency.quantiles import LEVEL, SHOWN, quantiles, runs_needed
 from validation.latency.report import Quantile
-from validation.npz import Array
 from validation.statistics.distributions import t_quantile
 
 # Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.

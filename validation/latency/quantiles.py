@@ -15,8 +15,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from builders.arrays import Array
 from validation.latency.report import Quantile
-from validation.npz import Array
 from validation.statistics.blocks import LEAST_BLOCKS, block_length
 from validation.statistics.distributions import beta_cdf
 from validation.statistics.rates import clustering

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.profiles import Prepared
 from builders.types import Session, Tensors
 from validation.latency.breakdown_report import Roofs, product_dtype
 from validation.latency.loop import latencies
-from validation.npz import Array
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, ValueInfoProto
