@@ -16,6 +16,7 @@ from pipeline.values import Json
 
 if TYPE_CHECKING:
     from validation.joints import DriftRow, StageCell
+    from validation.latency.view import LatencyView
 
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
@@ -116,9 +117,9 @@ def version_markdown(document: Json, page: str | None) -> str:
     return "\n".join(lines)
 
 
-def latency_rows(sections: Sequence[Json]) -> list[Json]:
-    """A row per engine and bucket, of what `validation.latency.section` says."""
-    return [{"engine": item["name"], **row, "machine": item["machine"]} for item in sections for row in item["rows"]]
+def latency_rows(views: "Sequence[LatencyView]") -> list[Json]:
+    """A row per engine and bucket."""
+    return [{"engine": item.name, **row, "machine": item.machine} for item in views for row in item.rows]
 
 
 def canary_markdown(document: Json, page: str | None) -> str:

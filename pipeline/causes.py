@@ -36,15 +36,15 @@ class LastBuild:
 @dataclass(frozen=True)
 class _NamedBuild:
     request: BuildRequest
-    sources: str
+    from_: str
 
 
 @dataclass(frozen=True)
 class _LatestBuilds:
-    """The last builds of a model's units as they are on record. sources: by digest; units share them."""
+    """The last builds of a model's units as they are on record. from_: by digest; units share them."""
 
     units: Mapping[str, _NamedBuild]
-    sources: Mapping[str, BuildSources]
+    from_: Mapping[str, BuildSources]
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def causes_of(spec: ModelSpec, shop: Workshop) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
     known = shop.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
     before = {
-        unit: LastBuild(found.request, known.sources[found.sources])
+        unit: LastBuild(found.request, known.from_[found.from_])
         for unit, found in known.units.items()
-        if found.sources in known.sources
+        if found.from_ in known.from_
     }
     return Causes(spec, shop, before)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from builders.codec import encode
 from builders.errors import InputError, IntegrityError, UnknownNameError
 from pipeline.registry.attestations import attestations, judged
 from pipeline.registry.canaries import canaries
@@ -41,7 +42,7 @@ def published_document(store: Store, manifest: Manifest) -> Json:
     today = {
         "engines": engines,
         "reports": list(reports.values()),
-        "latencies": latencies(store, manifest),
+        "latencies": encode(latencies(store, manifest)),
         "canaries": [asdict(found) for found in canaries(store, manifest)],
     }
     current: Json = json.loads(_written({**document, **today}))
@@ -77,7 +78,7 @@ def drawn(document: Json) -> str:
         from validation.html import render
 
         return render(document)
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 

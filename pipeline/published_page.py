@@ -56,7 +56,7 @@ def failed_document(store: Store, model: str) -> Json:
     return document if isinstance(document, dict) else {}
 
 
-def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: Json) -> tuple[bytes, bytes]:
+def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: object) -> tuple[bytes, bytes]:
     from pipeline.pages import drawn, version_document
 
     told: Json = {
@@ -64,7 +64,7 @@ def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: 
         "failures": [vars(item.built.failure) for item in judged if item.built.failure],
         "quantization": encode(quantization_records(shop.store, manifest)),
         "attributions": _attributed(manifest, judged, shop),
-        "latencies": timed,
+        "latencies": encode(timed),
     }
     data = version_document(manifest, told)
     return drawn(json.loads(data)).encode(), data

@@ -9,7 +9,8 @@ from builders.types import PRECISIONS
 from validation.attribution.words import section
 from validation.distributions import distributions, worst_cases
 from validation.joints import JOINTS, side_by_side, stages
-from validation.latency.section import sections
+from validation.latency.report import LatencyReport
+from validation.latency.view import view_latencies
 from validation.quantization_record import QuantizationRecord
 from validation.quantized import quantizations
 from validation.report import OVERLAP, Check, Report
@@ -44,7 +45,7 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
         "worst": worst_cases(reports),
         "quantizations": quantizations(_records(manifest), dict.fromkeys(_untouched(manifest))) if pictures else [],
         "attributions": [section(item) for item in manifest.get("attributions", ())],
-        "latencies": sections(manifest.get("latencies", {}), pictures),
+        "latencies": view_latencies(_latencies(manifest), pictures),
         "canaries": manifest.get("canaries", ()),
         "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),
         "refusals": _by_reason(engines),
@@ -63,6 +64,11 @@ def _untouched(manifest: Json) -> Iterator[str]:
     for entry in manifest.get("engines", ()) if original else ():
         if entry["precision"] in ("int8", "fp8") and entry.get("graph") == original and entry["status"] != "refused":
             yield entry["precision"]
+
+
+def _latencies(manifest: Json) -> dict[str, list[LatencyReport]]:
+    found = manifest.get("latencies", {})
+    return {engine: [decode(report, LatencyReport) for report in reports] for engine, reports in found.items()}
 
 
 def _verdict(counts: Mapping[str, int]) -> dict[str, str]:

@@ -3,17 +3,16 @@
 A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan', 'inf' or '-inf'.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NoReturn, TypeVar
 
-from builders.codec import decode
+from builders.codec import decode, encode_document
 from builders.digest import digest_of
 from builders.errors import IntegrityError
 from builders.plural import pluralize
-from validation.spread import Spread, marked_floats, marked_spread
+from validation.spread import Spread
 
 T = TypeVar("T")
 Verdict = Literal["proven", "unproven", "failed"]
@@ -40,12 +39,12 @@ class Check:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {**vars(self), "value": _to_json(self.value), "limit": _to_json(self.limit)}
+        return encode_document(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "Check":
+    def from_json(cls, data: object) -> "Check":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        return _read(cls, _marked_check(data))
+        return _read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -82,22 +81,12 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {
-            **{item.name: getattr(self, item.name) for item in fields(self)},
-            "spreads": [spread.to_json() for spread in self.spreads],
-            "checks": [check.to_json() for check in self.checks],
-            "host": dict(self.host),
-            "versions": dict(self.versions),
-        }
+        return {**encode_document(self), "spreads": [spread.to_json() for spread in self.spreads]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "Report":
+    def from_json(cls, data: object) -> "Report":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        found = dict(data)
-        for name, mark in (("checks", _marked_check), ("spreads", marked_spread)):
-            if isinstance(items := found.get(name), list | tuple):
-                found[name] = list(map(mark, items))
-        return _read(cls, found)
+        return _read(cls, data)
 
 
 class Approved:
@@ -143,14 +132,6 @@ def describe(check: Check) -> str:
     note = f" ({check.note})" if check.note else ""
     where = f" of {check.output}" if check.output else ""
     return f"{check.joint} {check.name}{where} at {check.case}{value}{limit}{note}"
-
-
-def _to_json(value: float | None) -> float | str | None:
-    return str(float(value)) if value is not None and not math.isfinite(value) else value
-
-
-def _marked_check(data: object) -> dict[str, object]:
-    return marked_floats(data, "value", "limit")
 
 
 def _read(kind: type[T], data: object) -> T:

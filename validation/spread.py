@@ -5,11 +5,9 @@ is measured.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from builders.codec import decode
-from builders.errors import IntegrityError
+from builders.codec import encode_document
 
 
 @dataclass(frozen=True)
@@ -60,49 +58,19 @@ class Spread:
     worst: tuple[Worst, ...]
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object that `from_json` reads back: four digits a number, and no bare NaN or infinity."""
-        plain = {**vars(self), "worst": [_plain(item) for item in self.worst]}
-        return plain | {name: [_number(value) for value in plain[name]] for name in ("abs_error", "sqnr_db")}
+        """A JSON object that `builders.codec` reads: four digits a number."""
+        return encode_document(self._rounded)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "Spread":
-        """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        try:
-            return decode(marked_spread(data), cls)
-        except IntegrityError as error:
-            raise IntegrityError(f"the spread of errors in a report is not whole ({error}); validate again") from None
+    @property
+    def _rounded(self) -> "Spread":
+        errors, levels = (tuple(map(_round, values)) for values in (self.abs_error, self.sqnr_db))
+        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(map(_round_worst, self.worst)))
 
 
-def marked_spread(data: object) -> dict[str, object]:
-    """What `Spread.to_json` wrote, as `builders.codec` reads it. Raises IntegrityError."""
-    found = marked_floats(data, "abs_error", "sqnr_db")
-    if isinstance(worst := found.get("worst"), list | tuple):
-        found["worst"] = [marked_floats(item, "expected", "actual", "sqnr_db") for item in worst]
-    return found
+def _round_worst(worst: Worst) -> Worst:
+    quality = None if worst.sqnr_db is None else _round(worst.sqnr_db, 7)
+    return replace(worst, expected=_round(worst.expected, 7), actual=_round(worst.actual, 7), sqnr_db=quality)
 
 
-def marked_floats(data: object, *names: str) -> dict[str, object]:
-    """A report's object as `builders.codec` reads it: floats of these names that are 'nan', 'inf' or '-inf' marked.
-
-    Raises IntegrityError for what is no object.
-    """
-    if not isinstance(data, Mapping):
-        raise IntegrityError(f"a part of a report is {str(data)[:80]!r}; it must be an object")
-    return {name: _marked(item) if name in names else item for name, item in data.items()}
-
-
-def _marked(value: object) -> object:
-    if isinstance(value, list | tuple):
-        return list(map(_marked, value))
-    return {"float": value} if value in ("nan", "inf", "-inf") else value
-
-
-def _number(value: float | None, digits: int = 4) -> float | str | None:
-    if value is None or not math.isfinite(value):
-        return None if value is None else str(float(value))
+def _round(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
-
-
-def _plain(worst: Worst) -> dict[str, object]:
-    values = {name: _number(getattr(worst, name), 7) for name in ("expected", "actual", "sqnr_db")}
-    return {**vars(worst), **values, "index": list(worst.index)}

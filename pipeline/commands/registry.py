@@ -1,7 +1,7 @@
 """The commands that read and steer a registry: show, verify, promote, rollback."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.registry.channels import Channel
     from pipeline.registry.policies import CanaryPass
     from pipeline.registry.verify import Verification
+    from validation.latency.report import LatencyReport
 
 
 @click.command()
@@ -78,14 +79,7 @@ def show(
     if facts.canaries:
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
-    try:
-        _print_latencies(facts.latencies)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        from builders.errors import IntegrityError
-
-        raise IntegrityError(
-            f"a latency report of {reference} is not whole ({error!r}); time the engine again"
-        ) from error
+    _print_latencies(facts.latencies)
 
 
 @click.command()
@@ -249,20 +243,19 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
-def _print_latencies(found: "Mapping[str, Sequence[Mapping[str, Any]]]") -> None:
+def _print_latencies(found: "Mapping[str, Sequence[LatencyReport]]") -> None:
     """How fast each engine was on each kind of machine, in a line, and what bounds it."""
-    from validation.latency.machine import machine_text
-    from validation.latency.words import bucket_row, diagnosis_text, remarks
+    from validation.latency.formatting import describe_diagnosis, format_bucket, list_remarks
 
     columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
-    for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
-        reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
+    reports = [report for each in found.values() for report in each]
+    for machine in dict.fromkeys(report.machine for report in reports):
         echo(f"\nlatency on {machine}")
-        for report in reports:
-            echo(report["unit"])
-            rows = [bucket_row(item) for item in report["buckets"]]
+        for report in (report for report in reports if report.machine == machine):
+            echo(report.unit)
+            rows = [format_bucket(item) for item in report.buckets]
             print_table(columns, [[row[column] for column in columns] for row in rows])
-            for line in (diagnosis_text(report["anatomy"]), *remarks(report, columns)):
+            for line in (describe_diagnosis(report.anatomy), *list_remarks(report, columns)):
                 echo(f"  {line}")
 
 

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
+from builders.codec import encode
 from builders.errors import IntegrityError, UnknownNameError
 from pipeline.registry import channels, versions
 from pipeline.registry.attestations import JudgedEntry, judged
@@ -15,6 +16,9 @@ from pipeline.registry.latencies import latencies
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import Reference, version_order
 from pipeline.registry.store import Store
+
+if TYPE_CHECKING:
+    from validation.latency.report import LatencyReport
 
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16
@@ -61,7 +65,7 @@ class VersionStatus:
     manifest: Manifest
     engines: tuple[JudgedEntry, ...]
     channels: tuple[str, ...]
-    latencies: Mapping[str, Sequence[Mapping[str, Any]]]
+    latencies: Mapping[str, Sequence["LatencyReport"]]
     canaries: tuple[CanaryVerdict, ...]
     page: str | None
 
@@ -72,7 +76,7 @@ class VersionStatus:
             "manifest": self.manifest.digest,
             "engines": [asdict(entry) for entry in self.engines],
             "channels": list(self.channels),
-            "latencies": self.latencies,
+            "latencies": encode(self.latencies),
             "canaries": [asdict(found) for found in self.canaries],
             "page": self.page,
         }

@@ -104,7 +104,7 @@ def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: P
     spec = load_spec(project.spec)
     shop = Workshop(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
     request = {**REQUEST.to_json(), "field of another release": 1}
-    value = {"units": {REQUEST.unit: {"request": request, "sources": "x"}}, "sources": {"x": {}}}
+    value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
     shop.remember("latest-builds", {"model": spec.model}, value, [])
     assert causes_of(spec, shop).before == {}
 

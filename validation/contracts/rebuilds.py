@@ -6,9 +6,9 @@ the outputs of all rebuilds stay within the limits of drift of each other.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from builders.codec import encode
+from builders.codec import encode_document
 from validation.budget import Budgets
 from validation.compare import case_checks
 from validation.contracts.repeats import digest
@@ -54,7 +54,7 @@ class Reproducibility:
 
     def to_json(self) -> dict[str, object]:
         """What `enginery rebuild --json` prints of it."""
-        return {**encode(replace(self, failed=())), "failed": [check.to_json() for check in self.failed]}
+        return encode_document(self)
 
 
 def reproducibility(built: Sequence[Rebuilt], budgets: Budgets) -> Reproducibility:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from builders import backends
+from builders.codec import encode
 from builders.errors import EngineryError, UnavailableError
 from builders.jobs import WorkerContext
 from builders.plural import pluralize
@@ -28,11 +29,10 @@ from validation.gpu.clocks import DeviceClock
 from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
 from validation.gpu.probes import build_for_any_generation
 from validation.gpu.recorded import Recorder
-from validation.latency.against import judge as judge_race
-from validation.latency.against import race
 from validation.latency.loop import latencies
+from validation.latency.paired import compare_times, run_interleaved
 from validation.latency.quantiles import quantiles
-from validation.latency.surroundings import Watch
+from validation.latency.system_load import SystemLoadMonitor
 from validation.latency.warmup import warm_up
 from validation.report import Check, describe
 
@@ -228,9 +228,9 @@ def _narrowed(session: Session, inputs: Tensors) -> dict[str, Any]:
 
 def _row(session: Session, inputs: Tensors, terms: Terms) -> Json:
     run(session, inputs)
-    watch = Watch()
+    monitor = SystemLoadMonitor()
     series = latencies(lambda: session.run(inputs), terms.seconds)
-    surroundings = watch.stop().to_json()
+    load = monitor.stop()
     discarded, steady = warm_up(series)
     kept = series[discarded:]
     shape = {name: list(array.shape) for name, array in inputs.items()}
@@ -240,8 +240,8 @@ def _row(session: Session, inputs: Tensors, terms: Terms) -> Json:
         "runs": len(kept),
         "steady": steady,
         "median_s": float(np.median(kept)),
-        "quantiles": [item.to_json() for item in quantiles(kept)],
-        "busy": surroundings["busy"],
+        "quantiles": encode(quantiles(kept)),
+        "busy": list(load.busy),
         "device": None,
     }
     if isinstance(session, DeviceClock):
@@ -264,10 +264,10 @@ def _raced(opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden:
         inputs = _narrowed(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
         # Opened once: what it compiled stays compiled.
-        pairs = race((opens, lambda: _held(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS)
+        pairs = run_interleaved((opens, lambda: _held(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS)
     except Exception as error:
         return {"peer": peer, "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-    return {"peer": peer, "batch": next(iter(inputs.values())).shape[0], **judge_race(pairs).to_json()}
+    return {"peer": peer, "batch": next(iter(inputs.values())).shape[0], **encode(compare_times(pairs))}
 
 
 @contextmanager
