@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from builders.errors import IntegrityError
 from builders.jobs import Job
@@ -94,7 +95,7 @@ def _imported(store: Store, results: Results, item: Json, reference: str) -> Imp
     proof = _proof(store, manifest, entry, spec, item)
     built = as_built(entry)
     host, proofs = _host(results), [published_proof(entry, store), proof]
-    report = make_report(built, manifest.golden, proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
+    report = make_report(built, manifest.sources["golden"], proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
     report = replace(report, created_at=item["created_at"], host=host, versions=_versions(item))
     return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _said(report)))
 
@@ -106,7 +107,7 @@ def _entry(manifest: Manifest, item: Json) -> EngineEntry:
         raise _Refused(f"this version has no engine {item['engine'][:80]}; was it published anew since?")
     pairs = {
         "manifest": (item["manifest"], manifest.digest),
-        "golden set": (item["golden"], manifest.golden),
+        "golden set": (item["golden"], manifest.sources["golden"]),
         "build key": (item["build_key"], request_of(entry).key),
     }
     for what, (theirs, ours) in pairs.items():
@@ -115,7 +116,7 @@ def _entry(manifest: Manifest, item: Json) -> EngineEntry:
     return entry
 
 
-def _check_device(entry: EngineEntry, device: Mapping[str, object]) -> None:
+def _check_device(entry: EngineEntry, device: Mapping[str, Any]) -> None:
     """Raise _Refused where the device is none that the engine is for."""
     found, wanted = device.get("compute_capability"), entry.compute_capability
     capability = tuple(found) if isinstance(found, list) else None
@@ -160,7 +161,7 @@ def _judged(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpe
         path.write_text(json.dumps(answers))
         workdir = Path(folder) / "job"
         workdir.mkdir()
-        limits, golden = limits_of(spec, request.precision, "engine"), manifest.golden
+        limits, golden = limits_of(spec, request.precision, "engine"), manifest.sources["golden"]
         check = CheckRecording(request, golden, limits, metric_of(spec), path)
         try:
             return run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), workdir)
