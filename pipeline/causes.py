@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from builders.codec import decode
 from builders.digest import digest_of
+from builders.errors import IntegrityError
 from builders.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.inputs import Inputs, differences, inputs_of
@@ -61,10 +63,10 @@ def causes_of(spec: ModelSpec, shop: Workshop) -> Causes:
     known = shop.recall("latest-builds", {"model": spec.model}) or {"units": {}, "from": {}}
     try:
         before = {
-            unit: LastBuild(BuildRequest.from_json(found["request"]), **known["from"][found["from"]])
+            unit: LastBuild(decode(found["request"], BuildRequest), **known["from"][found["from"]])
             for unit, found in known["units"].items()
         }
-    except (KeyError, TypeError):  # written by other code; a record is only a memory
+    except (KeyError, TypeError, IntegrityError):  # written by other code; a record is only a memory
         before = {}
     return Causes(spec, shop, before)
 

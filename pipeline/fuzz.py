@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from builders.codec import encode
 from builders.jobs import Job
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
@@ -23,7 +24,7 @@ class Asked:
     only: str | None = None
 
 
-def fuzz_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
+def fuzz_published(chosen: ChosenEngine, asked: Asked, shop: Workshop) -> Json:
     """The report on one engine: every case with its outcome, and the smallest failing ones with their command.
 
     Raises InputError for a histogram or a case that does not fit the model, StepError for an engine that crashes.
@@ -40,4 +41,4 @@ def fuzz_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     name = f"fuzz {entry.unit}"
     job = Job(name, fuzz, shop.store.uri, engine_limits(spec, "proof"))
     report = shop.shown(shop.local, name, job)
-    return {**chosen.identity, **report}
+    return {**encode(chosen.identity), **report}

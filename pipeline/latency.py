@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from builders.codec import encode
 from builders.errors import InputError
 from builders.jobs import Job, Needs
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.jobs.latency import Buckets, LatencyTerms, MeasureEngine, RaceEngines
 from pipeline.revalidate import as_built, spec_of
 from pipeline.steps.keys import engine_limits, model_shapes
@@ -23,7 +24,7 @@ class Asked:
     seed: int = 0
 
 
-def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
+def profile_published(chosen: ChosenEngine, asked: Asked, shop: Workshop) -> Json:
     """The latency report of one engine, made now. Raises InputError for a bucket that the model does not have."""
     import json
 
@@ -34,10 +35,10 @@ def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
     name = f"profile {chosen.entry.unit}"
     job = Job(name, measure, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     report = shop.shown(shop.local, name, job).latency
-    return {**chosen.identity, **json.loads(shop.store.read_blob(report))}
+    return {**encode(chosen.identity), **json.loads(shop.store.read_blob(report))}
 
 
-def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) -> Json:
+def race_published(first: ChosenEngine, second: ChosenEngine, asked: Asked, shop: Workshop) -> Json:
     """Two engines side by side, at one bucket of the first: its largest unless one is given. The first is judged.
 
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
@@ -56,7 +57,7 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
     return {"first": first.identity, "second": second.identity, **found}
 
 
-def _sizes(chosen: Chosen, asked: Asked) -> Buckets:
+def _sizes(chosen: ChosenEngine, asked: Asked) -> Buckets:
     from validation.latency.buckets import parse_sizes
 
     if isinstance(asked.buckets, str):

@@ -3,8 +3,9 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from builders.codec import encode
 from builders.jobs import Job
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.jobs.blobs import fetch
 from pipeline.jobs.rebuild import RebuildEngine
 from pipeline.progress.events import Finished
@@ -16,7 +17,7 @@ from pipeline.values import Json
 from pipeline.workshop import Workshop
 
 
-def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
+def rebuild(chosen: ChosenEngine, times: int, shop: Workshop) -> Json:
     """Build `times` times, one process after the other, on this machine: the reproducibility report.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
@@ -40,7 +41,7 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
         report = reproducibility(built, budget)
     return {
-        **chosen.identity,
+        **encode(chosen.identity),
         **report,
         "published": {"digest": entry.digest, "rebuilt": entry.digest in report["engines"]},
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from builders.codec import decode, encode
 from builders.errors import UnknownNameError
 from builders.jobs import WorkerContext
 from builders.targets import CPU
@@ -118,5 +119,5 @@ def test_a_request_is_the_pipelines_own_kind(model: KitModel) -> None:
     from builders import backends
 
     request = request_for(backends.configure("onnxruntime", {}), model, CPU)
-    assert BuildRequest.from_json(request.to_json()) == request
+    assert decode(encode(request), BuildRequest) == request
     assert request.profiles[0].inputs[0] == ("x", (1, 32), (2, 32), (4, 32))
