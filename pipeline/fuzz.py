@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from builders.jobs import Job
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.registry.requests import request_of
 from pipeline.revalidate import spec_of
@@ -24,7 +24,7 @@ class FuzzOptions:
     only: str | None = None
 
 
-def fuzz_published(chosen: Chosen, options: FuzzOptions, shop: Workshop) -> FuzzReport:
+def fuzz_published(chosen: ChosenEngine, options: FuzzOptions, shop: Workshop) -> FuzzReport:
     """The report on one engine: every case with its outcome, and the smallest failing ones with their command.
 
     Raises InputError for a histogram or a case that does not fit the model, StepError for an engine that crashes.

@@ -5,7 +5,7 @@ from typing import Literal
 
 from builders.errors import InputError
 from builders.jobs import Job, Needs
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.jobs.latency import BenchmarkPair, MeasureEngine
 from pipeline.registry.latencies import read_latency_report
 from pipeline.revalidate import as_built, spec_of
@@ -25,7 +25,7 @@ class ProfileOptions:
     seed: int = 0
 
 
-def profile_published(chosen: Chosen, options: ProfileOptions, shop: Workshop) -> LatencyReport:
+def profile_published(chosen: ChosenEngine, options: ProfileOptions, shop: Workshop) -> LatencyReport:
     """The latency report of one engine, made now. Raises InputError for a bucket that the model does not have."""
     spec = spec_of(chosen.manifest)
     terms = LatencyTerms(options.seconds, _sizes(chosen, options), options.streams)
@@ -36,7 +36,9 @@ def profile_published(chosen: Chosen, options: ProfileOptions, shop: Workshop) -
     return read_latency_report(shop.store, shop.shown(shop.local, name, job).latency)
 
 
-def benchmark_pair(first: Chosen, second: Chosen, options: ProfileOptions, shop: Workshop) -> PairedBenchmark:
+def benchmark_pair(
+    first: ChosenEngine, second: ChosenEngine, options: ProfileOptions, shop: Workshop
+) -> PairedBenchmark:
     """Two engines side by side, at one bucket of the first: its largest unless one is given. The first is judged.
 
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
@@ -54,7 +56,7 @@ def benchmark_pair(first: Chosen, second: Chosen, options: ProfileOptions, shop:
     return shop.shown(shop.local, name, job)
 
 
-def _sizes(chosen: Chosen, options: ProfileOptions) -> BucketChoice:
+def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:
     from validation.latency.buckets import parse_sizes
 
     if isinstance(options.buckets, str):

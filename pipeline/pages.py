@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders.codec import encode
 from builders.errors import InputError, IntegrityError, UnknownNameError
@@ -20,6 +21,9 @@ from pipeline.registry.manifest import Manifest
 from pipeline.registry.parsing import Malformed, parse_json
 from pipeline.registry.store import Store
 from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.canary.report import CanaryReport
 
 VERSION, CANARY = "enginery-version", "enginery-canary"
 MOST_BYTES = 256 << 20
@@ -49,7 +53,7 @@ def published_document(store: Store, manifest: Manifest) -> Json:
     return current
 
 
-def read_document(path: Path) -> Json:
+def read_document(path: Path) -> "Json | CanaryReport":
     """A document on disk, of either kind. Raises InputError where there is none, IntegrityError for an edited one."""
     if not path.is_file():
         raise InputError(
@@ -64,20 +68,20 @@ def read_document(path: Path) -> Json:
     if document.get("kind") == CANARY:
         from validation.canary.report import read_report
 
-        return dict(read_report(data).document)
+        return read_report(data)
     return document
 
 
-def drawn(document: Json) -> str:
+def drawn(document: "Json | CanaryReport") -> str:
     """The page. Raises IntegrityError for a document that lacks what its page shows."""
     try:
-        if document["kind"] == CANARY:
-            from validation.canary.page import render as render_canary
+        if isinstance(document, Mapping):
+            from validation.html import render
 
-            return render_canary(document)
-        from validation.html import render
+            return render(document)
+        from validation.canary.page import render as render_canary
 
-        return render(document)
+        return render_canary(document)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 

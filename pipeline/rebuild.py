@@ -5,8 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from builders.codec import encode
 from builders.jobs import Job
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.jobs.blobs import fetch
 from pipeline.jobs.rebuild import RebuildEngine
 from pipeline.progress.events import Finished
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
 class RebuiltEngine:
     """What came of building an engine again. rebuilt: whether a build gave the published file."""
 
-    chosen: Chosen
+    chosen: ChosenEngine
     report: "Reproducibility"
     rebuilt: bool
 
     def to_json(self) -> dict[str, object]:
         """What `enginery rebuild --json` prints."""
         published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
-        return {**self.chosen.identity, **self.report.to_json(), "published": published}
+        return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
 
 
-def rebuild(chosen: Chosen, times: int, shop: Workshop) -> RebuiltEngine:
+def rebuild(chosen: ChosenEngine, times: int, shop: Workshop) -> RebuiltEngine:
     """Build `times` times, one process after the other, on this machine: the reproducibility report.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from builders.codec import encode_document
+from builders.codec import encode, encode_document
 from pipeline.commands.engines import published_engine
 from pipeline.commands.options import (
     emit_json,
@@ -20,7 +20,7 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.canary.engines import Chosen
+    from pipeline.canary.engines import ChosenEngine
     from validation.fuzz.report import FuzzReport
 
 
@@ -65,7 +65,7 @@ def fuzz(
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
         report = fuzz_published(chosen, options, shop)
     if as_json:
-        emit_json({**chosen.identity, **encode_document(report)})
+        emit_json({**encode(chosen.identity), **encode_document(report)})
     else:
         _show(chosen, report)
     ctx.exit(0 if report.passed else 1)
@@ -82,7 +82,7 @@ def _read(path: Path) -> "dict[str, dict[int, float]]":
     return parse_histogram(data)
 
 
-def _show(chosen: "Chosen", report: "FuzzReport") -> None:
+def _show(chosen: "ChosenEngine", report: "FuzzReport") -> None:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
     echo(f"{chosen.manifest.model}@{chosen.manifest.version} {chosen.entry.unit}, seed {report.seed}: {counts}")
     for case in report.cases:

@@ -18,7 +18,7 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.canary.engines import Chosen
+    from pipeline.canary.engines import ChosenEngine
     from validation.latency.paired_report import PairedBenchmark
     from validation.latency.report import LatencyReport
 
@@ -91,12 +91,12 @@ def profile(
         _show_pair(chosen, second, benchmark_pair(chosen, second, options, shop), as_json)
 
 
-def _show(chosen: "Chosen", report: "LatencyReport", as_json: bool) -> None:
+def _show(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
     from pipeline.commands.tables import print_table
     from validation.latency.formatting import COLUMNS, NODE_COLUMNS, describe_report, format_bucket, format_nodes
 
     if as_json:
-        emit_json({**chosen.identity, **encode(report)})
+        emit_json({**encode(chosen.identity), **encode(report)})
         return
     echo(f"{chosen.manifest.model}@{chosen.manifest.version} {report.unit}")
     rows = [format_bucket(bucket) for bucket in report.buckets]
@@ -107,11 +107,11 @@ def _show(chosen: "Chosen", report: "LatencyReport", as_json: bool) -> None:
         print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
 
 
-def _show_pair(first: "Chosen", second: "Chosen", paired: "PairedBenchmark", as_json: bool) -> None:
+def _show_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
     from validation.latency.formatting import describe_pair
 
     if as_json:
-        emit_json({"first": first.identity, "second": second.identity, **encode(paired)})
+        emit_json({"first": encode(first.identity), "second": encode(second.identity), **encode(paired)})
         return
     names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (first, second)]
     echo(f"{names[0]} against {names[1]}, on {first.entry.target}")

@@ -1,7 +1,7 @@
 """Faults beside the engine: in the registry's files, in what was frozen, between rebuilds, and in production."""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +114,9 @@ def edited_report(folder: Path) -> Caught:
     """A FAIL that was made a PASS by hand, to promote by."""
     folder.mkdir()
     document = report(folder, 2000, failing=0.02)
-    assert document["verdict"] == "FAIL"
+    assert document.verdict == "FAIL"
     try:
-        read_report(json.dumps({**document, "verdict": "PASS"}).encode())
+        read_report(replace(document, verdict="PASS").to_bytes())
     except IntegrityError as error:
         return Caught("canary report", "its digest" if "digest is" in str(error) else "", "", "")
     return Caught("nothing", "", "", "")
