@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from queue import SimpleQueue
-from typing import Any
 
 from builders.execution.jobs import Job, Usage
 from builders.execution.ray.cluster import answers, nodes, through_client
 from builders.execution.ray.placement import Node, ray_options
 from builders.execution.ray.worker import Event, work, work_here, work_through
 from enginery.core.errors import StepError, UnavailableError
+from enginery.core.untyped import Untyped
 
 # A worker ends its job at its limit; this much later it is taken for hung itself.
 LATE_S = 60.0
@@ -22,7 +22,7 @@ class Task:
     told: events of the worker, and of the listener: 'waiting' and 'failed'.  over: whether the last one is there.
     """
 
-    def __init__(self, job: Job[Any], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
+    def __init__(self, job: Job[object], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
         self.job = job
         self.avoid = avoid
         self.told: SimpleQueue[Event] = SimpleQueue()
@@ -106,7 +106,7 @@ class Task:
 
 
 @cache
-def _remote(isolated: bool, streams: bool) -> Any:
+def _remote(isolated: bool, streams: bool) -> Untyped:
     import ray
 
     # Never twice by Ray itself, which would not say so: what is tried again is up to `builders.execution.retries`.

@@ -8,20 +8,20 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 from builders.execution.jobs import Job, Unwatched, Usage, WorkerContext
 from builders.execution.process import run_job
 from builders.execution.workdir import workdir
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, error_to_json
+from enginery.core.untyped import Untyped
 
-Event = tuple[str, Any]
+Event = tuple[str, Untyped]
 # Batches are this far apart, the answer apart.
 _BATCH_S = 0.25
 
 
-def work(job: Job[Any]) -> Iterator[list[Event]]:
+def work(job: Job[object]) -> Iterator[list[Event]]:
     """Run a job in a process of its own within its limits."""
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,17 +37,17 @@ def work(job: Job[Any]) -> Iterator[list[Event]]:
     yield running.events()
 
 
-def work_through(job: Job[Any]) -> list[Event]:
+def work_through(job: Job[object]) -> list[Event]:
     """As `work`, all events at once: for Ray's client, which streams nothing."""
     return [event for batch in work(job) for event in batch]
 
 
-def work_here(job: Job[Any]) -> list[Event]:
+def work_here(job: Job[object]) -> list[Event]:
     """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
     return [("started", _node_id()), ("answer", _answer(job, lambda: _called(job)))]
 
 
-def _called(job: Job[Any]) -> Any:
+def _called(job: Job[object]) -> Untyped:
     with workdir() as folder:
         return encode(job.request.run(WorkerContext(folder, job.store)))
 
@@ -55,7 +55,7 @@ def _called(job: Job[Any]) -> Any:
 class _Running(Unwatched):
     """A job in a thread, which is also its watch: Ray interrupts the main thread alone."""
 
-    def __init__(self, job: Job[Any]) -> None:
+    def __init__(self, job: Job[object]) -> None:
         self._job = job
         self._events: deque[Event] = deque()
         self._cancelled = False
@@ -78,7 +78,7 @@ class _Running(Unwatched):
         finally:
             self.done.set()
 
-    def _value(self) -> Any:
+    def _value(self) -> Untyped:
         with workdir() as folder:
             return encode(run_job(self._job, folder, lambda: self._cancelled, self))
 
@@ -95,7 +95,7 @@ class _Running(Unwatched):
         self._events.append(("ended", usage))
 
 
-def _answer(job: Job[Any], function: Any) -> dict[str, Any]:
+def _answer(job: Job[object], function: Untyped) -> dict[str, object]:
     """A value or an error as JSON, since Ray would wrap an exception."""
     try:
         return {"value": function()}

@@ -11,7 +11,6 @@ import statistics
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -71,10 +70,6 @@ class Expectation:
         rest = self.seconds - elapsed_s
         text = f"~{math.ceil(rest)} s left" if rest > 0 else f"{-rest:.0f} s over the prediction"
         return f"{text} (predicted from {self.basis})"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
 
 
 class History:
@@ -164,7 +159,7 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
         return ()
 
 
-def _past(value: Any, path: str) -> Past:
+def _past(value: object, path: str) -> Past:
     data = parsing.mapping(value, path)
     return Past(
         parsing.field(data, "model", parsing.text, path),

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from enginery.core import parsing
+from enginery.core.codec import decode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import IntegrityError
 from enginery.registry.runs.history import Expectation
@@ -119,39 +119,16 @@ def parse_run(key: str, data: bytes) -> RunState:
             items=parsing.field(document, "items", parsing.many(_item)),
             left_out=parsing.field(document, "left_out", parsing.count),
         )
-    except parsing.Malformed as error:
+    except IntegrityError as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
 
 
-def _said(item: Mapping[str, Any]) -> dict[str, Any]:
+def _said(item: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in item.items() if value not in (None, "", (), [], 0)}
 
 
-def _item(value: Any, path: str) -> Item:
-    data = parsing.mapping(value, path)
-
-    def given(name: str, read: Any, absent: Any) -> Any:
-        return parsing.field(data, name, read, path) if name in data else absent
-
-    words = ("target", "precision", "backend", "phase", "where", "why", "verdict")
-    return Item(
-        name=parsing.field(data, "name", parsing.text, path),
-        state=parsing.field(data, "state", parsing.one_of(*ITEM_STATES), path),
-        **{name: given(name, parsing.text, "") for name in words},
-        **{name: given(name, parsing.text, None) for name in ("started_at", "ended_at")},
-        **{name: given(name, parsing.quantity, None) for name in ("seconds", "peak_mib")},
-        retries=given("retries", parsing.many(parsing.text), ()),
-        predicted=given("predicted", _predicted, None),
-        log=given("log", parsing.digest, None),
-        log_bytes=given("log_bytes", parsing.count, 0),
-    )
-
-
-def _predicted(value: Any, path: str) -> Expectation:
-    data = parsing.mapping(value, path)
-    return Expectation(
-        parsing.field(data, "seconds", parsing.optional(parsing.quantity), path),
-        parsing.field(data, "peak_mib", parsing.quantity, path),
-        parsing.field(data, "builds", parsing.count, path),
-        parsing.field(data, "basis", parsing.text, path),
-    )
+def _item(value: object, path: str) -> Item:
+    item = decode(parsing.mapping(value, path), Item)
+    parsing.one_of(*ITEM_STATES)(item.state, f"{path}.state")
+    parsing.optional(parsing.digest)(item.log, f"{path}.log")
+    return item

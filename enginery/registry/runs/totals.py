@@ -6,7 +6,6 @@ A flow's process lives for minutes, too short to be scraped; so each run adds wh
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -93,7 +92,7 @@ def _document(known: Totals) -> bytes:
     return canonical_json({"format": 1, "buckets_s": list(BUCKETS_S), "builds": lines, **counts})
 
 
-def _line(value: Any, path: str) -> tuple[Labels, Tally]:
+def _line(value: object, path: str) -> tuple[Labels, Tally]:
     data = parsing.mapping(value, path)
     state, target, backend = (parsing.field(data, name, parsing.text, path) for name in ("state", "target", "backend"))
     buckets = parsing.field(data, "buckets", parsing.many(parsing.count), path)

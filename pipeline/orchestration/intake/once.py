@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from enginery.core.digest import digest_of
-from enginery.core.presence import this_process
+from enginery.core.origin.presence import this_process
 from enginery.registry.build_lock import is_held
 from enginery.registry.store.base import Store
 from pipeline.compile.composition import InProcess, Runner, compile_model

@@ -7,8 +7,8 @@ own pace: a scrape answers at once, with the last that was read.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from enginery.core.errors import EngineryError
 from enginery.registry.runs.totals import BUCKETS_S
@@ -20,7 +20,10 @@ from pipeline.orchestration.metrics.registry_view import Looker, RegistryView
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as MetricFamily
 
+# By the values of the labels.
+Samples = Mapping[tuple[str, ...], float]
 # Said whether or not there is such a run, so that a panel shows 0 and not a gap.
 _RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 
@@ -60,7 +63,7 @@ class Exporter:
         made.register(Trouble())
         return made
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator["MetricFamily"]:
         """Every metric family, from the last look."""
         view = self._view
         yield from _builds(view)
@@ -75,7 +78,7 @@ class Exporter:
         yield _gauge(names.READ_AT, {(): self._at})
 
 
-def _builds(view: RegistryView) -> Iterator[Any]:
+def _builds(view: RegistryView) -> Iterator["MetricFamily"]:
     from prometheus_client.core import HistogramMetricFamily
 
     yield _counter(names.BUILDS, {labels: tally.count for labels, tally in view.totals.builds.items()})
@@ -89,7 +92,7 @@ def _builds(view: RegistryView) -> Iterator[Any]:
     yield seconds
 
 
-def _models(view: RegistryView) -> Iterator[Any]:
+def _models(view: RegistryView) -> Iterator["MetricFamily"]:
     engines: dict[tuple[str, ...], float] = {}
     for model in view.models.values():
         for labels, count in model.statuses.items():
@@ -104,19 +107,19 @@ def _models(view: RegistryView) -> Iterator[Any]:
     yield _gauge(names.LEFT_OUT, {(): view.left_out})
 
 
-def _gauge(metric: Metric, values: Any) -> Any:
+def _gauge(metric: Metric, values: Samples) -> "MetricFamily":
     from prometheus_client.core import GaugeMetricFamily
 
-    return _filled(GaugeMetricFamily(metric.name, metric.help, labels=metric.labels), values)
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
 
 
-def _counter(metric: Metric, values: Any) -> Any:
+def _counter(metric: Metric, values: Samples) -> "MetricFamily":
     from prometheus_client.core import CounterMetricFamily
 
-    return _filled(CounterMetricFamily(metric.name, metric.help, labels=metric.labels), values)
-
-
-def _filled(family: Any, values: Any) -> Any:
+    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family

@@ -15,6 +15,7 @@ from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Ret
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily
 
 
 class LiveMetrics(Silent):
@@ -30,7 +31,7 @@ class LiveMetrics(Silent):
         self._running: set[str] = set()
         self._usage: dict[str, Usage] = {}
 
-        def made(kind: type[Any], metric: Metric, **more: Any) -> Any:
+        def made(kind: type[Any], metric: Metric, **more: object) -> Any:
             return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
 
         self._builds = made(Counter, names.BUILDS)
@@ -89,7 +90,7 @@ class LiveMetrics(Silent):
 class Trouble:
     """What the registry's own counters say, as Prometheus wants it."""
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator["CounterMetricFamily"]:
         """Two counters."""
         from prometheus_client.core import CounterMetricFamily
 

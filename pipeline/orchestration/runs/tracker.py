@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Usage
 from enginery.core.errors import StepError
-from enginery.core.moment import precise_now
+from enginery.core.origin.moment import precise_now
 from enginery.core.text import pluralize
 from enginery.registry.runs.history import Past
 from enginery.registry.runs.state import ITEM_STATES, OVER, Item, RunState, told_of

@@ -8,7 +8,7 @@ import pytest
 
 from builders.execution.jobs import Usage
 from enginery.core.errors import StepError, UnavailableError, UndecidedError
-from enginery.core.presence import Presence, this_process
+from enginery.core.origin.presence import Presence, this_process
 from enginery.registry.retention.gc import collect
 from enginery.registry.runs import journal
 from enginery.registry.runs.history import read_pasts

@@ -9,7 +9,7 @@ import pytest
 
 from builders.execution.jobs import UNWATCHED, Job, Usage, Watch
 from enginery.core.errors import StepError
-from enginery.core.moment import precise_now
+from enginery.core.origin.moment import precise_now
 from enginery.registry.runs.history import History
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import run_key, run_live_key
