@@ -160,13 +160,13 @@ class Device:
         self._buffers[name] = (address, size_bytes)
         return address.value
 
-    def put(self, name: str, array: "np.ndarray[Any, Any]") -> int:
+    def put(self, name: str, array: "np.ndarray") -> int:
         """Copy a C-contiguous array into the buffer of that name; its address."""
         address = self.buffer(name, array.nbytes)
         self._call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
         return address
 
-    def get(self, name: str, array: "np.ndarray[Any, Any]") -> None:
+    def get(self, name: str, array: "np.ndarray") -> None:
         """Fill a C-contiguous array from the buffer of that name."""
         address, _ = self._buffers[name]
         self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))

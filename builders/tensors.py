@@ -74,7 +74,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     return sizes
 
 
-def _check(spec: TensorSpec, array: np.ndarray[Any, Any], sizes: dict[str, int]) -> None:
+def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
     if not isinstance(array, np.ndarray):
         raise DataError(
             f"input {spec.name!r} is a {type(array).__name__}; the model needs a numpy array of {spec.dtype}"

@@ -29,7 +29,7 @@ Scalar = str | int | float | bool
 WeightLevels = Literal[64, 127]
 Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
-Tensors = Mapping[str, "np.ndarray[Any, Any]"]
+Tensors = Mapping[str, "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Session(Protocol):
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
 
-    def run(self, inputs: Tensors) -> dict[str, "np.ndarray[Any, Any]"]:
+    def run(self, inputs: Tensors) -> dict[str, "np.ndarray"]:
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
         ...
 

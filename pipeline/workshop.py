@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from builders.codec import decode, encode, result_type
+from builders.codec import decode, encode_fields, result_type
 from builders.digest import digest_of
 from builders.errors import IntegrityError
 from builders.installed import PackageNotFoundError, version
@@ -74,7 +74,7 @@ class Workshop:
                 self.progress.emit(Finished(name, "cached"))
                 return found
         value = (run or self.shown)(self.local, name, job)
-        self.remember(kind, key, encode(value), list(blobs(value)))
+        self.remember(kind, key, encode_fields(value), list(blobs(value)))
         self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
         return value
 

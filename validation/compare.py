@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import DataError, EngineryError, InputError
 from builders.types import Session, Tensors
 from validation.budget import Budget, Budgets
@@ -15,7 +16,6 @@ from validation.drift import DECISIONS, Drift, is_exact, measure
 from validation.golden import Case, GoldenSet
 from validation.limits import Limits, StagedLimits
 from validation.measured import Measured
-from validation.npz import Array
 from validation.report import Check
 from validation.tally import Spreads
 from validation.task import TaskMetric

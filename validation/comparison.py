@@ -7,10 +7,10 @@ metric reports the edge where it is worst, and the others that break the limit a
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Tensors
 from validation.budget import Budget, at_most, within
 from validation.constancy import Constancy
@@ -18,7 +18,6 @@ from validation.drift import DECISIONS, Drift, measure
 from validation.golden import Case, GoldenSet
 from validation.limits import Limits
 from validation.measured import Measured, Value, as_declared, of_edge, of_golden, still_share
-from validation.npz import Array
 from validation.report import Check
 from validation.tally import Spreads, samples_of
 
@@ -30,7 +29,7 @@ NOTED = ("sqnr_db", "agreement")
 class Compared:
     """What was found of one output. edges: by case.  failures: that ended a comparison."""
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     golden: Drift | None = None
     edges: dict[str, Drift] = field(default_factory=dict)
     expected: Constancy = field(default_factory=Constancy)
@@ -161,7 +160,7 @@ def edge_checks(
 
 
 def _measured(
-    joint: str, dtype: np.dtype[Any], drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+    joint: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
 ) -> Measured:
     budget, honest = held
     common = max(part.exponent for part in (drift, usual, honest) if part)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 
 # Samples that are compared together.
 _ROWS = 1 << 10

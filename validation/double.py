@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from builders.arrays import Array
 from builders.bodies import walk_graphs, walk_nodes
 from builders.types import Tensors
-from validation.npz import Array
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto

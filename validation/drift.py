@@ -32,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.passes import exponent_of, flat_parts, sampled_parts
 from validation.rows import Rows, measure_rows
 from validation.sample_errors import SampleErrors

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import DataError
 from builders.types import Dim, TensorSpec
-from validation.npz import Array
 from validation.samples import sizes_of
 
 

@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.digest import canonical_json, digest_of_bytes, digest_of_file
 from builders.errors import DataError
 from builders.types import Dim, Tensors, TensorSpec, sizes_product
 from validation.batches import enough_samples
 from validation.noise import Noise
-from validation.npz import Array
 from validation.samples import Samples, resize
 
 MAX_EDGE_CASES = 64

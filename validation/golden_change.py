@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from validation.drift import is_exact, measure
 from validation.golden import Case, GoldenSet, case_names
-from validation.npz import Array
 
 
 @dataclass(frozen=True)

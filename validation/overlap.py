@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Tensors
-from validation.npz import Array
 from validation.report import OVERLAP, Check
 from validation.samples import Samples, SampleSource
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 
 # Of the leading axes of an array: one index of each but the last of them, and a range of that.
 Block = tuple[int | slice, ...]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.pairs import Block, blocks_of, pairs_of
 from validation.slice_sums import FeatureSums, SliceSums
 

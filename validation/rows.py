@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.pairs import blocks_of
 
 # Elements of the rows that are looked at together.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 
 STEPS = 32
 

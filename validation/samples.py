@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.digest import digest_of_path
 from builders.errors import DataError
 from builders.text import suggest
 from builders.types import Dim, Tensors, TensorSpec
-from validation.npz import Array
 from validation.stored import Stored, find_arrays
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.slices import AxisSums, Slices
 
 FEWEST = 16

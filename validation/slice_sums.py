@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.pairs import Block
 from validation.slices import AxisSums, Marginals, Slices
 

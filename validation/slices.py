@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.pairs import Block, blocks_of
 
 # Elements that are looked at together.

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import DataError
 from builders.plural import pluralize
-from validation.npz import Array, StoredArray, check_complete, stored_arrays
+from validation.npz import StoredArray, check_complete, stored_arrays
 
 SAFETENSORS_DTYPES = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
@@ -31,7 +32,7 @@ class Stored(Protocol):
     def path(self) -> Path: ...  # noqa: D102
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
+    def dtype(self) -> np.dtype: ...  # noqa: D102
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -56,7 +57,7 @@ class FileSeries:
         return f"{self.path} ({pluralize(len(self.files), 'file')})"
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """That of the first file, which all share."""
         return self.files[0].dtype
 

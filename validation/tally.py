@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.passes import exponent_of
 from validation.spread import Spread, Worst
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.pairs import pairs_of
 
 CHUNK = 1 << 16

@@ -30,7 +30,7 @@ class PackageSession:
             raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
         self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
         from builders.torch_arrays import to_array
 
@@ -75,7 +75,7 @@ class PackageSession:
         self._model = None
 
 
-def _lent(array: np.ndarray[Any, Any]) -> Any:
+def _lent(array: np.ndarray) -> Any:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 

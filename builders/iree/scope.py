@@ -24,7 +24,7 @@ class Scope:
         types = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.elem_type}
         return Scope({**self.types, **types}, {**self.arrays, **constants})
 
-    def array(self, name: str) -> "np.ndarray[Any, Any] | None":
+    def array(self, name: str) -> "np.ndarray | None":
         """A constant's array; None of another value."""
         from onnx import numpy_helper
 
@@ -38,7 +38,7 @@ class Scope:
             return None
         return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
 
-    def dtype(self, name: str) -> "np.dtype[Any] | None":
+    def dtype(self, name: str) -> "np.dtype | None":
         """A value's dtype; None when it is not known."""
         from onnx import helper
 

@@ -51,7 +51,7 @@ class IreeSession:
         """Let go of the function; `run` refuses from now on."""
         self._main = None
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
         if self._main is None:
             raise EngineryError("the session of this IREE engine is closed; open it again")
@@ -66,7 +66,7 @@ class IreeSession:
         return held_shapes.checked_outputs(self._request, results, sizes, "IREE")
 
 
-def _signed_as(spec: TensorSpec, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
     """The bits as the request says: IREE's integers have a width and no sign, and it calls them signed."""
     wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
     same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize

@@ -238,7 +238,7 @@ class OrtSession:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._session = None  # frees its memory
 
-    def run(self, inputs: Tensors) -> "dict[str, np.ndarray[Any, Any]]":
+    def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
         """Run once. Raises DataError for arrays that do not fit, ModelError when an operator fails on them."""
         if self._session is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.cuda import Device, Graph
 from builders.errors import EngineryError
 from builders.types import Tensors, TensorSpec
 
 MOST_LANES = 16
 
-Array = np.ndarray[Any, Any]
 Key = tuple[int, tuple[tuple[int, ...], ...]]
 
 

@@ -80,7 +80,7 @@ class EngineSession:
         if self._graphs:
             self._check_capturable()
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
         lane = self._bound(inputs)
         lane.go()

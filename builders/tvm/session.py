@@ -61,7 +61,7 @@ class TvmSession:
         """Let go of the function; `run` refuses from now on."""
         self._main = None
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
         import tvm
         import tvm_ffi
@@ -78,7 +78,7 @@ class TvmSession:
         return held_shapes.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
 
 
-def _array(value: Any) -> "np.ndarray[Any, Any]":
+def _array(value: Any) -> "np.ndarray":
     """What TVM answers with as an array: of a shape that is an output, its sizes."""
     return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
 

@@ -24,10 +24,10 @@ class XlaFile:
     """A program and its weights, in the order of the program's arguments."""
 
     program: bytes
-    weights: tuple[np.ndarray[Any, Any], ...]
+    weights: tuple[np.ndarray, ...]
 
 
-def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
     """Write an engine. Equal content gives equal bytes."""
     from safetensors.numpy import save_file
 
@@ -55,10 +55,10 @@ def read_engine(path: Path) -> XlaFile:
         raise IntegrityError(f"{path.name} is damaged ({error}); fetch or build it again") from error
 
 
-def _array(found: np.ndarray[Any, Any], item: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _array(found: np.ndarray, item: Mapping[str, Any]) -> np.ndarray:
     import ml_dtypes
 
     name = item["dtype"]
     dtype = np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
-    shaped: np.ndarray[Any, Any] = found.view(dtype).reshape(item["shape"])
+    shaped: np.ndarray = found.view(dtype).reshape(item["shape"])
     return shaped

@@ -52,7 +52,7 @@ class XlaSession:
         self._weights = None  # frees the device's memory
         self._compiled.clear()
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once; a size that comes for the first time is compiled first. Raises DataError for arrays that do not fit
         or lie outside the profiles."""
         if self._weights is None:

@@ -1,6 +1,6 @@
 """The flow that sets a published version against what a channel serves, and tells the verdict."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
@@ -38,7 +38,7 @@ def canary(
     executor: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     wait_for_nodes_s: float = 0.0,
-) -> State[Any]:
+) -> State[object]:
     """Replay recorded traffic against a version and the one that a channel serves; tell the verdict.
 
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,

@@ -1,7 +1,6 @@
 """The flow that collects what a registry does not need any more."""
 
 from datetime import timedelta
-from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -11,7 +10,7 @@ from builders.plural import pluralize
 from pipeline.flows.runner import PrefectRunner
 from pipeline.flows.tables import show_table
 from pipeline.registry import DEFAULT_REGISTRY
-from pipeline.registry.retention.gc import Collected, collect
+from pipeline.registry.retention.gc import Collected, Item, collect
 from pipeline.registry.retention.marks import Rules
 from pipeline.registry.store import open_store
 
@@ -23,7 +22,7 @@ def collect_garbage(
     grace_days: float = 7.0,
     keep_versions: int = 10,
     keep_moves: int = 5,
-) -> State[Any]:
+) -> State[object]:
     """List what nothing needs; with `delete`, condemn it, and delete what was condemned `grace_days` ago."""
     logger = get_run_logger()
 
@@ -41,5 +40,5 @@ def collect_garbage(
     )
 
 
-def _row(item: Any) -> dict[str, Any]:
+def _row(item: Item) -> dict[str, object]:
     return {**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""}

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -69,7 +69,7 @@ class PrefectRunner:
         ]
         return [future.result() for future in futures]
 
-    def _placed(self, step: Callable[..., Value], item: Any) -> Callable[..., Value]:
+    def _placed(self, step: Callable[..., Value], item: object) -> Callable[..., Value]:
         """The step in a slot of its generation, if it compiles for a GPU."""
         if not (self.gpu_slots and step.__name__ == "build" and isinstance(item, Unit) and item.action == "build"):
             return step
@@ -82,12 +82,12 @@ def limit_name(generation: str) -> str:
     return f"enginery-gpu-{generation}"
 
 
-def name_of(item: Any) -> str:
+def name_of(item: object) -> str:
     """What a person calls a unit or a flavour."""
     return str(getattr(getattr(item, "unit", item), "name", item))
 
 
-def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+def helps(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
     """Whether a retry can help: something was out of reach. What is wrong with a spec or a model stays wrong."""
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from builders import backends
 from builders.codec import encode
@@ -18,8 +18,7 @@ from pipeline.registry.store import Store, open_store
 from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from builders.arrays import Array
     from builders.types import Tensors
     from pipeline.quantization.calibration.observations import Observations
     from pipeline.quantization.choice.engine_race import EngineRace
@@ -120,7 +119,7 @@ def _opened(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource
     return open_source(samples.root, samples.data, samples.digest, *shapes, samples.labels)
 
 
-def _classes(source: "Samples", samples: CalibrationSamples) -> "NDArray[Any]":
+def _classes(source: "Samples", samples: CalibrationSamples) -> "Array":
     found = source.column(samples.labels or "")
     if found.dtype.kind not in "iu":
         where = f"{samples.labels!r} of {samples.data}"

@@ -1,12 +1,11 @@
 """Weights that hold NaN or infinities, by name: otherwise the first sample that they spoil is blamed."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from builders.arrays import Array
 from builders.errors import ModelError
 from pipeline.sources.walk import all_graphs, all_nodes
 
@@ -28,14 +27,14 @@ def check_weights(model: onnx.ModelProto) -> None:
     )
 
 
-def check_finite(weights: Iterable[tuple[str, NDArray[Any]]]) -> None:
+def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
     """Raise ModelError for the first of these that holds NaN or an infinity."""
     told = next((f"weight {name!r} holds {held}" for name, array in weights if (held := describe(array))), None)
     if told:
         raise ModelError(f"{told}; repair it, or train or export the model again")
 
 
-def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
+def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
     """The floating-point constants of a model that hold NaN or infinities, by name."""
     for name, tensor in _constants(model):
         if onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).kind not in "iubOSU":
@@ -44,7 +43,7 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[A
                 yield name, array
 
 
-def describe(array: NDArray[Any]) -> str:
+def describe(array: Array) -> str:
     """'nan at [0, 3], and 2 more such values'; '' for finite values."""
     wrong = np.argwhere(~np.isfinite(array))
     if not len(wrong):
@@ -61,5 +60,5 @@ def _constants(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]
             yield from ((node.output[0], item.t) for item in node.attribute if item.HasField("t"))
 
 
-def _without_infinities(array: NDArray[Any]) -> NDArray[Any]:
+def _without_infinities(array: Array) -> Array:
     return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from builders.codec import encode
+from builders.codec import encode_fields
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Request
 from pipeline.closure.code import backend_root
@@ -104,7 +104,7 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
 
 def _run(request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, shop: Workshop) -> AttributionFound:
     opened = [backend_root(suspect.built.unit.request.backend)] if suspect.joint == "engine" else []
-    key = {**encode(request), **code_key(type(request), *opened)}
+    key = {**encode_fields(request), **code_key(type(request), *opened)}
     name = f"attribute {suspect.name}"
     job = Job(name, request, shop.store.uri, step_limits(spec, "attribution"))
     return shop.once("attribute", name, key, job, lambda found: [found.attribution])

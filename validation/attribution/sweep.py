@@ -7,6 +7,7 @@ from typing import overload
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import EngineryError
 from builders.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart
@@ -17,7 +18,6 @@ from validation.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case
-from validation.npz import Array
 
 MOST_CUTS = 64
 MOST_CASES = 4

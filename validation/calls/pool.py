@@ -7,11 +7,11 @@ from itertools import islice
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Dim, Precision, Session, Tensors, TensorSpec
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import make
 from validation.golden import edge_sizes
-from validation.npz import Array
 from validation.samples import sizes_of
 
 # Edges beside the size of the golden cases, smallest first: small ones leave time for many calls.

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Session
 from validation.calls.pool import Bits, Repeated
 from validation.compare import limited_checks
 from validation.limits import StagedLimits
-from validation.npz import Array
 from validation.report import Check, describe
 
 # Answers that are kept at a time beside the first ones, and their bytes.

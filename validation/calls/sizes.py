@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Dim, Tensors, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.outcome import Outcome, Pair, try_case
 from validation.fuzz.values import make
 from validation.golden import edge_sizes
-from validation.npz import Array
 from validation.report import Check
 
 # Grids up to so many sizes are enumerated, as far as the time goes; of larger ones about so many can be drawn.

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.plural import pluralize
 from validation.canary.thresholds import Thresholds, probability
 from validation.statistics.blocks import LEAST_BLOCKS
 from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 from validation.statistics.memory import LEAST_INDEPENDENT
 from validation.statistics.rates import POWER
 from validation.statistics.slowdown import LEAST_BEYOND, Effect, answered, quantile_effects, quantile_of, rank_bounds

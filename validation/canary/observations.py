@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.digest import is_digest
 from builders.errors import DataError
 from validation.canary.lines import JsonLines, Record, number_in, text_in, truth_in
 from validation.canary.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
-from validation.statistics.evidence import Array, Side
+from validation.statistics.evidence import Side
 
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000

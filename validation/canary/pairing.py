@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import DataError
 from validation.canary.ends import CLOSE, end_of_pairs, killed
 from validation.canary.matching import match_in_time, silence
 from validation.canary.moments import hours_apart
 from validation.canary.observations import Name, Observations
 from validation.canary.outputs import EQUAL_DB
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 
 
 def evidence_of(

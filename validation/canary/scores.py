@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.plural import pluralize
 from validation.canary.criteria import CALIBRATED, Z_POWER, Criterion, Levels, least_requests, unsteady, verdict_of
 from validation.statistics import rates
 from validation.statistics.blocks import LEAST_BLOCKS, MOST_BLOCKS
 from validation.statistics.distributions import t_quantile
-from validation.statistics.evidence import Array, Evidence, Side
+from validation.statistics.evidence import Evidence, Side
 from validation.statistics.memory import memories_of
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from validation.canary.criteria import REPLICATES
 from validation.canary.observations import Observations
 from validation.statistics.distributions import NORMAL
-from validation.statistics.evidence import Array, Evidence, Side
+from validation.statistics.evidence import Evidence, Side
 from validation.statistics.slowdown import answered, quantile_effects
 
 Json = dict[str, Any]

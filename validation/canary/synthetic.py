@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import DataError
-from validation.npz import Array, stored_arrays
+from validation.npz import stored_arrays
 
 START = 0.0
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.digest import digest_of_file
 from builders.errors import DataError, EngineryError
 from builders.tensors import check_inputs
 from builders.types import TensorSpec
 from validation.canary.lines import JsonLines, Record, number_in, text_in
-from validation.npz import Array, stored_arrays
+from validation.npz import stored_arrays
 
 TRAFFIC = "enginery-traffic"
 FORMAT = 1

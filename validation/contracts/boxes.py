@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Tensors
-from validation.npz import Array
 
 Form = Literal["xyxy", "xywh", "cxcywh"]
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Tensors
 from validation.contracts.calibration import Calibration, Forecasts
 from validation.contracts.distribution import Rows as Limits
 from validation.contracts.sequences import rows_of
 from validation.drift import is_exact
 from validation.golden import Case
-from validation.npz import Array
 from validation.report import Check
 from validation.rows import TOP_K, Rows, measure_rows
 

@@ -11,12 +11,12 @@ from itertools import islice
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Dim, Session, Tensors
 from validation.budget import Budget, Budgets, within
 from validation.compare import run
 from validation.drift import is_exact, measure
 from validation.golden import GoldenSet
-from validation.npz import Array
 from validation.report import Check
 from validation.samples import resize
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import EngineryError, InputError
 from builders.types import Session, Tensors
 from validation.compare import run
 from validation.contracts.distribution import Seeds
 from validation.drift import is_exact
 from validation.golden import GoldenSet
-from validation.npz import Array
 from validation.report import Check
 
 SEED = 0

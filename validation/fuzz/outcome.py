@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import DataError, EngineryError
 from builders.types import Precision, Session, Tensors
 from validation.budget import Budget
@@ -19,7 +20,6 @@ from validation.drift import Drift, is_exact
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import reach
 from validation.limits import Limits, StagedLimits
-from validation.npz import Array
 from validation.report import Check, describe
 
 Word = Literal["ok", "refused", "not judged", "failed"]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.types import Precision, Tensors, TensorSpec
 from validation.batches import enough_samples, leading_dim
 from validation.fuzz.cases import VALUES, FuzzCase
-from validation.npz import Array
 from validation.samples import resize
 
 # Largest finite numbers, and smallest normal ones, of what an engine computes in. int8 and fp8 compute around in fp32.

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.digest import canonical_json, digest_of_file, is_digest
 from builders.errors import DataError, IntegrityError
 from validation.golden import Case, GoldenSet
-from validation.npz import Array, stored_arrays
+from validation.npz import stored_arrays
 
 FORMAT = 1
 _BROKEN = (DataError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import EngineryError
 from builders.tensors import InputCheck
 from builders.types import BuildRequest, Session, Tensors, TensorSpec
 from validation.gpu.clocks import seconds_of
-from validation.npz import Array
 
 Peer = Literal["eager", "eager-graph", "compile", "compile-autotune"]
 # How PyTorch runs the graph; the second replays its kernels as one CUDA graph, the others are modes of torch.compile.

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.profiles import Prepared
 from builders.types import Session, Tensors
 from validation.latency.loop import latencies, timed
 from validation.latency.once import taken
-from validation.npz import Array
 from validation.statistics.distributions import NORMAL, t_quantile
 from validation.statistics.rates import POWER
 from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effects

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from builders.arrays import Array
 from validation.latency.quantiles import LEVEL, SHOWN, Quantile, quantiles, runs_needed
-from validation.npz import Array
 from validation.statistics.distributions import t_quantile
 
 # Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 
 # A series shorter than that gives no interval for its median (0.5^6 * 2 = 3 %), unless each run takes very long.
 LEAST_RUNS = 6

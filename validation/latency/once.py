@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.profiles import DeviceMemory, DeviceTimed, Prepared
 from builders.types import Session, Tensors
 from validation.latency.buckets import Bucket
 from validation.latency.loop import latencies, timed
 from validation.latency.memory import forget_peak, peak_bytes, resident_bytes
-from validation.npz import Array
 
 Opens = Callable[[], AbstractContextManager[Session]]
 # Of a bucket, timed by the device's events besides those timed by the clock here.

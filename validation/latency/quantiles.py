@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.statistics.blocks import LEAST_BLOCKS, block_length
 from validation.statistics.rates import clustering
 

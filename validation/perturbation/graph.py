@@ -9,7 +9,7 @@ between fused operators; and FLIPS, how many elements of each tensor fall to the
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from validation.npz import Array
+from builders.arrays import Array
 from validation.perturbation.nodes import Nodes
 from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, graphs_in, inlined, types_of
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from builders.arrays import Array
 from builders.errors import EngineryError
 from builders.types import Precision, Session
 from validation.compare import run
 from validation.drift import Drift, is_exact, measure
 from validation.golden import Case, GoldenSet, case_kinds
 from validation.measured import of_golden
-from validation.npz import Array
 from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from builders.arrays import Array
 from validation.drift import Drift
-from validation.npz import Array
 from validation.rounding.decisions import Decisions
 from validation.slice_limits import HONEST_MARGIN
 from validation.slices import AxisSums, Slices

@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from builders.arrays import Array
 from builders.digest import digest_of
 from builders.errors import DataError
 from pipeline.quantization.calibration.histogram import LogHistogram
@@ -177,7 +177,7 @@ def _described(name: str, seen: Seen) -> dict[str, Any]:
     }
 
 
-def _parsed(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Observations:
+def _parsed(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> Observations:
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']!r} is not {FORMAT}")
     tensors, start = {}, 0

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from builders.arrays import Array
 from builders.bodies import list_reads
 from builders.errors import ModelError
 from builders.onnxruntime.file import embed_shapes
@@ -49,7 +49,7 @@ class Measured:
     high: float
     elements: int
     total: float | None
-    values: NDArray[Any] | None
+    values: Array | None
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
+from builders.arrays import Array
 from builders.errors import DataError
 from builders.types import QuantizationScheme, Tensors
 from pipeline.quantization.choice.groups import Group
-from pipeline.quantization.choice.sessions import Array, Runner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.choice.sessions import Runner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.choice.smooth import Plan, applied
 from pipeline.quantization.graphs.graph import constants, element_types
 from pipeline.quantization.graphs.sites import find_sites

@@ -1,18 +1,15 @@
 """Running graphs and tails of graphs: a tail starts at tensors that are known and ends at the model's outputs."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
+from builders.arrays import Array
 from builders.bodies import list_reads
 from builders.errors import ModelError
 from builders.onnxruntime.reasons import words_of
 from builders.types import Tensors
 from pipeline.quantization.graphs.graph import consumers
-
-Array = NDArray[Any]
 
 
 class Runner:

@@ -7,13 +7,13 @@ TensorRT multiplies in fp16; onnxruntime turns DequantizeLinear and MatMul into 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from builders.arrays import Array
 from builders.types import QuantizationScheme
 from pipeline.quantization.graphs.graph import constants, finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
@@ -66,7 +66,7 @@ def quantize_int4(
     return cast, replace(notes, cast=cast_notes)
 
 
-def blocks_of(values: NDArray[Any], block: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
     """(int4 values, scales) of a weight [depth, channels], in blocks of rows; scales are [depth / block, channels].
 
     The scale of a block is the one of `SHARES` with the least squared error; a block of zeros gets 1.
