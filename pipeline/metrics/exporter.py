@@ -78,14 +78,14 @@ class Exporter:
 def _builds(view: RegistryView) -> Iterator[Any]:
     from prometheus_client.core import HistogramMetricFamily
 
-    yield _counter(names.BUILDS, {labels: tally.count for labels, tally in view.totals.builds.items()})
+    yield _counter(names.BUILDS, {tally.labels: tally.count for tally in view.totals.builds})
     seconds = HistogramMetricFamily(
         names.BUILD_SECONDS.name, names.BUILD_SECONDS.help, labels=names.BUILD_SECONDS.labels
     )
-    for labels, tally in view.totals.builds.items():
+    for tally in view.totals.builds:
         bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
         buckets = list(zip(bounds, (*tally.buckets, tally.count), strict=True))
-        seconds.add_metric(labels, buckets, tally.seconds)
+        seconds.add_metric(tally.labels, buckets, tally.seconds)
     yield seconds
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from builders.visible import visible_json
@@ -70,7 +71,7 @@ class JsonLines(events.Silent):
     def _tell_on_the_way(self, event: events.Event) -> None:
         match event:
             case events.Predicted(name, expectation):
-                self.tell("predicted", unit=name, **expectation.to_json())
+                self.tell("predicted", unit=name, **asdict(expectation))
             case events.Waiting(name, why):
                 if self._clocks.waiting(name, why):
                     self.tell("waiting", unit=name, why=why)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from builders.codec import decode
 from builders.digest import is_digest
 from builders.errors import IntegrityError
 from builders.types import Scalar
@@ -43,6 +44,26 @@ def parse_json(data: bytes, limit: int) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
         _check_depth(value)
     return mapping(value, "document")
+
+
+def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
+    """A JSON object of at most `limit` bytes as a value of this dataclass, whose numbers are quantities.
+
+    Raises Malformed as `parse_json` does, for a number that is not in 0 to MAX_COUNT, and IntegrityError as
+    `codec.decode` does.
+    """
+    document = parse_json(data, limit)
+    _check_numbers(document)
+    return decode(document, kind)
+
+
+def _check_numbers(value: Any) -> None:
+    if isinstance(value, int | float) and not 0 <= value <= MAX_COUNT:
+        raise Malformed(f"holds the number {str(value)[:40]}; the least is 0 and the most {MAX_COUNT}")
+    if isinstance(value, dict) and value.keys() == {"float"}:  # the codec's infinities and NaN
+        raise Malformed(f"holds the number {str(value)[:40]}, which is none of JSON's")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
 
 
 def _check_depth(value: Any) -> None:

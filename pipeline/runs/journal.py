@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from builders.codec import decode
 from builders.errors import EngineryError, IntegrityError, UnknownNameError
 from pipeline.registry import parsing
 from pipeline.registry.keys import RUNS, run_key, run_live_key
@@ -68,8 +69,8 @@ def read_live(store: Store, run: str) -> dict[str, str]:
     """The end of what each running job of a run printed, by its name."""
     data = store.read(run_live_key(run))
     try:
-        return parsing.mapping_of(parsing.text)(parsing.parse_json(data, _LIVE_BYTES), "live") if data else {}
-    except parsing.Malformed:
+        return decode(parsing.parse_json(data, _LIVE_BYTES), dict[str, str]) if data else {}
+    except IntegrityError:
         return {}
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from builders.errors import StepError
 from builders.jobs import Usage
@@ -12,7 +12,7 @@ from pipeline.history import Past
 from pipeline.moment import precise_now
 from pipeline.progress import events
 from pipeline.runs.logs import KeptLog
-from pipeline.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
+from pipeline.runs.state import OVER, Item, ItemState, RunState, State, told_of
 
 if TYPE_CHECKING:
     from pipeline.outcome import Outcome
@@ -40,7 +40,7 @@ class Tracker(events.Silent):
             case events.Planned(plan):
                 self._plan(plan)
             case events.Finished(name, state, reason):
-                kept = state if state in ITEM_STATES else "done"
+                kept = state if state in get_args(ItemState) else "done"
                 self._note(name, state=kept, why=self._scrub(reason), phase="")
                 self._learn(name, state)
             case events.VerdictReached(name):
@@ -76,9 +76,9 @@ class Tracker(events.Silent):
         with self._lock:
             for unit in plan.units:
                 request, refused = unit.request, unit.action == "refused"
-                state, why = ("refused", unit.reason) if refused else ("planned", "")
                 named = (request.target.name, request.precision, request.backend)
-                self._items[unit.name] = Item(unit.name, state, *named, why=why)
+                why = unit.reason if refused else ""
+                self._items[unit.name] = Item(unit.name, "refused" if refused else "planned", *named, why=why)
                 self._graphs[unit.name] = request.model
             self._changes += 1
 
@@ -138,9 +138,9 @@ class Tracker(events.Silent):
             cancelled = isinstance(error, StepError) and error.kind == "cancelled"
             stopped = cancelled or not isinstance(error, Exception | None)
             bad = error is not None or bool(self._run.reason)
-            state = "interrupted" if stopped else "failed" if bad else "done"
+            state: State = "interrupted" if stopped else "failed" if bad else "done"
             reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
-            left = "cancelled" if stopped or error is not None else "done"
+            left: ItemState = "cancelled" if stopped or error is not None else "done"
             ended = self._run.ended_at or precise_now()
             for name, item in self._items.items():
                 if item.state not in OVER:

@@ -227,7 +227,7 @@ def _lift_constants(graph: GraphProto) -> None:
 def _constant_value(node: NodeProto) -> TensorProto | None:
     attribute = node.attribute[0]
     if attribute.name == "value":
-        return cast(TensorProto, attribute.t)
+        return cast("TensorProto", attribute.t)
     kind = _KINDS.get(attribute.name)
     return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), kind)) if kind else None
 
