@@ -27,7 +27,8 @@ import psutil
 
 from benchmarks import noop
 from builders.dispatch import RayExecutor
-from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.events import Watch, unwatched
+from builders.jobs import Job, WorkerContext
 from builders.types import BuildRequest, TensorSpec
 from pipeline.compile import InProcess
 from pipeline.jobs.engines import BuildEngine
@@ -62,7 +63,7 @@ class Rerouted:
     def __init__(self, inner: RayExecutor) -> None:
         self._inner = inner
 
-    def run(self, job: Job[Any], watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job[Any], watch: Watch = unwatched) -> Any:
         return self._inner.run(replace(job, request=noop.BuildNothing(job.request)), watch)
 
     def cancel(self) -> None:

@@ -22,7 +22,8 @@ import yaml
 
 from benchmarks import noop
 from builders.codec import decode, encode, result_type
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.events import Watch, unwatched
+from builders.jobs import Job
 from builders.local import LocalExecutor
 from pipeline.compile import InProcess, prepare
 from pipeline.plan import Selection
@@ -42,7 +43,7 @@ class Canned:
         self.store, self._real, self._known = store, LocalExecutor(), dict[str, str]()
         self.model = 0
 
-    def run(self, job: Job[Any], watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job[Any], watch: Watch = unwatched) -> Any:
         fields = encode(job.request)
         what = f"{job.name} {fields.get('flavour') or fields.get('precision')}"
         if what not in self._known:

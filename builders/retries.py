@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from builders.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from builders.jobs import Job, Result, Watch
+from builders.events import Retrying, Watch
+from builders.jobs import Job, Result
 
 MOST_LOST = 3
 # A peak is measured every `process.TICK_S`: the next one may lie above it.
@@ -54,7 +55,7 @@ def run_with_retries(
             if not failures:
                 raise
             raise _all_of([*failures, StepError(str(error))]) from error
-        watch.retrying(following.why)
+        watch(Retrying(job.name, following.why))
         job, elsewhere = following.job, following.elsewhere
 
 

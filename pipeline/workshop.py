@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job, Result
 from pipeline.history import History
 from pipeline.moment import now
-from pipeline.progress.events import Finished, JobEvents, Progress, Silent
+from pipeline.progress.events import Finished, Progress, Silent
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
 
@@ -81,7 +81,7 @@ class Workshop:
     def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
         """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, JobEvents(self.progress, name))
+            return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
 
 
 def versions(*distributions: str) -> dict[str, str]:

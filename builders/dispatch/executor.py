@@ -12,8 +12,10 @@ from builders.dispatch import cluster
 from builders.dispatch.listener import Listener
 from builders.dispatch.placement import fitting, none_fits
 from builders.dispatch.task import Task
+from builders.dispatch.worker import Answer
 from builders.errors import EngineryError, StepError, UnavailableError, error_from_json
-from builders.jobs import UNWATCHED, Job, Result, Watch
+from builders.events import ProcessEnded, Started, Watch, unwatched
+from builders.jobs import Job, Result
 from builders.retries import run_with_retries
 
 # Between two looks for a cluster that was lost.
@@ -57,7 +59,7 @@ class RayExecutor:
         with self._connecting:
             self._disconnect()
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
         """Run the job where its needs are met, and again where that helps (`builders.retries`).
 
         Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and
@@ -145,16 +147,19 @@ def _follow(task: Task, watch: Watch, listener: Listener) -> Any:
     ended = False
     try:
         while True:
-            kind, what = task.told.get()
-            if kind == "failed":
-                raise what
-            if kind == "answer":
-                return _value(what)
-            ended = ended or kind == "ended"
-            getattr(watch, kind)(_where(what, listener) if kind == "started" else what)
+            match task.told.get():
+                case Exception() as error:
+                    raise error
+                case Answer(data):
+                    return _value(data)
+                case Started(name, node):
+                    watch(Started(name, _where(node, listener)))
+                case event:
+                    ended = ended or isinstance(event, ProcessEnded)
+                    watch(event)
     finally:
         if task.started and not ended:
-            watch.ended(task.usage())
+            watch(ProcessEnded(task.job.name, task.usage()))
 
 
 def _where(node: str, listener: Listener) -> str:

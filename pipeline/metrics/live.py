@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import UnavailableError
-from builders.jobs import Usage
+from builders.events import Usage
 from pipeline.metrics import names
 from pipeline.metrics.names import Metric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started

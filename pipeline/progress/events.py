@@ -5,7 +5,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from builders.jobs import Unwatched, Usage
+from builders.events import JobEvent
+from builders.events import PhaseEntered as PhaseEntered
+from builders.events import Printed as Printed
+from builders.events import ProcessEnded as ProcessEnded
+from builders.events import Retrying as Retrying
+from builders.events import Started as Started
+from builders.events import Waiting as Waiting
 
 if TYPE_CHECKING:
     from pipeline.history import Expectation
@@ -37,54 +43,6 @@ class Predicted:
 
     name: str
     expectation: "Expectation"
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A step or unit is in the queue. why: for what."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Started:
-    """A step or unit runs. where: 'here', or the name of a node; told again after a retry."""
-
-    name: str
-    where: str = "here"
-
-
-@dataclass(frozen=True)
-class PhaseEntered:
-    """What a step or unit does now."""
-
-    name: str
-    phase: str
-
-
-@dataclass(frozen=True)
-class Printed:
-    """What the process of a step or unit printed, in pieces that end anywhere."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Retrying:
-    """A step or unit is going to be started once more."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True)
-class ProcessEnded:
-    """The process of a step or unit is gone; what came of it is told by `Finished`, if anything came of it."""
-
-    name: str
-    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -137,8 +95,8 @@ class RunConcluded:
     outcome: "Outcome"
 
 
-# Events about one step or unit, by its name.
-StepEvent = Predicted | Waiting | Started | PhaseEntered | Printed | Retrying | ProcessEnded | Finished | VerdictReached
+# Events about one step or unit, by its name; those of its job are told under that name, too.
+StepEvent = Predicted | JobEvent | Finished | VerdictReached
 Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 
 
@@ -187,34 +145,3 @@ class Silent:
     def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - the protocol's signature
         """Do nothing around the work."""
         yield
-
-
-class JobEvents(Unwatched):
-    """The `Watch` of one job, as events of its step or unit. The memory it holds comes with its end."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._emit, self._name = progress.emit, name
-
-    def waiting(self, why: str) -> None:
-        """See `Watch.waiting`."""
-        self._emit(Waiting(self._name, why))
-
-    def started(self, where: str) -> None:
-        """See `Watch.started`."""
-        self._emit(Started(self._name, where))
-
-    def phase(self, name: str) -> None:
-        """See `Watch.phase`."""
-        self._emit(PhaseEntered(self._name, name))
-
-    def said(self, text: str) -> None:
-        """See `Watch.said`."""
-        self._emit(Printed(self._name, text))
-
-    def retrying(self, why: str) -> None:
-        """See `Watch.retrying`."""
-        self._emit(Retrying(self._name, why))
-
-    def ended(self, usage: Usage) -> None:
-        """See `Watch.ended`."""
-        self._emit(ProcessEnded(self._name, usage))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from builders.errors import StepError
-from builders.jobs import Usage
+from builders.events import Usage
 from builders.plural import pluralize
 from pipeline.history import Past
 from pipeline.moment import precise_now

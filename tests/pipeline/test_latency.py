@@ -7,7 +7,8 @@ from typing import NoReturn
 import pytest
 
 from builders.errors import InputError, IntegrityError, SpecError
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.events import Watch, unwatched
+from builders.jobs import Job
 from builders.types import Dim, Target
 from pipeline.artifacts import version_markdown
 from pipeline.canary.engines import choose
@@ -125,7 +126,7 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     store, jobs = open_store(built.registry), []
 
     class Recorder(OnlyRecords):
-        def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+        def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
             jobs.append(job)
             raise NotOnRecord(job.name)
 

@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 from builders.errors import EngineryError, StepError
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.events import Watch, unwatched
+from builders.jobs import Job
 from pipeline import steps
 from pipeline.registry.store import open_store
 from pipeline.spec.file import load_spec
@@ -49,7 +50,7 @@ class Noting:
     def __init__(self) -> None:
         self.job: Job | None = None
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+    def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
         self.job = job
         raise StepError("noted", "cancelled")
 

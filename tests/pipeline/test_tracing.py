@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from builders.jobs import Usage
+from builders.events import Usage
 from pipeline import tracing
 from pipeline.progress.events import (
     Finished,

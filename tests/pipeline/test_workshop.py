@@ -1,5 +1,6 @@
 """Records of steps, and the progress display."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from builders.jobs import Executor, Job
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
-from pipeline.progress.events import Finished, Started
+from pipeline.progress.events import Event, Finished, ProcessEnded, Started
 from pipeline.registry.store import open_store
 from pipeline.registry.writers.leases import BUILDING, leases
 from pipeline.run import RunOptions, opened
@@ -47,6 +48,19 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(shop: Worksh
     assert count(shop, {"a": 2}, blob) == ["ran"]
     shop.store.path(blob).unlink()
     assert count(shop, {"a": 1}, blob) == ["ran"]
+
+
+def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(shop: Workshop) -> None:
+    heard: list[Event] = []
+
+    class Hears(Silent):
+        def emit(self, event: Event) -> None:
+            heard.append(event)
+
+    job = call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": "b"})
+    assert replace(shop, progress=Hears()).shown(shop.local, "echo of int8", job) == {"blob": "b"}
+    assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
+    assert {event.name for event in heard} == {"echo of int8"}
 
 
 def test_versions_are_read_and_absence_is_a_version() -> None:

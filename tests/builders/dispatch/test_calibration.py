@@ -2,7 +2,8 @@
 
 import pytest
 
-from builders.jobs import UNWATCHED, Job, Watch
+from builders.events import Watch, unwatched
+from builders.jobs import Job
 from builders.local import LocalExecutor
 from pipeline import steps
 from pipeline.compile import InProcess, calibrate
@@ -22,7 +23,7 @@ class Listed:
     def __init__(self, inner) -> None:
         self.inner, self.requests = inner, []
 
-    def run(self, job: Job, watch: Watch = UNWATCHED):
+    def run(self, job: Job, watch: Watch = unwatched):
         self.requests.append(type(job.request))
         return self.inner.run(job, watch)
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from builders.codec import decode, decode_request, encode, encode_request, result_type
-from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.events import Watch, unwatched
+from builders.jobs import Job, WorkerContext
 from pipeline.closure.carriers import is_carrier
 from pipeline.closure.sources import PACKAGES
 from pipeline.compile import InProcess, compile_model
@@ -50,7 +51,7 @@ class Traced:
     called: dict[type, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     done: list[tuple[Job, Any]] = field(default_factory=list)
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job, watch: Watch = unwatched) -> Any:
         """See `Executor`."""
         with traced(self.called[type(job.request)]):
             value = run(job)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from builders.errors import UnavailableError
-from builders.jobs import Usage
+from builders.events import Usage
 from pipeline.metrics import names
 from pipeline.metrics.live import LiveMetrics, served
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started

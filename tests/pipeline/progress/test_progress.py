@@ -6,13 +6,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from builders.jobs import Usage
+from builders.events import Usage
 from pipeline.progress import JsonLines, Lines, LiveTable, Silent, by_model, together
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (
     Event,
     Finished,
-    JobEvents,
     PhaseEntered,
     Planned,
     Predicted,
@@ -53,21 +52,6 @@ def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: 
 def test_a_display_that_breaks_stops_the_run_as_before() -> None:
     with pytest.raises(ValueError, match="it broke"):
         together(Breaks(), Hears()).emit(PhaseEntered("unit", "one"))
-
-
-def test_a_job_is_told_by_its_name() -> None:
-    hears = Hears()
-    watch = JobEvents(hears, "unit")
-    watch.waiting("a slot")
-    watch.started("node-7")
-    watch.phase("compiling")
-    watch.said("text")
-    watch.retrying("killed")
-    watch.ended(Usage(1.0, 2.0))
-    assert hears.heard == [
-        Waiting("unit", "a slot"), Started("unit", "node-7"), PhaseEntered("unit", "compiling"),
-        Printed("unit", "text"), Retrying("unit", "killed"), ProcessEnded("unit", Usage(1.0, 2.0)),
-    ]  # fmt: skip
 
 
 def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_others() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from builders.jobs import Usage
+from builders.events import Usage
 from pipeline.history import Expectation
 from pipeline.progress.events import (
     Finished,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from builders.errors import StepError, UnavailableError, UndecidedError
-from builders.jobs import Usage
+from builders.events import Usage
 from pipeline.history import read_pasts
 from pipeline.presence import Presence, this_process
 from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
