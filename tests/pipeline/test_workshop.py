@@ -1,11 +1,11 @@
 """Records of steps, and the progress display."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from builders.jobs import Executor, Job
+from builders.jobs import Executor, Job, WorkerContext
 from builders.local import LocalExecutor
 from pipeline.progress import Lines, LiveTable, Silent
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
@@ -13,13 +13,22 @@ from pipeline.registry.store import open_store
 from pipeline.registry.writers.leases import BUILDING, leases
 from pipeline.run import RunOptions, opened
 from pipeline.workshop import Workshop, versions
-from tests.calls import call_job
 from tests.pipeline.projects import Project
 
 
-def echo(blob: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class Echoed:
+    blob: str
+
+
+@dataclass(frozen=True)
+class Echo:
     """A step's work, in its own process."""
-    return {"blob": blob}
+
+    blob: str
+
+    def run(self, context: WorkerContext) -> Echoed:
+        return Echoed(self.blob)
 
 
 @pytest.fixture
@@ -32,12 +41,12 @@ def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
     ran: list[str] = []
 
-    def shown(executor: Executor, name: str, job: Job[dict[str, str]]) -> dict[str, str]:
+    def shown(executor: Executor, name: str, job: Job[Echoed]) -> Echoed:
         ran.append("ran")
         return shop.shown(executor, name, job)
 
-    job = call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": blob})
-    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]], shown) == {"blob": blob}
+    job = Job("echo", Echo(blob))
+    assert shop.once("echo", "echo", key, job, lambda value: [value.blob], shown) == Echoed(blob)
     return ran
 
 
@@ -57,8 +66,7 @@ def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(shop: Workshop
         def emit(self, event: Event) -> None:
             heard.append(event)
 
-    job = call_job("echo", "tests.pipeline.test_workshop:echo", {"blob": "b"})
-    assert replace(shop, progress=Hears()).shown(shop.local, "echo of int8", job) == {"blob": "b"}
+    assert replace(shop, progress=Hears()).shown(shop.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
     assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
     assert {event.name for event in heard} == {"echo of int8"}
 
