@@ -8,7 +8,7 @@ from pipeline import steps
 from pipeline.compile import InProcess, calibrate
 from pipeline.only_records import NotOnRecord, OnlyRecords
 from pipeline.plan import Selection, candidates
-from pipeline.progress.events import Silent
+from pipeline.progress.events import Progress
 from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, Searched, SearchResult
@@ -36,7 +36,7 @@ class _Reading(Workshop):
 
 def reading(store: Store) -> Workshop:
     """A workshop on the records of a store, which raises NotOnRecord where a job would run."""
-    return _Reading(store, OnlyRecords(), OnlyRecords(), Silent())
+    return _Reading(store, OnlyRecords(), OnlyRecords(), Progress())
 
 
 def on_record(spec: ModelSpec, selection: Selection, shop: Workshop) -> OnRecord:

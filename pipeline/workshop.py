@@ -20,7 +20,7 @@ from builders.installed import PackageNotFoundError, version
 from builders.jobs import Executor, Job, Result
 from pipeline.history import History
 from pipeline.moment import now
-from pipeline.progress.events import Finished, Progress, Silent
+from pipeline.progress.events import Finished, Progress
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
 
@@ -36,7 +36,7 @@ class Workshop:
     store: Store
     local: Executor
     executor: Executor
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
 
     @cached_property

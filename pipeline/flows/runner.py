@@ -18,7 +18,7 @@ from prefect.tasks import exponential_backoff
 from builders.errors import EngineryError, UnavailableError
 from builders.local import QUEUED
 from builders.visible import visible
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.runs.prefect_progress import ProgressArtifact
@@ -135,7 +135,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     return run
 
 
-class FlowProgress(Silent):
+class FlowProgress(Progress):
     """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:

@@ -11,7 +11,7 @@ from pipeline.intake.addresses import Found
 from pipeline.only_records import NotOnRecord, OnlyRecords
 from pipeline.outcome import Outcome
 from pipeline.presence import this_process
-from pipeline.progress import Progress, Silent
+from pipeline.progress import Progress
 from pipeline.progress.events import Finished, RunConcluded
 from pipeline.publication import resolved_spec
 from pipeline.registry.store import Store
@@ -69,7 +69,7 @@ def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
 
 def _from_records(run: Run) -> Outcome | None:
     """The outcome of a run that has nothing to do, and so nothing to wait for; else None."""
-    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Silent())
+    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
     try:
         outcome = compile_model(run.spec, run.selection, recorded, InProcess())
     except NotOnRecord:

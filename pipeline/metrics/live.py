@@ -9,7 +9,7 @@ from builders.errors import UnavailableError
 from builders.events import Usage
 from pipeline.metrics import names
 from pipeline.metrics.names import Metric
-from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started
+from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
 from pipeline.registry import trouble
 from pipeline.runs.totals import BUCKETS_S
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-class LiveMetrics(Silent):
+class LiveMetrics(Progress):
     """Counts what is told. registry: Prometheus's, a new one for each run, so that two in one process do not mix."""
 
     def __init__(self, registry: "CollectorRegistry | None" = None) -> None:

@@ -1,9 +1,8 @@
-"""What happens in a run, as values; and the protocol of displays, run state, metrics and traces, which are told it."""
+"""What happens in a run, as values; and the base of displays, run state, metrics and traces, which are told it."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from builders.events import JobEvent
 from builders.events import PhaseEntered as PhaseEntered
@@ -100,48 +99,25 @@ StepEvent = Predicted | JobEvent | Finished | VerdictReached
 Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 
 
-class Progress(Protocol):
-    """Told of everything that happens in a run; called from several threads.
+class Progress:
+    """Is told of everything that happens in a run, from several threads; this one ignores it.
 
     The events of one job come in order, from the thread that runs it. What this raises stops the run.
     by: what started the run, such as a Prefect flow run; '' for a person's command.
     """
 
-    by: str
-
-    def of_run(self, model: str, run: str) -> "Progress":
-        """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
-        ...
-
-    def emit(self, event: Event) -> None:
-        """Tell of an event."""
-        ...
-
-    def recorded(self, run: "RunState") -> None:
-        """The run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
-        ...
-
-    def watching(self, name: str) -> AbstractContextManager[None]:
-        """Surround long work with this, so that the display knows that it is alive."""
-        ...
-
-
-class Silent:
-    """Is told everything and does nothing: for tests and library use, and a base for listeners."""
-
     by = ""
 
-    def of_run(self, model: str, run: str) -> Progress:  # noqa: ARG002 - the protocol's signature
-        """Runs are not told apart."""
+    def of_run(self, model: str, run: str) -> "Progress":  # noqa: ARG002 - for those who tell runs apart
+        """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
         return self
 
     def emit(self, event: Event) -> None:
-        """Ignore it."""
+        """Take note of an event."""
 
     def recorded(self, run: "RunState") -> None:
-        """Ignore it."""
+        """Take the run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
 
-    @contextmanager
-    def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - the protocol's signature
-        """Do nothing around the work."""
-        yield
+    def watching(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
+        """Surround long work with this, so that the display knows that it is alive."""
+        return nullcontext()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.values import BuildPlan
 
 
-class Tracker(events.Silent):
+class Tracker(events.Progress):
     """Hears everything and keeps the last of it; `Recorder` writes it down. Every method is short: jobs wait for it."""
 
     def __init__(self, run: RunState, scrub: Callable[[str], str]) -> None:

@@ -15,7 +15,7 @@ from pipeline import revalidate as proving
 from pipeline.compile import InProcess
 from pipeline.flows import validate_pending as flows
 from pipeline.pending import Pending, Proof, pending, pending_of, prove, why_nothing
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.registry.attestations import attest
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.store import Store, open_store
@@ -133,7 +133,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
         proven.append(item.reference)
         return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)
@@ -158,7 +158,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
         asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
         return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)

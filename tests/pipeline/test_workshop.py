@@ -7,7 +7,7 @@ import pytest
 
 from builders.jobs import Executor, Job, WorkerContext
 from builders.local import LocalExecutor
-from pipeline.progress import Lines, LiveTable, Silent
+from pipeline.progress import Lines, LiveTable, Progress
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
 from pipeline.registry.store import open_store
 from pipeline.registry.writers.leases import BUILDING, leases
@@ -62,7 +62,7 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(shop: Worksh
 def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(shop: Workshop) -> None:
     heard: list[Event] = []
 
-    class Hears(Silent):
+    class Hears(Progress):
         def emit(self, event: Event) -> None:
             heard.append(event)
 
@@ -104,7 +104,7 @@ def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFix
 
 
 def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
-    with opened(project.spec, RunOptions(registry=str(project.registry)), Silent()) as run:
+    with opened(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
         (lease,) = leases(run.shop.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
     assert leases(run.shop.store) == []

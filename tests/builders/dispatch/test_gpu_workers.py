@@ -20,7 +20,7 @@ from pipeline import cli, gpu_workers
 from pipeline.canary.automatic import Wanted
 from pipeline.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.pending import Pending, pending, pending_of
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.events import Event, Started
 from pipeline.registry import channels
 from pipeline.registry.attestations import judged
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.server
 L4, B300 = (parse_targets(name)[0] for name in ("l4", "b300"))
 
 
-class Places(Silent):
+class Places(Progress):
     def __init__(self) -> None:
         self.started_on: list[str] = []
 

@@ -15,7 +15,7 @@ from pipeline.canary.automatic import Wanted, canary
 from pipeline.canary.settle import settle
 from pipeline.compile import InProcess
 from pipeline.flows import canary as flows
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.registry import channels, versions
 from pipeline.registry.canaries import canaries
 from pipeline.registry.manifest import Manifest
@@ -65,7 +65,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     def connect(*_: object) -> bool:
         raise UnavailableError("it looks for Ray")
 
-    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
         monkeypatch.setattr(flows, name, fake)
     monkeypatch.setattr("builders.dispatch.cluster.connect", connect)

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from builders.events import Usage
-from pipeline.progress import JsonLines, Lines, LiveTable, Silent, by_model, together
+from pipeline.progress import JsonLines, Lines, LiveTable, Progress, by_model, together
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (
     Event,
@@ -27,7 +27,7 @@ from pipeline.progress.events import (
 from tests.pipeline.runs.runs import EXPECTED, UNIT, plan
 
 
-class Hears(Silent):
+class Hears(Progress):
     def __init__(self) -> None:
         self.heard: list[Event] = []
 
@@ -35,7 +35,7 @@ class Hears(Silent):
         self.heard.append(event)
 
 
-class Breaks(Silent):
+class Breaks(Progress):
     def emit(self, event: Event) -> None:
         raise ValueError("it broke")
 
@@ -162,7 +162,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
 def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     lines: list[str] = []
     both = JsonLines(lines.append)
-    log, other = both.of_run("digits", "run-1"), together(both, Silent()).of_run("other", "run-2")
+    log, other = both.of_run("digits", "run-1"), together(both, Progress()).of_run("other", "run-2")
     log.emit(RunBegan("digits", "run-1"))
     log.emit(Planned(plan()))
     log.emit(Predicted(UNIT, EXPECTED))
