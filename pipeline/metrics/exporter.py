@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from builders.errors import EngineryError
 from pipeline.metrics import names
-from pipeline.metrics.live import Trouble
-from pipeline.metrics.names import Metric
+from pipeline.metrics.live import Trouble, family
 from pipeline.metrics.registry_view import Looker, RegistryView
 from pipeline.registry.store import Store
 from pipeline.runs.totals import BUCKETS_S
@@ -64,21 +63,21 @@ class Exporter:
         """Every metric family, from the last look."""
         view = self._view
         yield from _builds(view)
-        yield _counter(names.CACHE, {("hit",): view.totals.hits, ("miss",): view.totals.misses})
-        yield _gauge(names.QUEUE, {(): view.waiting})
-        yield _gauge(names.RUNNING, {(): view.running})
-        yield _gauge(names.RUNS, {(state,): view.runs.get(state, 0) for state in _RUN_STATES})
-        yield _gauge(names.LAST_RUN, {(model,): at for model, at in view.last_runs.items()})
-        yield _gauge(names.LAST_RUN_OK, {(model,): float(fine) for model, fine in view.last_ok.items()})
+        yield family(names.CACHE, {("hit",): view.totals.hits, ("miss",): view.totals.misses})
+        yield family(names.QUEUE, {(): view.waiting})
+        yield family(names.RUNNING, {(): view.running})
+        yield family(names.RUNS, {(state,): view.runs.get(state, 0) for state in _RUN_STATES})
+        yield family(names.LAST_RUN, {(model,): at for model, at in view.last_runs.items()})
+        yield family(names.LAST_RUN_OK, {(model,): float(fine) for model, fine in view.last_ok.items()})
         yield from _models(view)
-        yield _gauge(names.UP, {(): float(self._up)})
-        yield _gauge(names.READ_AT, {(): self._at})
+        yield family(names.UP, {(): float(self._up)})
+        yield family(names.READ_AT, {(): self._at})
 
 
 def _builds(view: RegistryView) -> Iterator[Any]:
     from prometheus_client.core import HistogramMetricFamily
 
-    yield _counter(names.BUILDS, {tally.labels: tally.count for tally in view.totals.builds})
+    yield family(names.BUILDS, {tally.labels: tally.count for tally in view.totals.builds})
     seconds = HistogramMetricFamily(
         names.BUILD_SECONDS.name, names.BUILD_SECONDS.help, labels=names.BUILD_SECONDS.labels
     )
@@ -95,28 +94,10 @@ def _models(view: RegistryView) -> Iterator[Any]:
         for labels, count in model.statuses.items():
             engines[labels] = engines.get(labels, 0) + count
     unproven = {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"}
-    yield _gauge(names.ENGINES, engines)
-    yield _gauge(names.UNPROVEN, unproven)
-    yield _gauge(
+    yield family(names.ENGINES, engines)
+    yield family(names.UNPROVEN, unproven)
+    yield family(
         names.DRIFT, {labels: value for model in view.models.values() for labels, value in model.drift.items()}
     )
-    yield _gauge(names.MODELS, {(): len(view.models) + view.left_out})
-    yield _gauge(names.LEFT_OUT, {(): view.left_out})
-
-
-def _gauge(metric: Metric, values: Any) -> Any:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return _filled(GaugeMetricFamily(metric.name, metric.help, labels=metric.labels), values)
-
-
-def _counter(metric: Metric, values: Any) -> Any:
-    from prometheus_client.core import CounterMetricFamily
-
-    return _filled(CounterMetricFamily(metric.name, metric.help, labels=metric.labels), values)
-
-
-def _filled(family: Any, values: Any) -> Any:
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
+    yield family(names.MODELS, {(): len(view.models) + view.left_out})
+    yield family(names.LEFT_OUT, {(): view.left_out})

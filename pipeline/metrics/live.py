@@ -1,7 +1,7 @@
 """The metrics of one run, served from its own process while it lives."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -86,16 +86,25 @@ class LiveMetrics(Progress):
                 self._seconds.labels(state, *unit).observe(usage.seconds)
 
 
+def family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Any:
+    """A counter or gauge, by its labels, as a collector of Prometheus's gives it."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        made.add_metric(labels, value)
+    return made
+
+
 class Trouble:
     """What the registry's own counters say, as Prometheus wants it."""
 
     def collect(self) -> Iterator[Any]:
         """Two counters."""
-        from prometheus_client.core import CounterMetricFamily
-
         seen = trouble.seen()
-        yield CounterMetricFamily(names.ERRORS.name, names.ERRORS.help, value=seen["errors"])
-        yield CounterMetricFamily(names.REPEATED.name, names.REPEATED.help, value=seen["retries"])
+        yield family(names.ERRORS, {(): seen["errors"]})
+        yield family(names.REPEATED, {(): seen["retries"]})
 
 
 @contextmanager
