@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 from builders.errors import EngineryError
 from pipeline.metrics import names
 from pipeline.metrics.live import Trouble, family
-from pipeline.metrics.registry_view import Looker, RegistryView
+from pipeline.metrics.registry_view import Looker, view_of
 from pipeline.registry.store import Store
-from pipeline.runs.totals import BUCKETS_S
+from pipeline.runs.totals import BUCKETS_S, Totals
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-
-# Said whether or not there is such a run, so that a panel shows 0 and not a gap.
-_RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 
 
 class Exporter:
@@ -29,7 +26,7 @@ class Exporter:
 
     def __init__(self, store: Store, say: Callable[[str], object] = lambda _: None) -> None:
         self._looker, self._say = Looker(store), say
-        self._view = RegistryView()
+        self._view = view_of((), (), 0, Totals())
         self._up, self._at = False, 0.0
 
     def refresh(self) -> bool:
@@ -61,43 +58,19 @@ class Exporter:
 
     def collect(self) -> Iterator[Any]:
         """Every metric family, from the last look."""
-        view = self._view
-        yield from _builds(view)
-        yield family(names.CACHE, {("hit",): view.totals.hits, ("miss",): view.totals.misses})
-        yield family(names.QUEUE, {(): view.waiting})
-        yield family(names.RUNNING, {(): view.running})
-        yield family(names.RUNS, {(state,): view.runs.get(state, 0) for state in _RUN_STATES})
-        yield family(names.LAST_RUN, {(model,): at for model, at in view.last_runs.items()})
-        yield family(names.LAST_RUN_OK, {(model,): float(fine) for model, fine in view.last_ok.items()})
-        yield from _models(view)
+        for metric, values in self._view.values.items():
+            yield family(metric, values)
+        yield _seconds(self._view.totals)
         yield family(names.UP, {(): float(self._up)})
         yield family(names.READ_AT, {(): self._at})
 
 
-def _builds(view: RegistryView) -> Iterator[Any]:
+def _seconds(totals: Totals) -> Any:
     from prometheus_client.core import HistogramMetricFamily
 
-    yield family(names.BUILDS, {tally.labels: tally.count for tally in view.totals.builds})
-    seconds = HistogramMetricFamily(
-        names.BUILD_SECONDS.name, names.BUILD_SECONDS.help, labels=names.BUILD_SECONDS.labels
-    )
-    for tally in view.totals.builds:
-        bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
-        buckets = list(zip(bounds, (*tally.buckets, tally.count), strict=True))
-        seconds.add_metric(tally.labels, buckets, tally.seconds)
-    yield seconds
-
-
-def _models(view: RegistryView) -> Iterator[Any]:
-    engines: dict[tuple[str, ...], float] = {}
-    for model in view.models.values():
-        for labels, count in model.statuses.items():
-            engines[labels] = engines.get(labels, 0) + count
-    unproven = {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"}
-    yield family(names.ENGINES, engines)
-    yield family(names.UNPROVEN, unproven)
-    yield family(
-        names.DRIFT, {labels: value for model in view.models.values() for labels, value in model.drift.items()}
-    )
-    yield family(names.MODELS, {(): len(view.models) + view.left_out})
-    yield family(names.LEFT_OUT, {(): view.left_out})
+    metric = names.BUILD_SECONDS
+    made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
+    for tally in totals.builds:
+        made.add_metric(tally.labels, list(zip(bounds, (*tally.buckets, tally.count), strict=True)), tally.seconds)
+    return made
