@@ -3,7 +3,7 @@
     python -m benchmarks.bench_tvm_tuning [--minutes 2] [--turns 2]
 
 A network of three convolutions at 3x56x56, batch 1. Each turn goes on from the records of the one before. Ratios of
-medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.against`).
+medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.paired`).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from builders.onnxruntime import OrtSession
 from builders.timing import GIVEN, GROWN
 from builders.tvm import Tvm
 from builders.types import BuildRequest, Engine, TensorSpec
-from validation.latency.against import judge, race
+from validation.latency.paired import compare_times, run_interleaved
 
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]>
 g (float[1, 3, 56, 56] x) => (float[1, 10] y) {
@@ -59,7 +59,8 @@ def built(backend: Tvm, model: Path, workdir: Path) -> Engine:
 
 def against(backend: Tvm, engine: Engine, model: Path) -> None:
     """Print how many times onnxruntime's latency the engine takes."""
-    found = judge(race((lambda: backend.open(engine), lambda: OrtSession(model)), INPUTS, seconds=10.0, seed=0))
+    opens = lambda: backend.open(engine), lambda: OrtSession(model)
+    found = compare_times(run_interleaved(opens, INPUTS, seconds=10.0, seed=0))
     median = next(ratio for ratio in found.ratios if ratio.p == 0.5)
     print(f"  {median.ratio:.2f} times onnxruntime's latency ({median.low:.2f} to {median.high:.2f})", flush=True)
 

@@ -8,10 +8,10 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from builders.codec import decode_request, encode
+from builders.codec import decode, decode_request, encode
 from builders.errors import EngineryError, error_to_json
 from builders.jobs import WorkerContext
 
@@ -20,14 +20,24 @@ _PR_SET_PDEATHSIG = 1
 _GUARD = "read _; kill -KILL 0"
 
 
+@dataclass(frozen=True)
+class ChildTask:
+    """What job.json holds. request: as `codec.encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+
+    request: object
+    store: str
+    parent: int
+    lifeline: int
+
+
 def main(workdir: Path) -> None:
     """Run WORKDIR/job.json, leave WORKDIR/result.json, and end at once.
 
     It ends by `os._exit`: the result is on disk, and no compiler's own teardown may hang or crash on top of it.
     """
-    task = json.loads((workdir / "job.json").read_text())
-    die_with_parent(task["parent"])
-    guard = _post_guard(task["lifeline"])
+    task = decode(json.loads((workdir / "job.json").read_text()), ChildTask)
+    die_with_parent(task.parent)
+    guard = _post_guard(task.lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unfinished = workdir / "result.json.part"
     unfinished.write_text(_outcome(task, workdir))
@@ -72,11 +82,11 @@ def _dismiss(guard: int | None) -> None:
             os.waitpid(guard, 0)
 
 
-def _outcome(task: dict[str, Any], workdir: Path) -> str:
+def _outcome(task: ChildTask, workdir: Path) -> str:
     """Run the request; its result or its exception, as JSON."""
     try:
-        request = decode_request(task["request"])
-        return json.dumps({"value": encode(request.run(WorkerContext(workdir, task["store"])))})
+        request = decode_request(task.request)
+        return json.dumps({"value": encode(request.run(WorkerContext(workdir, task.store)))})
     except EngineryError as error:
         traceback.print_exc()
         return json.dumps(error_to_json(error))

@@ -3,7 +3,8 @@
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
 resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and worked out anew when it is
 read. Standard library only: workers on bare GPU machines have no more (docs/decisions/0012-work-as-types.md). JSON has
-no NaN and no infinities (RFC 8259, section 6): a float that is none of JSON's numbers becomes {"float": "nan"}.
+no NaN and no infinities (RFC 8259, section 6): a float that is none of JSON's numbers becomes {"float": "nan"}, and in
+documents that people read (`encode_document`) "nan". A name that is a keyword of Python ends in "_" in the class alone.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from builders.jobs import Request
 
 T = TypeVar("T")
-_FLOAT = "float"
+_FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
 _COMMON = (str, float, int, bool)
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
@@ -61,7 +62,24 @@ def encode_fields(value: object) -> dict[str, object]:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r:.80}")
     found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {field.name: encode(item) for field, item in found if item is not None or not _may_omit(field)}
+    return {_key(field): encode(item) for field, item in found if item is not None or not _may_omit(field)}
+
+
+def encode_document(value: "DataclassInstance") -> dict[str, object]:
+    """A dataclass instance as `encode` writes it, with floats that JSON does not have as 'nan', 'inf' and '-inf'."""
+    return {name: _unwrap(item) for name, item in encode(value).items()}
+
+
+def _unwrap(data: object) -> object:
+    if isinstance(data, list):
+        return [_unwrap(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    return data[_FLOAT] if data.keys() == {_FLOAT} else {name: _unwrap(item) for name, item in data.items()}
+
+
+def _key(field: "dataclasses.Field[object]") -> str:
+    return field.name.removesuffix("_")
 
 
 def _may_omit(field: "dataclasses.Field[object]") -> bool:
@@ -136,7 +154,7 @@ def _decode(data: object, kind: object, where: str) -> object:
 
 def _decode_plain(data: object, kind: object, where: str) -> object:
     if kind is float:
-        found = _unmark(data, where)
+        found = float(data) if isinstance(data, str) and data in _NOT_JSON else _unmark(data, where)
         if isinstance(found, bool) or not isinstance(found, int | float):
             _refuse(data, kind, where)
         with suppress(OverflowError):
@@ -172,14 +190,18 @@ def _decode_tuple(data: object, kind: object, where: str) -> object:
 
 def _decode_dataclass(data: object, kind: "type[DataclassInstance]", where: str) -> object:
     given, hints = _as(dict, data, kind, where), _hints(kind)
-    known = {field.name: field.init for field in dataclasses.fields(kind)}
+    known = {_key(field): field for field in dataclasses.fields(kind)}
     if unknown := sorted(given.keys() - known.keys()):
         raise _Mismatch(f"{where} has no field {unknown[0]!r}")
-    found = {name: _decode(item, hints[name], f"{where}.{name}") for name, item in given.items() if known[name]}
+    for key, field in known.items():
+        if field.init and key not in given and field.default is field.default_factory is dataclasses.MISSING:
+            raise _Mismatch(f"{where}.{key} is missing")
+    named = ((known[key].name, key, item) for key, item in given.items() if known[key].init)
+    found = {name: _decode(item, hints[name], f"{where}.{key}") for name, key, item in named}
     make: Callable[..., object] = kind
     try:
         return make(**found)
-    except (TypeError, ValueError, ArithmeticError) as error:  # a field without a default is missing, or does not fit
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # they do not fit
         raise _Mismatch(f"{where}: {error}") from error
 
 
@@ -209,4 +231,4 @@ def _unmark(data: object, where: str) -> object:
     if data.keys() != {_FLOAT}:
         return {name: _unmark(item, where) for name, item in data.items()}
     text = data.get(_FLOAT)
-    return float(text) if text in ("nan", "inf", "-inf") else _refuse(data, float, where)
+    return float(text) if text in _NOT_JSON else _refuse(data, float, where)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -20,13 +19,13 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Encode a JSON value so that equal values give equal bytes. Raises ValueError on NaN and infinities."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: object) -> str:
     """Digest of a JSON value."""
     return digest_of_bytes(canonical_json(value))
 

@@ -7,15 +7,22 @@ from builders.errors import DataError
 
 T = TypeVar("T")
 D = TypeVar("D")
+# No float is larger.
+_LARGEST = 1 << 1023
 
 
 def find(item: object, path: str, kind: type[T], default: D) -> T | D:
-    """The value at the path; `default` where there is none, or null. Raises DataError for one of another type."""
+    """The value at the path; `default` where there is none, or null. Raises DataError for one of another type.
+
+    A whole number is a float, too.
+    """
     value = item
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None:
         return default
+    if kind is float and isinstance(value, int) and abs(value) < _LARGEST:
+        value = float(value)
     if not isinstance(value, kind):
         raise DataError(f"{path} is {value!r:.80}; {kind.__name__} is needed")
     return value

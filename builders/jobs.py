@@ -66,27 +66,27 @@ class Request(Protocol[Result_co]):
 
 
 @dataclass(frozen=True)
-class Reduced(Generic[Result]):
+class Reduced(Generic[Result_co]):
     """A request that needs less memory than another and has the same kind of result. change: how it differs, as in
     'with workspace_mib 512'."""
 
-    request: Request[Result]
+    request: Request[Result_co]
     change: str
 
 
 @dataclass(frozen=True)
-class Job(Generic[Result]):
+class Job(Generic[Result_co]):
     """A request to be run in a process of its own. store: as in `WorkerContext`.
 
     reduced: what is run instead at a second try, when memory ran out; None when nothing can be saved.
     """
 
     name: str
-    request: Request[Result]
+    request: Request[Result_co]
     store: str = ""
     limits: Limits = field(default_factory=Limits)
     needs: Needs = field(default_factory=Needs)
-    reduced: Reduced[Result] | None = None
+    reduced: Reduced[Result_co] | None = None
 
 
 class Executor(Protocol):

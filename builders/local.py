@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
 
 from builders.errors import StepError
 from builders.events import Started, Waiting, Watch, unwatched
@@ -49,11 +48,11 @@ class LocalExecutor:
         """Kill what runs, within `process.TICK_S` (`GRACE_S` what heeds it), and refuse what comes."""
         self._cancelled = True
 
-    def _place(self, job: Job[Any], watch: Watch) -> AbstractContextManager[None]:
+    def _place(self, job: Job[object], watch: Watch) -> AbstractContextManager[None]:
         return self._all_slots(job, watch) if job.needs.alone else self._held(self._slots, job, watch, QUEUED)
 
     @contextmanager
-    def _all_slots(self, job: Job[Any], watch: Watch) -> Iterator[None]:
+    def _all_slots(self, job: Job[object], watch: Watch) -> Iterator[None]:
         """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. Two at once would each
         hold what the other needs, and take turns."""
         with self._held(self._alone, job, watch, ALONE), ExitStack() as slots:
@@ -62,7 +61,7 @@ class LocalExecutor:
             yield
 
     @contextmanager
-    def _held(self, slots: threading.Semaphore, job: Job[Any], watch: Watch, what: str) -> Iterator[None]:
+    def _held(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
         """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
         if not slots.acquire(blocking=False):
             watch(Waiting(job.name, what))

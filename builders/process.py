@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from builders.codec import decode, encode_request, result_type
+from builders.child import ChildTask
+from builders.codec import decode, encode, encode_request, result_type
 from builders.errors import StepError, error_from_json
 from builders.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, unwatched
 from builders.jobs import Job, Result
@@ -106,12 +106,12 @@ def log_tail(workdir: Path) -> str:
         return stream.read().decode(errors="replace")
 
 
-def _start(job: Job[Any], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start(job: Job[object], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The child, and the end of a pipe that nobody else holds: when it closes, the child's group dies."""
     theirs, ours = os.pipe()
     request = encode_request(job.request)
-    task = {"request": request, "store": job.store, "parent": os.getpid(), "lifeline": theirs}
-    (workdir / "job.json").write_text(json.dumps(task))
+    task = ChildTask(request, job.store, os.getpid(), theirs)
+    (workdir / "job.json").write_text(json.dumps(encode(task)))
     try:
         return _popen(workdir, theirs), ours
     except BaseException:
@@ -191,7 +191,7 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def _watch(pid: int, job: Job[Any], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
+def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
@@ -238,12 +238,12 @@ def _result(job: Job[Result], status: int, workdir: Path) -> Result:
     result = json.loads(path.read_text())
     if "error" in result:
         raise error_from_json(result)
-    if "exception" in result:
-        raise StepError(f"{job.name}: {result['exception']}", "error", log_tail(workdir))
-    return decode(result["value"], result_type(job.request))
+    if exception := result.get("exception"):
+        raise StepError(f"{job.name}: {exception}", "error", log_tail(workdir))
+    return decode(result.get("value"), result_type(job.request))
 
 
-def _no_result(job: Job[Any], status: int, log: str) -> StepError:
+def _no_result(job: Job[object], status: int, log: str) -> StepError:
     if status >= 0:
         return StepError(f"{job.name}: ended with exit status {status} and no result", "error", log)
     hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""

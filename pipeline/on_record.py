@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline import steps
 from pipeline.compile import InProcess, calibrate
@@ -30,7 +29,7 @@ class OnRecord:
 class _Reading(Workshop):
     """Runs nothing and writes nothing."""
 
-    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+    def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Leave the record as it is."""
 
 

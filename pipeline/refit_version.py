@@ -105,7 +105,7 @@ def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
     built = Built.from_record(unit, found) if found else Built(unit)
-    golden = other.sources["golden"]
+    golden = other.golden
     backend = backends.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, shop.store)]

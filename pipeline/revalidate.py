@@ -127,7 +127,7 @@ def spec_of(manifest: Manifest) -> ModelSpec:
 
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
     built = as_built(entry)
-    golden = manifest.sources["golden"]
+    golden = manifest.golden
     proof = try_to_prove(built, spec, golden, shop, afresh=True)
     return make_report(built, golden, [published_proof(entry, shop.store), proof], None)
 
@@ -137,7 +137,7 @@ def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksho
     asked = spec.validation.latency
     if asked is None:
         return None
-    found = time_engine(as_built(entry), spec, asked, manifest.sources["golden"], shop, afresh=True)
+    found = time_engine(as_built(entry), spec, asked, manifest.golden, shop, afresh=True)
     if found:
         attach_latency(shop.store, manifest, found)
     return found

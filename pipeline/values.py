@@ -100,6 +100,20 @@ class EngineRecord:
 
 
 @dataclass(frozen=True)
+class ReducedWorkspace:
+    """What was built in place of a request that had run out of memory: the same with a smaller workspace."""
+
+    request: BuildRequest
+
+
+@dataclass(frozen=True)
+class LatestGolden:
+    """Digest of the golden set that a registry last saw for a model."""
+
+    golden: str
+
+
+@dataclass(frozen=True)
 class Proof:
     """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 from builders.codec import decode, encode_fields, result_type
 from builders.digest import digest_of
@@ -23,6 +23,8 @@ from pipeline.moment import now
 from pipeline.progress.events import Finished, Progress
 from pipeline.registry.records import recall, remember
 from pipeline.registry.store import Store
+
+Recalled = TypeVar("Recalled")
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,23 @@ class Workshop:
         return History(self.store)
 
     def recall(
-        self, kind: str, key: Mapping[str, Any], sizes: Callable[[Any], Mapping[str, int]] | None = None
-    ) -> dict[str, Any] | None:
-        """The value on record for a step's key; None when the step must run. sizes: see `records.recall`."""
-        return recall(self.store, kind, digest_of(key), sizes)
+        self,
+        kind: str,
+        key: Mapping[str, object],
+        result: type[Recalled],
+        sizes: Callable[[Recalled], Mapping[str, int]] | None = None,
+    ) -> Recalled | None:
+        """The value on record for a step's key; None when the step must run. A record that cannot be read is forgotten.
 
-    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+        sizes: of blobs in bytes by digest, as `records.recall` takes them.
+        """
+        with suppress(IntegrityError):
+            measure = (lambda value: sizes(decode(value, result))) if sizes else None
+            value = recall(self.store, kind, digest_of(key), measure)
+            return None if value is None else decode(value, result)
+        return None
+
+    def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""
         remember(self.store, kind, digest_of(key), dict(value), blobs)
 
@@ -58,7 +71,7 @@ class Workshop:
         self,
         kind: str,
         name: str,
-        key: Mapping[str, Any],
+        key: Mapping[str, object],
         job: Job[Result],
         blobs: Callable[[Result], Sequence[str]] = lambda _: (),
         run: Callable[[Executor, str, Job[Result]], Result] | None = None,
@@ -68,11 +81,9 @@ class Workshop:
         blobs: digests of the blobs that a result names.  run: instead of `shown` on this host, for a step that may be
         carried out elsewhere.
         """
-        if (known := self.recall(kind, key)) is not None:
-            with suppress(IntegrityError):  # a record that cannot be read is forgotten
-                found = decode(known, result_type(job.request))
-                self.progress.emit(Finished(name, "cached"))
-                return found
+        if (known := self.recall(kind, key, result_type(job.request))) is not None:
+            self.progress.emit(Finished(name, "cached"))
+            return known
         value = (run or self.shown)(self.local, name, job)
         self.remember(kind, key, encode_fields(value), list(blobs(value)))
         self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill

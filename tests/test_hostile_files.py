@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders.codec import encode
 from builders.digest import digest_of
 from builders.errors import DataError, EngineryError
 from builders.types import Dim, TensorSpec
@@ -22,8 +23,7 @@ from tests.pipeline.registry.registries import engine, report
 from tests.validation.canary.reports import report as canary_report
 from validation.canary.observations import Observations, add_to, read_head, read_observations
 from validation.canary.pairing import evidence_of
-from validation.canary.traffic import encoded as encoded_inputs
-from validation.canary.traffic import read_traffic
+from validation.canary.traffic import encode_inputs, read_traffic
 from validation.golden import GoldenSet, freeze
 from validation.report import Report
 from validation.samples import Samples
@@ -73,7 +73,7 @@ def lines(*valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
 
 def test_traffic(place: Path) -> None:
     head = {"kind": "enginery-traffic", "format": 1, "sampling": 0.5}
-    request = {"at": 0.5, "inputs": encoded_inputs({"x": X[:1]})}
+    request = {"at": 0.5, "inputs": encode_inputs({"x": X[:1]})}
     by_hand = {"at": 1.0, "inputs": {"x": [[1.0, 2.0]]}}
     attacked(place, "t.jsonl", lines(head, request, by_hand), lambda path: read_traffic(path, [SPEC]))
 
@@ -97,7 +97,7 @@ def test_observations(place: Path) -> None:
 
 
 def test_canary_reports(place: Path) -> None:
-    valid = canary_report(place, 600)
+    valid = encode(canary_report(place, 600))
 
     def sealed(document: dict[str, Any]) -> dict[str, Any]:
         return {**document, "digest": digest_of({key: value for key, value in document.items() if key != "digest"})}
@@ -169,7 +169,7 @@ def test_inventories_and_catalogs(place: Path) -> None:
 
 def test_what_hunts_have_found(place: Path) -> None:
     """Each was once a traceback or a warning; the random examples of the default run need not come by them."""
-    valid = canary_report(place, 600)
+    valid = encode(canary_report(place, 600))
     criteria = [{**item, "low": 10**400} for item in valid["criteria"]]
     body = {**{key: value for key, value in valid.items() if key != "digest"}, "criteria": criteria}
     (place / "huge.json").write_text(json.dumps({**body, "digest": digest_of(body)}))

@@ -49,7 +49,7 @@ class GeneratedSamples:
             behind = f" behind sample {done - 1}" if done else ""
             raise DataError(f"{self.name} failed{behind}: {type(error).__name__}: {error}") from error
 
-    def _checked(self, item: Any, where: str) -> dict[str, Array]:
+    def _checked(self, item: object, where: str) -> dict[str, Array]:
         if not isinstance(item, Mapping):
             raise DataError(f"{where} is a {type(item).__name__}; yield a dict with one array per input")
         for name in item.keys() - {spec.name for spec in self.inputs}:
@@ -63,7 +63,7 @@ class GeneratedSamples:
         return batch
 
 
-def _batched(value: Any, spec: TensorSpec, where: str) -> Array:
+def _batched(value: object, spec: TensorSpec, where: str) -> Array:
     if value is None:
         raise DataError(f"{where} lacks the input {spec.name!r}")
     array = np.asarray(value)

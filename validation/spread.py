@@ -5,11 +5,9 @@ is measured.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from builders.errors import IntegrityError
+from builders.codec import encode_document
 
 
 @dataclass(frozen=True)
@@ -59,33 +57,20 @@ class Spread:
     sqnr_db: tuple[float, ...]
     worst: tuple[Worst, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back: four digits a number, and no bare NaN or infinity."""
-        plain = {**vars(self), "worst": [_plain(item) for item in self.worst]}
-        return plain | {name: [_number(value) for value in plain[name]] for name in ("abs_error", "sqnr_db")}
+    def to_json(self) -> dict[str, object]:
+        """A JSON object that `builders.codec` reads: four digits a number."""
+        return encode_document(self._rounded)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Spread":
-        """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        try:
-            numbers = {name: tuple(float(value) for value in data[name]) for name in ("abs_error", "sqnr_db")}
-            return cls(**{**data, **numbers, "worst": tuple(_worst(item) for item in data["worst"])})
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise IntegrityError(f"the spread of errors in a report is not whole ({error!r}); validate again") from None
+    @property
+    def _rounded(self) -> "Spread":
+        errors, levels = (tuple(map(_round, values)) for values in (self.abs_error, self.sqnr_db))
+        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(map(_round_worst, self.worst)))
 
 
-def _number(value: float | None, digits: int = 4) -> float | str | None:
-    if value is None or not math.isfinite(value):
-        return None if value is None else str(float(value))
+def _round_worst(worst: Worst) -> Worst:
+    quality = None if worst.sqnr_db is None else _round(worst.sqnr_db, 7)
+    return replace(worst, expected=_round(worst.expected, 7), actual=_round(worst.actual, 7), sqnr_db=quality)
+
+
+def _round(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
-
-
-def _plain(worst: Worst) -> dict[str, Any]:
-    values = {name: _number(getattr(worst, name), 7) for name in ("expected", "actual", "sqnr_db")}
-    return {**vars(worst), **values, "index": list(worst.index)}
-
-
-def _worst(data: Mapping[str, Any]) -> Worst:
-    quality = None if data["sqnr_db"] is None else float(data["sqnr_db"])
-    values = {name: float(data[name]) for name in ("expected", "actual")}
-    return Worst(**{**data, **values, "sqnr_db": quality, "index": tuple(data["index"])})

@@ -3,13 +3,13 @@
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from builders.errors import DataError, EngineryError
 from builders.tensors import InputCheck
 from builders.types import Engine, Tensors, TensorSpec
+from builders.untyped import Untyped
 
 
 class PackageSession:
@@ -25,7 +25,7 @@ class PackageSession:
         self._device = torch.device("cpu" if engine.request.target.is_cpu else "cuda")
         try:
             # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
-            self._model: Any = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
+            self._model: Untyped = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
         except (RuntimeError, ValueError) as error:
             raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
         self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
@@ -64,7 +64,7 @@ class PackageSession:
 
         return call
 
-    def _check(self, fine: Any) -> None:
+    def _check(self, fine: Untyped) -> None:
         """Raise DataError for an index out of range or a division by zero; the results are then of other numbers."""
         found = [fault for fault, held in zip(self._faults, fine.tolist(), strict=True) if not held]
         if found:
@@ -75,7 +75,7 @@ class PackageSession:
         self._model = None
 
 
-def _lent(array: np.ndarray) -> Any:
+def _lent(array: np.ndarray) -> Untyped:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 

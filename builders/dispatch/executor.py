@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from builders.codec import decode, result_type
 from builders.dispatch import cluster
@@ -129,7 +129,7 @@ class RayExecutor:
         finally:
             last[0] = task.node
 
-    def _submitted(self, job: Job[Any], listener: Listener, avoid: str | None) -> Task:
+    def _submitted(self, job: Job[object], listener: Listener, avoid: str | None) -> Task:
         there = listener.nodes()
         if not fitting(job.needs, there):
             there = listener.nodes(fresh=True)
@@ -137,12 +137,12 @@ class RayExecutor:
                 raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
         return Task(job, there, avoid, self._isolated)
 
-    def _refuse_when_cancelled(self, job: Job[Any]) -> None:
+    def _refuse_when_cancelled(self, job: Job[object]) -> None:
         if self._cancelled:
             raise StepError(f"{job.name}: cancelled before it started", "cancelled")
 
 
-def _follow(task: Task, watch: Watch, listener: Listener) -> Any:
+def _follow(task: Task, watch: Watch, listener: Listener) -> object:
     """Tell the watch what the task tells, until its answer."""
     ended = False
     try:
@@ -171,7 +171,7 @@ def _where(node: str, listener: Listener) -> str:
     return node
 
 
-def _value(answer: dict[str, Any]) -> Any:
+def _value(answer: dict[str, object]) -> object:
     if "error" in answer:
         raise error_from_json(answer)
-    return answer["value"]
+    return answer.get("value")

@@ -6,7 +6,6 @@ A thread per task that polls Ray would cost a core for a few hundred tasks.
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from builders.dispatch.cluster import answers, nodes
 from builders.dispatch.placement import Node, countdown, fitting, none_fits
@@ -14,6 +13,7 @@ from builders.dispatch.task import Task
 from builders.errors import StepError, UnavailableError
 from builders.events import Waiting
 from builders.plural import pluralize
+from builders.untyped import Untyped
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0
@@ -30,7 +30,7 @@ class Listener:
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._nodes: tuple[float, list[Node]] = (0.0, [])
-        self._tasks: dict[Any, Task] = {}
+        self._tasks: dict[Untyped, Task] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
         self.lost = False  # whether Ray is gone: nobody is heard any more, and another listener is needed
@@ -105,7 +105,7 @@ class Listener:
                 self._look_after(self.nodes(fresh=True))
                 checked = time.monotonic()
 
-    def _take(self, refs: Iterable[Any]) -> None:
+    def _take(self, refs: Iterable[Untyped]) -> None:
         for ref in refs:
             task = self._tasks.get(ref)  # None: dropped meanwhile
             if task and task.take():
@@ -182,7 +182,7 @@ def _details(error: Exception) -> str:
     return str(found()) if callable(found) else ""
 
 
-def _ready(refs: list[Any]) -> list[Any]:
+def _ready(refs: list[Untyped]) -> list[Untyped]:
     """Those that have something to say, after a short wait for the first. Asking costs time for each task there is, so
     where there are many they are left to gather for a moment."""
     import ray

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from queue import SimpleQueue
-from typing import Any
 
 from builders.dispatch.cluster import answers, nodes, through_client
 from builders.dispatch.placement import Node, ray_options
@@ -12,6 +11,7 @@ from builders.dispatch.worker import Answer, Event, work, work_here, work_throug
 from builders.errors import StepError, UnavailableError
 from builders.events import MemoryHeld, Started, Usage
 from builders.jobs import Job
+from builders.untyped import Untyped
 
 # A worker ends its job at its limit; this much later it is taken for hung itself.
 LATE_S = 60.0
@@ -24,7 +24,7 @@ class Task:
     is there.
     """
 
-    def __init__(self, job: Job[Any], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
+    def __init__(self, job: Job[object], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
         self.job = job
         self.avoid = avoid
         self.told: SimpleQueue[Event | Exception] = SimpleQueue()
@@ -108,7 +108,7 @@ class Task:
 
 
 @cache
-def _remote(isolated: bool, streams: bool) -> Any:
+def _remote(isolated: bool, streams: bool) -> Untyped:
     import ray
 
     # Never twice by Ray itself, which would not say so: what is tried again is up to `builders.retries`.

@@ -9,13 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from builders.codec import encode
 from builders.errors import EngineryError, StepError, error_to_json
 from builders.events import JobEvent, Started
 from builders.jobs import Job, WorkerContext
 from builders.process import run_job
+from builders.untyped import Untyped
 from builders.workdir import workdir
 
 # Batches are this far apart, the answer apart.
@@ -26,13 +26,13 @@ _BATCH_S = 0.25
 class Answer:
     """The last event of a task: {'value': ...}, or an error as `errors.error_to_json` writes it."""
 
-    data: dict[str, Any]
+    data: dict[str, object]
 
 
 Event = JobEvent | Answer
 
 
-def work(job: Job[Any]) -> Iterator[list[Event]]:
+def work(job: Job[object]) -> Iterator[list[Event]]:
     """Run a job in a process of its own within its limits."""
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,17 +48,17 @@ def work(job: Job[Any]) -> Iterator[list[Event]]:
     yield running.events()
 
 
-def work_through(job: Job[Any]) -> list[Event]:
+def work_through(job: Job[object]) -> list[Event]:
     """As `work`, all events at once: for Ray's client, which streams nothing."""
     return [event for batch in work(job) for event in batch]
 
 
-def work_here(job: Job[Any]) -> list[Event]:
+def work_here(job: Job[object]) -> list[Event]:
     """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
     return [Started(job.name, _node_id()), _answer(job, lambda: _called(job))]
 
 
-def _called(job: Job[Any]) -> Any:
+def _called(job: Job[object]) -> Untyped:
     with workdir() as folder:
         return encode(job.request.run(WorkerContext(folder, job.store)))
 
@@ -66,7 +66,7 @@ def _called(job: Job[Any]) -> Any:
 class _Running:
     """A job in a thread: Ray interrupts the main thread alone."""
 
-    def __init__(self, job: Job[Any]) -> None:
+    def __init__(self, job: Job[object]) -> None:
         self._job = job
         self._events: deque[Event] = deque()
         self._cancelled = False
@@ -89,12 +89,12 @@ class _Running:
         finally:
             self.done.set()
 
-    def _value(self) -> Any:
+    def _value(self) -> Untyped:
         with workdir() as folder:
             return encode(run_job(self._job, folder, lambda: self._cancelled, self._events.append))
 
 
-def _answer(job: Job[Any], function: Any) -> Answer:
+def _answer(job: Job[object], function: Untyped) -> Answer:
     """A value or an error as JSON, since Ray would wrap an exception."""
     try:
         return Answer({"value": function()})

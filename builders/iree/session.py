@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from builders import held_shapes
 from builders.errors import EngineryError
 from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from builders.untyped import Untyped
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 
@@ -40,12 +40,12 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
 class IreeSession:
     """A function of an engine on a device."""
 
-    def __init__(self, request: BuildRequest, main: Any) -> None:
+    def __init__(self, request: BuildRequest, main: Untyped) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._request = request
         self._check = InputCheck(request.inputs, request.profiles)
-        self._main: Any = main
+        self._main: Untyped = main
 
     def close(self) -> None:
         """Let go of the function; `run` refuses from now on."""

@@ -8,7 +8,6 @@ not captured: it does the work that TensorRT defers until after a change of shap
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from builders.arrays import Array
 from builders.cuda import Device, Graph
 from builders.errors import EngineryError
 from builders.types import Tensors, TensorSpec
+from builders.untyped import Untyped
 
 MOST_LANES = 16
 
@@ -27,7 +27,13 @@ class Lane:
     runs at one shape alone.  on_host: inputs whose values stay in the host's memory.  must: raises for False."""
 
     def __init__(
-        self, context: Any, device: Device, place: str, captures: bool, on_host: Set[str], must: Callable[[bool], None]
+        self,
+        context: Untyped,
+        device: Device,
+        place: str,
+        captures: bool,
+        on_host: Set[str],
+        must: Callable[[bool], None],
     ) -> None:
         self.context = context
         self._device, self._place, self._captures, self._on_host, self._must = device, place, captures, on_host, must

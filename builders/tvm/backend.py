@@ -127,7 +127,7 @@ class Tvm:
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
-        return records.merged(older, newer)
+        return records.merge(older, newer)
 
     def _tuning_refusal(self, request: BuildRequest) -> str | None:
         if not self.tune_minutes:

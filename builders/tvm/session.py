@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from builders import cuda, held_shapes
 from builders.errors import EngineryError
 from builders.tensors import InputCheck
 from builders.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from builders.untyped import Untyped
 
 
 @contextmanager
@@ -50,12 +50,12 @@ def _at_a_new_path(engine: Path, folder: Path) -> Path:
 class TvmSession:
     """A function of an engine on a device."""
 
-    def __init__(self, request: BuildRequest, main: Any, device: Any) -> None:
+    def __init__(self, request: BuildRequest, main: Untyped, device: Untyped) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._request, self._device = request, device
         self._check = InputCheck(request.inputs, request.profiles)
-        self._main: Any = main
+        self._main: Untyped = main
 
     def close(self) -> None:
         """Let go of the function; `run` refuses from now on."""
@@ -78,7 +78,7 @@ class TvmSession:
         return held_shapes.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
 
 
-def _array(value: Any) -> "np.ndarray":
+def _array(value: Untyped) -> "np.ndarray":
     """What TVM answers with as an array: of a shape that is an output, its sizes."""
     return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from builders.codec import encode
 from pipeline.commands.options import (
     backends_option,
     emit_json,
@@ -21,7 +22,8 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.compare.run import Asked
+    from pipeline.compare.report import Comparison
+    from pipeline.compare.run import CompareOptions
 
 
 @click.command()
@@ -67,7 +69,8 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
-    from pipeline.compare import run, words
+    from pipeline.compare import run
+    from pipeline.compare.formatting import format_markdown
     from pipeline.compile import InProcess
     from pipeline.registry.landing import make_folder, reachable, write_whole
     from pipeline.run import RunOptions, opened
@@ -78,24 +81,24 @@ def compare(
             make_folder(out.parent)
     options = RunOptions(registry=registry, jobs=jobs)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
-        asked = _asked(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
-        found = run.compare(opened_run.spec, asked, opened_run.shop, InProcess())
+        wanted = _read_options(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
+        found = run.compare(opened_run.spec, wanted, opened_run.shop, InProcess())
     if as_json:
-        emit_json(found)
+        emit_json(encode(found))
     else:
         _show(found)
     if out is not None:
-        write_whole(out, words.markdown(found).encode())
+        write_whole(out, format_markdown(found).encode())
         say(f"written: {out}")
-    ctx.exit(0 if found["recommendation"]["unit"] else 1)
+    ctx.exit(0 if found.recommendation.unit else 1)
 
 
-def _asked(
+def _read_options(
     target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
-) -> "Asked":
+) -> "CompareOptions":
     from builders.errors import UnknownNameError
     from builders.types import PRECISIONS
-    from pipeline.compare.run import Asked
+    from pipeline.compare.run import CompareOptions
     from pipeline.registry.machine import target_named
     from pipeline.run import not_in_spec
 
@@ -104,18 +107,18 @@ def _asked(
         if name not in known:
             raise UnknownNameError(not_in_spec("precisions", name, known, PRECISIONS))
     chosen = tuple(item for item in PRECISIONS if item in wanted)
-    return Asked(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
+    return CompareOptions(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
 
 
 def _words(text: str | None) -> list[str]:
     return (text or "").replace(",", " ").split()
 
 
-def _show(found: dict[str, object]) -> None:
+def _show(found: "Comparison") -> None:
     from pipeline.commands.tables import print_table
-    from pipeline.compare import words
+    from pipeline.compare.formatting import describe_comparison, format_heading, format_rows
 
-    echo(words.heading(found))
-    print_table(*words.rows(found))
-    for line in words.lines(found):
+    echo(format_heading(found))
+    print_table(*format_rows(found))
+    for line in describe_comparison(found):
         echo(line)

@@ -11,7 +11,7 @@ from pipeline.commands.options import emit_json, json_option, registry_option, s
 if TYPE_CHECKING:
     from pipeline.fleet.reconcile import Reconciled, Sources
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def source_options(command: Command) -> Command:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.registry.client import Answer, Client, Machine, Pulled
     from pipeline.registry.hooks import Hook
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 _MACHINE = (
     engine_options,

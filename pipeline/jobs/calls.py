@@ -10,7 +10,7 @@ from builders.types import BuildRequest, Dim
 from pipeline.values import ModelShapes
 
 if TYPE_CHECKING:
-    from validation.fuzz.outcome import Pair
+    from validation.fuzz.outcome import FuzzSides
     from validation.golden import GoldenSet
     from validation.report import Check
 
@@ -30,7 +30,7 @@ class Calls:
 def tried_calls(
     calls: Calls | None,
     request: BuildRequest,
-    pair: "Pair",
+    pair: "FuzzSides",
     golden: "GoldenSet",
     graph: Path,
     compared: "tuple[Sequence[Check], float]",

@@ -20,7 +20,7 @@ from pipeline.jobs.limits import engine_limits, threads_for
 from pipeline.jobs.timing import TimingCache
 from pipeline.registry.records import remember
 from pipeline.registry.store import Store, open_store
-from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof
+from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof, ReducedWorkspace
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class BuildEngine:
         timing.keep()
         if self.instead_of:
             asked = digest_of({"build": self.instead_of.key})
-            remember(place, "reduced-workspace", asked, {"request": encode(wanted)})
+            remember(place, "reduced-workspace", asked, encode(ReducedWorkspace(wanted)))
         return record
 
 
@@ -115,7 +115,7 @@ class CheckEngine:
         from builders.onnxruntime import OrtSession
         from validation.budget import default_budget
         from validation.compare import drift_checks
-        from validation.fuzz.outcome import Pair
+        from validation.fuzz.outcome import FuzzSides
         from validation.tally import Spreads
 
         place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
@@ -130,7 +130,7 @@ class CheckEngine:
             usual: dict[str, Drift] = {}
             checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
             documented = default_budget("engine", wanted.precision)
-            pair = Pair(expected, actual, wanted.precision, held, documented, usual=usual)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual)
             checks += tried_calls(self.calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
             if self.contract:
                 checks += _contract_checks(self.contract, expected, actual, frozen, held)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builders.codec import encode
+from builders.codec import decode, encode
 from builders.jobs import WorkerContext
 from builders.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
 from pipeline.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.quantization.notes import CastNotes, QuantizationNotes
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.record.record import Evidence
+    from validation.quantization_record import QuantizationRecord
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,15 @@ class WriteGraph:
             notes=(*([choice.summary] if choice else []), *notes.lines()),
             scales=measured.digest if measured and calibrated else None,
             ranges=place.put_bytes(text_of(ranges)) if ranges else None,
-            record=place.put_bytes(text_of(record)) if record else None,
+            record=place.put_bytes(text_of(encode(record))) if record else None,
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
         )
 
 
-def _record(written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence") -> Json | None:
+def _record(
+    written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence"
+) -> "QuantizationRecord | None":
     from pipeline.quantization.notes import QuantizationNotes
     from pipeline.quantization.record.record import record
 
@@ -134,15 +137,16 @@ def _evidence(
     flavour: Flavour,
 ) -> "Evidence":
     from pipeline.quantization.calibration.observations import Observations
+    from pipeline.quantization.choice.chosen import SearchDocument
     from pipeline.quantization.record.record import Evidence
 
     seen = Observations.from_bytes(place.read_blob(observations))
     levels = flavour.scheme.weight_levels if flavour.scheme else 127
     if choice is None:
         return Evidence(model, ranges, seen, weight_levels=levels)
-    found = json.loads(place.read_blob(choice.choice))
+    found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
     smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
-    return Evidence(model, ranges, seen, smoothed, found, levels)
+    return Evidence(model, ranges, seen, smoothed, found.recorded, found.weight_db, levels)
 
 
 @dataclass(frozen=True)

@@ -198,12 +198,11 @@ class SearchQuantization:
                 told = search.floor, search.smoothing, overrides, timer, labels
                 found = choose(model, measured, scheme, runs, *told)
         save_onnx(found.model, workdir / "chosen.onnx")
-        told_floor = encode(search.floor)
         cannot = self.probe.cannot if self.probe else ""
         return SearchResult(
             place.put_file(workdir / "chosen.onnx"),
             place.put_bytes(text_of(found.ranges.to_json())),
-            place.put_bytes(text_of({**found.to_json(), "floor": told_floor})),
+            place.put_bytes(text_of(encode(found.document(search.floor)))),
             place.put_bytes(Observations(self.model, self.samples.digest, (), found.smoothed).to_bytes()),
             dict(found.left),
             "; ".join(filter(None, [found.summary, f"latency was not measured: {cannot}" if cannot else ""])),

@@ -8,7 +8,7 @@ own pace: a scrape answers at once, with the last that was read.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.errors import EngineryError
 from pipeline.metrics import names
@@ -19,6 +19,7 @@ from pipeline.runs.totals import BUCKETS_S, Totals
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as MetricFamily
 
 
 class Exporter:
@@ -56,7 +57,7 @@ class Exporter:
         made.register(Trouble())
         return made
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator["MetricFamily"]:
         """Every metric family, from the last look."""
         for metric, values in self._view.values.items():
             yield family(metric, values)
@@ -65,7 +66,7 @@ class Exporter:
         yield family(names.READ_AT, {(): self._at})
 
 
-def _seconds(totals: Totals) -> Any:
+def _seconds(totals: Totals) -> "MetricFamily":
     from prometheus_client.core import HistogramMetricFamily
 
     metric = names.BUILD_SECONDS

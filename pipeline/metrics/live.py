@@ -15,6 +15,7 @@ from pipeline.runs.totals import BUCKETS_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as MetricFamily
 
 
 class LiveMetrics(Progress):
@@ -30,7 +31,7 @@ class LiveMetrics(Progress):
         self._running: set[str] = set()
         self._usage: dict[str, Usage] = {}
 
-        def made(kind: type[Any], metric: Metric, **more: Any) -> Any:
+        def made(kind: type[Any], metric: Metric, **more: object) -> Any:
             return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
 
         self._builds = made(Counter, names.BUILDS)
@@ -86,7 +87,7 @@ class LiveMetrics(Progress):
                 self._seconds.labels(state, *unit).observe(usage.seconds)
 
 
-def family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Any:
+def family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> "MetricFamily":
     """A counter or gauge, by its labels, as a collector of Prometheus's gives it."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -100,7 +101,7 @@ def family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Any:
 class Trouble:
     """What the registry's own counters say, as Prometheus wants it."""
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
         seen = trouble.seen()
         yield family(names.ERRORS, {(): seen["errors"]})

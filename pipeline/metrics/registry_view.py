@@ -1,10 +1,10 @@
 """What a registry's documents say about its runs, builds and engines, in numbers; without Prometheus."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from builders.errors import EngineryError
 from pipeline.metrics import names
@@ -17,6 +17,7 @@ from pipeline.registry.versions import catalogue, load
 from pipeline.runs.journal import model_of, read_runs, run_ids
 from pipeline.runs.shown import Seen, seen
 from pipeline.runs.totals import Totals, read_totals
+from validation.report import Report
 
 # Models that have series of their own, by name; and runs that are read, the newest.
 MOST_MODELS = 500
@@ -105,20 +106,19 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     except EngineryError:
         return ModelView()
     try:
-        drift = _drift(model, published_document(store, manifest)["reports"])
+        drift = _drift(model, [Report.from_json(item) for item in published_document(store, manifest)["reports"]])
     except (EngineryError, KeyError, TypeError, AttributeError):  # a copy for reading, that anything may be in
         drift = {}
     return ModelView(statuses, drift)
 
 
-def _drift(model: str, reports: list[dict[str, Any]]) -> dict[Joint, float]:
+def _drift(model: str, reports: "list[Report]") -> dict[Joint, float]:
     found: dict[Joint, float] = {}
     for report in reports:
-        for check in report["checks"]:
-            value = check["value"]
-            if check["name"] == "sqnr_db" and isinstance(value, int | float):
-                where = (model, check["joint"], report["target"], report["precision"], report["backend"])
-                found[where] = min(value, found.get(where, value))
+        for check in report.checks:
+            if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):
+                where = (model, check.joint, report.target, report.precision, report.backend)
+                found[where] = min(check.value, found.get(where, check.value))
     return found
 
 

@@ -9,8 +9,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
 from builders.visible import visible_json
 from pipeline.moment import precise_now
@@ -29,7 +27,7 @@ class JsonLines(events.Progress):
         self._about = about
         self._clocks = Clocks()
 
-    def tell(self, event: str, level: str = "info", **fields: Any) -> None:
+    def tell(self, event: str, level: str = "info", **fields: object) -> None:
         """Write one line. Fields that are None are left out."""
         given = {name: value for name, value in fields.items() if value is not None}
         line = json.dumps(
@@ -60,8 +58,8 @@ class JsonLines(events.Progress):
             case events.VersionSettled(name, words):
                 self.tell("finished", unit=name, state="done", outcome=words)
             case events.Finished(name, state, reason):
-                told = {"unit": name, "state": state, "outcome": event.outcome, "reason": reason or None}
-                self.tell("finished", _LEVELS.get(state, "info"), **told)
+                level, why = _LEVELS.get(state, "info"), reason or None
+                self.tell("finished", level, unit=name, state=state, outcome=event.outcome, reason=why)
             case events.VerdictReached(name, verdict, reason):
                 told = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
                 self.tell("verdict", _LEVELS.get(verdict, "info"), **told)
@@ -71,7 +69,7 @@ class JsonLines(events.Progress):
     def _tell_on_the_way(self, event: events.Event) -> None:
         match event:
             case events.Predicted(name, expectation):
-                self.tell("predicted", unit=name, **asdict(expectation))
+                self.tell("predicted", unit=name, **vars(expectation))
             case events.Waiting(name, why):
                 if self._clocks.waiting(name, why):
                     self.tell("waiting", unit=name, why=why)

@@ -6,7 +6,7 @@ only; that is written down with the move, and pulling through the channel then n
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast, get_args
 
 from builders.digest import canonical_json
 from builders.errors import ConflictError, InputError, IntegrityError, UnknownNameError
@@ -25,6 +25,8 @@ from pipeline.registry.writers.guard import Guard, secure_version, writing
 
 MAX_BYTES = 16 << 20
 
+Action = Literal["promote", "rollback"]
+
 
 @dataclass(frozen=True)
 class Move:
@@ -39,10 +41,10 @@ class Move:
     by: str = ""
     why: str = ""
     proven_only: bool = False
-    action: Literal["promote", "rollback"] = "promote"
+    action: Action = "promote"
     canary: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As it is stored."""
         return {**asdict(self), "canary": list(self.canary)}
 
@@ -85,7 +87,7 @@ class Channel:
                 del standing[-1:]
         return standing
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document as it is stored."""
         return {
             "version": self.version,
@@ -267,9 +269,8 @@ def _parse(store: Store, data: bytes | None, model: str, name: str) -> Channel |
     return channel
 
 
-def _move(value: Any, path: str) -> Move:
+def _move(value: object, path: str) -> Move:
     data = parsing.mapping(value, path)
-    action = parsing.field(data, "action", parsing.one_of("promote", "rollback"), path)
     return Move(
         version=parsing.field(data, "version", parsing.name, path),
         manifest=parsing.field(data, "manifest", parsing.digest, path),
@@ -277,6 +278,6 @@ def _move(value: Any, path: str) -> Move:
         by=parsing.field(data, "by", parsing.text, path),
         why=parsing.field(data, "why", parsing.text, path),
         proven_only=parsing.field(data, "proven_only", parsing.truth, path),
-        action="rollback" if action == "rollback" else "promote",
+        action=parsing.field(data, "action", parsing.one_of(*get_args(Action)), path),
         canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
     )

@@ -6,7 +6,7 @@ protection from somebody who may write to the store: see docs/security.md.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
@@ -57,7 +57,7 @@ class Policy:
     by: str = ""
     why: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document as it is stored."""
         return {"format": FORMAT, **asdict(self)}
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError, IntegrityError, UndecidedError
@@ -136,7 +135,7 @@ def _myself(what: str) -> Holder:
 def _read(data: bytes | None) -> Holder | None:
     """A holder; None where nobody is, or what is there cannot be read."""
     try:
-        document: dict[str, Any] = parsing.parse_json(data, MAX_BYTES) if data is not None else {}
+        document = parsing.parse_json(data or b"{}", MAX_BYTES)
         words = ("what", "host", "namespace", "began", "since")
         texts = {name: parsing.field(document, name, parsing.text) for name in words}
         clock.read_stamp(document.get("touched"), "touched")

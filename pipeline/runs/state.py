@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from builders.digest import canonical_json, is_digest
 from builders.errors import IntegrityError
@@ -116,5 +116,5 @@ def parse_run(key: str, data: bytes) -> RunState:
     return run
 
 
-def _said(item: Mapping[str, Any]) -> dict[str, Any]:
+def _said(item: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in item.items() if value not in (None, "", (), [], 0)}

@@ -5,11 +5,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from builders.codec import encode
 from builders.errors import DataError
 from pipeline.jobs.blobs import fetch
 from pipeline.progress.events import Finished
 from pipeline.registry.store import Store
 from pipeline.spec.model import ModelSpec
+from pipeline.values import LatestGolden
 from pipeline.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -27,13 +29,13 @@ def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
     if before is not None:
         change = told_change(shop.store, before, golden)
         shop.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
-    shop.remember("latest-golden", {"model": spec.model}, {"golden": golden}, [])
+    shop.remember("latest-golden", {"model": spec.model}, encode(LatestGolden(golden)), [])
 
 
 def latest_golden(model: str, shop: Workshop) -> str | None:
     """Digest of the golden set that this registry last saw for a model."""
-    known = shop.recall("latest-golden", {"model": model})
-    return None if known is None else str(known["golden"])
+    known = shop.recall("latest-golden", {"model": model}, LatestGolden)
+    return known.golden if known else None
 
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":

@@ -8,7 +8,7 @@ from builders.cpu_kinds import why_no_proof
 from builders.errors import EngineryError, StepError, UnavailableError
 from builders.jobs import Job, Needs
 from pipeline.closure.code import backend_root
-from pipeline.jobs.latency import LatencyTerms, MeasureEngine
+from pipeline.jobs.latency import MeasureEngine
 from pipeline.moment import now
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
@@ -18,6 +18,7 @@ from pipeline.values import Built, Exported
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop
 from validation.latency.machine import machine
+from validation.latency.report import LatencyTerms
 
 
 def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
@@ -44,7 +45,7 @@ def time_engine(
     measure = MeasureEngine(built.blob, golden, model_shapes(spec), LatencyTerms(asked.seconds, asked.buckets))
     key = {
         **encode(measure),
-        "machine": machine(),
+        "machine": encode(machine()),
         **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
         **({"at": now()} if afresh else {}),
     }

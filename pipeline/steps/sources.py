@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builders.codec import decode, encode
+from builders.codec import encode
 from builders.digest import digest_of_file
 from builders.errors import ModelError
 from builders.jobs import Job
@@ -47,10 +47,10 @@ def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
     """Names of an ONNX source's external data files, remembered by the model file's content."""
     path = spec.file(spec.source.file)
     key = {"onnx": digest_of_file(path)}
-    if (known := shop.recall("external-data", key)) is None:
-        known = encode(_external_names(path, spec, shop))
-        shop.remember("external-data", key, known, [])
-    return list(decode(known, ExternalFiles).files)
+    if (known := shop.recall("external-data", key, ExternalFiles)) is None:
+        known = _external_names(path, spec, shop)
+        shop.remember("external-data", key, encode(known), [])
+    return list(known.files)
 
 
 def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> ExternalFiles:

@@ -12,6 +12,7 @@ def test_the_value_at_a_path_or_a_default() -> None:
     assert read(CLUSTER, "metadata.name", str) == "ray"
     assert find(CLUSTER, "metadata.labels", dict, {}) == {}
     assert find(CLUSTER, "status.phase", str, None) is None
+    assert read({"ts": 3}, "ts", float) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ def test_the_value_at_a_path_or_a_default() -> None:
         (CLUSTER, "spec.suspend is 'yes'; bool is needed"),
         ({"spec": {}}, "spec.suspend is missing"),
         ({"spec": ["suspend"]}, "spec.suspend is missing"),
+        ({"spec": {"suspend": 1}}, "spec.suspend is 1; bool is needed"),
         ("text", "spec.suspend is missing from text"),
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+from builders.codec import decode, encode
 from builders.onnxruntime import OrtSession
 from builders.types import TensorSpec
 from validation.budget import budgets, default_budget
@@ -78,7 +79,7 @@ def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: P
     floor = found.of("y", "golden")
     assert floor is not None and 125 < floor.sqnr_db < 150 and floor.max_rel < 1e-5
     assert found.of("y", "edge") is None and found.of("z", "golden") is None
-    assert Noise.from_json(found.to_json()) == found
+    assert decode(encode(found), Noise) == found
 
     def cannot(inputs: object) -> dict[str, np.ndarray]:
         raise ValueError("no such operator")

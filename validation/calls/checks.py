@@ -10,13 +10,13 @@ from validation.calls.repeated import Repeats
 from validation.calls.sizes import size_checks
 from validation.comparison import golden_drifts
 from validation.fuzz.groups import Groups
-from validation.fuzz.outcome import Pair
+from validation.fuzz.outcome import FuzzSides
 from validation.golden import GoldenSet
 from validation.report import Check
 
 
 def call_checks(
-    pair: Pair,
+    pair: FuzzSides,
     shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
     golden: GoldenSet,
     seed: int,

@@ -26,7 +26,7 @@ import numpy as np
 from builders.types import Session, Tensors
 from validation.canary.outputs import digest_of_outputs
 from validation.canary.replay import Answer, Clock, Pace, Pair, Served, pair_of, serve
-from validation.canary.traffic import Request, Traffic
+from validation.canary.traffic import RecordedRequest, RecordedTraffic
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
@@ -141,7 +141,7 @@ def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterato
 def replay_concurrently(
     candidate: SegmentSession,
     baseline: SegmentSession,
-    traffic: Traffic,
+    traffic: RecordedTraffic,
     pace: Pace,
     in_flight: int,
     stops: Collection[int] = (),
@@ -166,7 +166,7 @@ def replay_concurrently(
 def _pairs(
     sessions: tuple[SegmentSession, SegmentSession],
     first: int,
-    part: Sequence[tuple[float, Request]],
+    part: Sequence[tuple[float, RecordedRequest]],
     lead: int,
     index: int,
     number: int,

@@ -3,9 +3,8 @@
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ MOST_RUNS = 200_000
 # How many times the budget the least number of runs may take.
 PATIENCE = 20
 
-Run = Callable[[], Any]
+Run = Callable[[], object]
 
 
 def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
@@ -71,7 +70,7 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
 
 
 @contextmanager
-def _no_collection() -> Any:
+def _no_collection() -> Iterator[None]:
     """Python's own pauses are none of the engine's, as in `timeit`."""
     collecting = gc.isenabled()
     gc.disable()

@@ -11,13 +11,12 @@ runs, which the ranks are taken from.
 """
 
 import math
-from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from builders.arrays import Array
+from validation.latency.report import Quantile
 from validation.statistics.blocks import LEAST_BLOCKS, block_length
 from validation.statistics.rates import clustering
 
@@ -27,29 +26,10 @@ SHOWN = (0.5, 0.9, 0.99, 0.999)
 CURVE = 101
 
 
-@dataclass(frozen=True)
-class Quantile:
-    """A quantile p in seconds with its 95 % interval; all None where there are too few runs.
-
-    effective: independent runs that the series is worth here.  needed: runs of this kind that an interval takes.
-    """
-
-    p: float
-    value: float | None
-    low: float | None
-    high: float | None
-    effective: float
-    needed: int
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-
-def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> list[Quantile]:
+def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles of a steady series (seconds, in the order in which they were measured)."""
     ordered = np.sort(latencies)
-    return [_quantile(latencies, ordered, p) for p in shown]
+    return tuple(_quantile(latencies, ordered, p) for p in shown)
 
 
 def _quantile(latencies: Array, ordered: Array, p: float) -> Quantile:
@@ -97,6 +77,7 @@ def runs_needed(p: float) -> int:
     return math.ceil(math.log(tail) / math.log(far))
 
 
-def curve(latencies: Array) -> list[float]:
+def curve(latencies: Array) -> tuple[float, ...]:
     """The distribution function as CURVE quantiles at equal steps from 0 to 1, in seconds."""
-    return [float(value) for value in np.quantile(latencies, np.linspace(0.0, 1.0, CURVE), method="inverted_cdf")]
+    steps = np.linspace(0.0, 1.0, CURVE)
+    return tuple(float(value) for value in np.quantile(latencies, steps, method="inverted_cdf"))

@@ -12,7 +12,7 @@ models over 2 GB work.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -36,6 +36,10 @@ _SAVING = {
 }
 
 
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
 @dataclass(frozen=True)
 class Measured:
     """One tensor in one run: extremes, number of elements, sum of magnitudes where there is no histogram, values else.
@@ -56,7 +60,7 @@ class Measured:
 class Tapped:
     """An open session, and where in it each tensor is measured; `whole` are those whose values leave it."""
 
-    session: Any
+    session: "ort.InferenceSession"
     places: Mapping[str, str]
     whole: frozenset[str]
 
@@ -94,7 +98,9 @@ def open_tapped(
     return Tapped(open_session(workdir / "tapped.onnx", "ORT_DISABLE_ALL", threads), places, frozenset(whole))
 
 
-def open_session(model: Path, level: str, threads: int, entries: dict[str, str] | None = None, save: str = "") -> Any:
+def open_session(
+    model: Path, level: str, threads: int, entries: dict[str, str] | None = None, save: str = ""
+) -> "ort.InferenceSession":
     """An onnxruntime session on the CPU. Raises ModelError when the model does not load."""
     import onnxruntime as ort
 

@@ -28,8 +28,9 @@ from pipeline.quantization.graphs.graph import (
 from pipeline.quantization.graphs.halves import HALVES, Half
 from pipeline.quantization.graphs.overflow import obstacle, too_large
 from pipeline.quantization.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
-from pipeline.quantization.notes import CastNotes, Kept
+from pipeline.quantization.notes import CastNotes
 from pipeline.quantization.ranges import Ranges
+from validation.quantization_record import FloatNode
 
 FLOAT = TensorProto.FLOAT
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.
@@ -69,7 +70,7 @@ def _lifted(model: ModelProto) -> ModelProto:
 
 def _kept(
     model: ModelProto, half: Half, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
-) -> list[Kept]:
+) -> list[FloatNode]:
     """The nodes with float tensors that stay in fp32."""
     large, opset = too_large(model, half, ranges), opset_of(model)
     found = []
@@ -77,7 +78,7 @@ def _kept(
         if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name):
             reason = _reason(node, half, types, keep, large, opset)
             if reason:
-                found.append(Kept(node.name, node.op_type, reason))
+                found.append(FloatNode(node.name, node.op_type, reason))
     return found
 
 

@@ -14,11 +14,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from pipeline.quantization.graphs.graph import finish
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
-from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq
+from validation.quantization_record import FloatNode
 
 OP_TYPES = ("Gemm", "MatMul")
 
@@ -41,7 +42,7 @@ def quantize_dynamic(
     rewrite, done, left = _Rewrite(graph, levels), [], list(kept)
     for site in sites:
         if reason := _obstacle(site, rewrite, overrides or {}, ranges):
-            left.append(Kept(site.node, site.op_type, reason))
+            left.append(FloatNode(site.node, site.op_type, reason))
         else:
             rewrite.replace(site)
             done.append(site.node)

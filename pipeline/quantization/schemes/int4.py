@@ -18,12 +18,13 @@ from builders.types import QuantizationScheme
 from pipeline.quantization.graphs.graph import constants, finish, tidy_from
 from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
-from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import Insertion
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
 from pipeline.quantization.schemes.qdq import carries_qdq
+from validation.quantization_record import FloatNode
 
 BLOCKS = (128, 64)
 # int4 and blocks exist in ONNX from these versions on.
@@ -55,7 +56,7 @@ def quantize_int4(
         size = _block(site, graph)
         reason = _obstacle(site, size, chosen)
         if reason:
-            left.append(Kept(site.node, site.op_type, reason))
+            left.append(FloatNode(site.node, site.op_type, reason))
         else:
             _store(insertion, site, size)
             done.append(site.node)

@@ -26,7 +26,7 @@ from pipeline.quantization.graphs.grids import GRIDS
 from pipeline.quantization.graphs.placement import joints, residuals
 from pipeline.quantization.graphs.sites import Site, find_sites, prepared
 from pipeline.quantization.graphs.stems import fold_stems, quantize_before_blocks
-from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import (
@@ -36,6 +36,7 @@ from pipeline.quantization.schemes.insertion import (
     widened_for_bias,
 )
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
+from validation.quantization_record import FloatNode
 
 QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
@@ -108,7 +109,7 @@ def _quantize(
 
 def usable_sites(
     graph: ModelProto, ranges: Ranges, grid: str, overrides: Mapping[str, OverridePrecision]
-) -> tuple[tuple[Site, ...], tuple[Kept, ...]]:
+) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
     """Divide the candidates of a prepared model into the sites to quantize, and those left in float with the reason."""
     sites, kept = find_sites(graph)
     usable, left = [], list(kept)
@@ -116,7 +117,7 @@ def usable_sites(
         reason = _unwanted(site, grid, overrides)
         reason = reason or next(filter(None, (degenerate(name, ranges) for name in _measured(site, grid))), None)
         if reason:
-            left.append(Kept(site.node, site.op_type, reason))
+            left.append(FloatNode(site.node, site.op_type, reason))
         else:
             usable.append(site)
     return tuple(usable), tuple(left)
@@ -167,14 +168,14 @@ def _insert_for_gpu(
     ranges: Ranges,
     insertion: Insertion,
     overrides: Mapping[str, OverridePrecision],
-) -> list[Kept]:
+) -> list[FloatNode]:
     sites, kept = tuple(sites), []
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
     for residual in residuals(model, [site.node for site in sites if site.op_type == "Conv"]):
         node = insertion.by_name[residual.node]
         if reason := _beside(node, residual.tensor, ranges, overrides):
-            kept.append(Kept(residual.node, node.op_type, reason))
+            kept.append(FloatNode(residual.node, node.op_type, reason))
         else:
             insertion.read(residual.node, residual.operand, *ranges.tensors[residual.tensor])
     in_int8 = insertion.grid.name == "int8"
@@ -200,7 +201,7 @@ def _insert_for_cpu(
     ranges: Ranges,
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision],
-) -> list[Kept]:
+) -> list[FloatNode]:
     sites = tuple(sites)
     writes, kept = _writes(model, sites, ranges, overrides)
     insertion = Insertion(model, GRIDS["uint8"], scheme.weight_levels)
@@ -221,13 +222,13 @@ def _insert_for_cpu(
 
 def _writes(
     model: ModelProto, sites: tuple[Site, ...], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
-) -> tuple[list[_Write], list[Kept]]:
+) -> tuple[list[_Write], list[FloatNode]]:
     """What the integer kernels write: each convolution's result, and those of the joints whose inputs all are."""
     by_name = {node.name: node for node in model.graph.node}
     convolutions = [site for site in sites if site.op_type == "Conv"]
     known = {site.result: ranges.tensors[site.result] for site in convolutions}
     writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
-    kept: list[Kept] = []
+    kept: list[FloatNode] = []
     for joint in joints(model, known):
         node = by_name[joint.node]
         source = joint.same_as or joint.result
@@ -235,7 +236,7 @@ def _writes(
             continue  # an earlier joint was left in float
         reason = None if joint.same_as else _beside(node, source, ranges, overrides)
         if reason:
-            kept.append(Kept(joint.node, node.op_type, reason))
+            kept.append(FloatNode(joint.node, node.op_type, reason))
             continue
         known[joint.result] = known[source] if joint.same_as else ranges.tensors[source]
         writes.append(_Write(joint.node, joint.result, joint.fused, *known[joint.result]))

@@ -11,7 +11,7 @@ from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.budget import Budgets, default_budget
 from validation.calls.allowance import Allowance
 from validation.calls.checks import call_checks
-from validation.fuzz.outcome import Pair
+from validation.fuzz.outcome import FuzzSides
 from validation.golden import GoldenSet, freeze
 from validation.limits import StagedLimits
 from validation.report import Check
@@ -155,7 +155,7 @@ def tried(
 ) -> dict[str, Check]:
     """The checks of calls by name. seconds: looks at the clock cost a millisecond each, unless it is another one."""
     limits = budgets or Budgets(BUDGET)
-    pair = Pair(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
+    pair = FuzzSides(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
     allowance = replace(Allowance.of(seconds, 0.0), clock=clock or ticking())
     return {check.name: check for check in call_checks(pair, shapes, golden, seed, allowance, bits)}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builders.errors import DataError
-from validation.canary.observations import MOST_LINE_BYTES, read_head, read_observations
+from validation.canary.observations import MOST_LINE_BYTES, EngineIdentity, read_head, read_observations
 from validation.canary.pairing import evidence_of
 
 DIGEST = "ab" * 32
@@ -26,9 +26,9 @@ def written(tmp_path, *lines, name="candidate.jsonl", end="\n"):
 
 def test_good_lines_are_read(tmp_path):
     found = read_observations(written(tmp_path, json.dumps(HEAD), line(0, more="ignored"), "", line(1, ok=False)))
-    assert found.ok == [True, False] and found.identity["manifest"] == DIGEST and not found.cut
+    assert found.ok == [True, False] and found.identity.manifest == DIGEST and not found.cut
     assert read_head(found.path) == found.identity and len(found.digest) == 64
-    assert read_head(written(tmp_path, line(0))) == {}
+    assert read_head(written(tmp_path, line(0))) == EngineIdentity()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from validation.latency.against import judge
+from validation.latency.paired import compare_times
 from validation.latency.quantiles import order_ranks, quantiles, runs_needed
 from validation.latency.warmup import warm_up
 from validation.statistics.distributions import beta_cdf
@@ -89,19 +89,19 @@ def pairs(seed, slower=0.0, memory=0.6, luck=0.0, storm=0.05):
 
 @pytest.mark.parametrize("luck", [0.0, 0.03])
 def test_an_engine_against_itself_shows_no_difference(luck):
-    verdicts = [judge(pairs(seed, luck=luck), seed, replicates=150).verdict for seed in range(100)]
+    verdicts = [compare_times(pairs(seed, luck=luck), seed, replicates=150).verdict for seed in range(100)]
     assert sum(verdict != "no difference shown" for verdict in verdicts) <= 8  # 5 %, and what 100 trials leave open
 
 
 def test_a_real_difference_is_shown_and_what_could_have_been_is_said():
-    slower = judge(pairs(1, slower=0.2), 1)
+    slower = compare_times(pairs(1, slower=0.2), 1)
     assert slower.verdict == "slower" and slower.ratios[0].low < 1.2 < slower.ratios[0].high
-    assert judge(pairs(1, slower=-0.2), 1).verdict == "faster"
-    equal = judge(pairs(2), 2)
+    assert compare_times(pairs(1, slower=-0.2), 1).verdict == "faster"
+    equal = compare_times(pairs(2), 2)
     assert 0.0 < equal.ratios[0].detectable < 0.2
     assert equal.ratios[1].ratio is None and "it takes 1000" in equal.ratios[1].note
 
 
 def test_what_happens_to_both_cancels():
-    calm, stormy = (judge(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
+    calm, stormy = (compare_times(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
     assert stormy < 3 * calm
