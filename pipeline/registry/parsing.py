@@ -174,13 +174,6 @@ def number(value: object, path: str) -> float:
     raise _wrong(value, path, "a number")
 
 
-def quantity(value: object, path: str) -> float:
-    """A number, zero or more."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    raise _wrong(value, path, "a number, zero or more")
-
-
 def truth(value: object, path: str) -> bool:
     """True or false."""
     if isinstance(value, bool):
