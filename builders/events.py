@@ -30,7 +30,7 @@ class Started:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """What the job says that it does now (`process.enter_phase`)."""
+    """What the job says that it does now (`execution.process.enter_phase`)."""
 
     name: str
     phase: str

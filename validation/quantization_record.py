@@ -1,11 +1,11 @@
 """The quantization record of one int8 or fp8 graph: what was quantized how well, what was not and why.
 
-`pipeline.quantization.record` makes it; a registry keeps it as JSON (`builders.codec`). SQNR is in decibels.
+`pipeline.quantization.record` makes it; a registry keeps it as JSON (`enginery.core.codec`). SQNR is in decibels.
 """
 
 from dataclasses import dataclass, field
 
-from builders.codec import OMIT_NONE
+from enginery.core.codec import OMIT_NONE
 
 Span = tuple[float, float]
 

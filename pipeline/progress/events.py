@@ -13,9 +13,9 @@ from builders.events import Started as Started
 from builders.events import Waiting as Waiting
 
 if TYPE_CHECKING:
-    from pipeline.history import Expectation
+    from enginery.registry.runs.history import Expectation
+    from enginery.registry.runs.state import RunState
     from pipeline.outcome import Outcome
-    from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 
 State = Literal["done", "cached", "built", "refitted", "failed"]

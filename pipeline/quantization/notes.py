@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builders.plural import pluralize
-from builders.text import join_first
+from enginery.core.text import join_first, pluralize
 from validation.quantization_record import FloatNode
 
 _LEFT = "left in"

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from builders.text import join_first
-from validation.latency.between import LEAST_PROCESSES
+from enginery.core.text import join_first
 from validation.latency.breakdown_report import MemoryTraffic, TimeBreakdown, TimedNode
+from validation.latency.measurement.between import LEAST_PROCESSES
 from validation.latency.paired_report import PairedBenchmark
 from validation.latency.report import BucketLatency, LatencyReport, Quantile
 from validation.plots.texts import seconds_text

@@ -1,6 +1,6 @@
 """The latency report of an engine: what was measured on one kind of machine, as it is kept beside a version.
 
-Plain values with the names of the format, which `builders.codec` writes and reads. Times are in seconds. Standard
+Plain values with the names of the format, which `enginery.core.codec` writes and reads. Times are in seconds. Standard
 library only: a registry reads reports without numpy.
 """
 
@@ -23,7 +23,7 @@ _ROUNDING_S = 0.03
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine, without its name. kind: of its CPU (`builders.cpu_kinds`).  gpus: their products."""
+    """A kind of machine, without its name. kind: of its CPU (`enginery.core.hardware.cpu_kinds`).  gpus: their products."""
 
     cpu: str
     kind: str

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from builders.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto

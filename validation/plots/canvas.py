@@ -31,7 +31,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from builders.visible import visible
+from enginery.core.visible import visible
 from validation.plots.marks import Axis, Bars, Dot, Key, Line, Mark, Plot, Text
 from validation.plots.theme import SENTINELS, themed
 

@@ -24,7 +24,7 @@ from pipeline.progress.events import (
     VersionSettled,
     Waiting,
 )
-from tests.pipeline.runs.runs import EXPECTED, UNIT, plan
+from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan
 
 
 class Hears(Progress):

@@ -11,17 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from validation.plots.charts import (
-    Curve,
-    Interval,
-    Point,
-    ecdf,
-    histogram,
-    intervals,
-    loglog,
-    series,
-    spanning,
-)
+from validation.plots.charts import Curve, Interval, Point, ecdf, histogram, intervals, loglog, series, spanning
 from validation.plots.marks import Axis, Bars, Dot, Key, Line, Plot, Text
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text, share_text
@@ -156,7 +146,7 @@ def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
 def test_pages_do_not_need_matplotlib_to_be_imported_and_say_so_when_it_is_missing():
     code = """
 import sys
-import validation.html, validation.canary.page, validation.quantized
+import validation.reporting.html, validation.canary.page, validation.reporting.quantized
 assert "matplotlib" not in sys.modules
 sys.modules["matplotlib"] = None
 from tests.validation.plots.test_plots import plots
