@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks import noop
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.ray import RayExecutor
 from enginery.core.types import BuildRequest, TensorSpec

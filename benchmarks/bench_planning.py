@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job
 from builders.execution.local import LocalExecutor
 from enginery.core.codec import decode, encode, result_type

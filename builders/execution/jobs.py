@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)

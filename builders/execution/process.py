@@ -23,8 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from builders.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, unwatched
 from builders.execution.child import ChildTask
+from builders.execution.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, unwatched
 from builders.execution.jobs import Job, Result
 from builders.execution.oom import oom_kills
 from builders.execution.resident import resident_mib

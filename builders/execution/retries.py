@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from builders.events import Retrying, Watch
+from builders.execution.events import Retrying, Watch
 from builders.execution.jobs import Job, Result
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 

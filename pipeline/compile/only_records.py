@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job, Result
 
 

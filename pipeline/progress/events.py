@@ -4,13 +4,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from builders.events import JobEvent
-from builders.events import PhaseEntered as PhaseEntered
-from builders.events import Printed as Printed
-from builders.events import ProcessEnded as ProcessEnded
-from builders.events import Retrying as Retrying
-from builders.events import Started as Started
-from builders.events import Waiting as Waiting
+from builders.execution.events import JobEvent
+from builders.execution.events import PhaseEntered as PhaseEntered
+from builders.execution.events import Printed as Printed
+from builders.execution.events import ProcessEnded as ProcessEnded
+from builders.execution.events import Retrying as Retrying
+from builders.execution.events import Started as Started
+from builders.execution.events import Waiting as Waiting
 
 if TYPE_CHECKING:
     from enginery.registry.runs.history import Expectation

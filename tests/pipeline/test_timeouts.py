@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
-from builders.events import ProcessEnded, Started, Watch, unwatched
+from builders.execution.events import ProcessEnded, Started, Watch, unwatched
 from builders.execution.jobs import Job, Result
 from builders.execution.ray import cluster
 from builders.execution.ray.listener import Listener

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from builders.events import Waiting
+from builders.execution.events import Waiting
 from builders.execution.ray.cluster import answers, nodes
 from builders.execution.ray.placement import Node, countdown, fitting, none_fits
 from builders.execution.ray.task import Task

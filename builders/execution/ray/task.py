@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from queue import SimpleQueue
 
-from builders.events import MemoryHeld, Started, Usage
+from builders.execution.events import MemoryHeld, Started, Usage
 from builders.execution.jobs import Job
 from builders.execution.ray.cluster import answers, nodes, through_client
 from builders.execution.ray.placement import Node, ray_options

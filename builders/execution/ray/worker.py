@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from builders.events import JobEvent, Started
+from builders.execution.events import JobEvent, Started
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
 from builders.execution.workdir import workdir

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builders.events import Usage
+from builders.execution.events import Usage
 from enginery.core.errors import UnavailableError
 from enginery.registry.runs.totals import BUCKETS_S
 from enginery.registry.store import io_errors

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
-from builders.events import Usage
+from builders.execution.events import Usage
 from enginery.core.errors import StepError
 from enginery.core.moment import precise_now
 from enginery.core.text import pluralize

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from builders.events import JobEvent, MemoryHeld, PhaseEntered, Printed, ProcessEnded
+from builders.execution.events import JobEvent, MemoryHeld, PhaseEntered, Printed, ProcessEnded
 from builders.execution.jobs import Job, Limits
 from builders.execution.process import LOG_TAIL_BYTES, run_job
 from enginery.core import errors

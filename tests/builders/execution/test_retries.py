@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders.events import JobEvent, Retrying, unwatched
+from builders.execution.events import JobEvent, Retrying, unwatched
 from builders.execution.jobs import Job, Limits, Needs, Reduced
 from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
 from enginery.core.errors import ModelError, StepError, UnavailableError

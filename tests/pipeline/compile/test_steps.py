@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job, Result
 from builders.execution.local import LocalExecutor
 from enginery.core.codec import encode

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, SpecError

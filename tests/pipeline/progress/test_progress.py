@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from builders.events import Usage
+from builders.execution.events import Usage
 from pipeline.progress import JsonLines, Lines, LiveTable, Progress, by_model, together
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (

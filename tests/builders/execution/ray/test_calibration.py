@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.events import JobEvent, PhaseEntered, Printed, ProcessEnded, Retrying, Started
+from builders.execution.events import JobEvent, PhaseEntered, Printed, ProcessEnded, Retrying, Started
 from builders.execution.jobs import Job, Limits, Needs
 from builders.execution.ray import RayExecutor
 from builders.execution.ray.cluster import check_reachable

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.events import JobEvent, Retrying, Started, Waiting
+from builders.execution.events import JobEvent, Retrying, Started, Waiting
 from builders.execution.jobs import Job, Limits, Needs, Reduced
 from builders.execution.ray import RayExecutor
 from enginery.core.errors import StepError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builders.events import Watch, unwatched
+from builders.execution.events import Watch, unwatched
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import decode, decode_request, encode, encode_request, result_type
 from enginery.registry.store.base import open_store

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders.events import Usage
+from builders.execution.events import Usage
 from enginery.core.errors import StepError, UnavailableError, UndecidedError
 from enginery.core.presence import Presence, this_process
 from enginery.registry.retention.gc import collect

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.events import Printed, ProcessEnded, Started, Usage, Watch, unwatched
+from builders.execution.events import Printed, ProcessEnded, Started, Usage, Watch, unwatched
 from builders.execution.jobs import Job
 from enginery.core.errors import StepError
 from enginery.core.moment import precise_now
