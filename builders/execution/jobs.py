@@ -1,9 +1,11 @@
-"""A job: a request that is run in a process of its own; what it may use and needs, who watches it, who runs it."""
+"""A job: a request that is run in a process of its own; what it may use and needs, and who runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+from builders.execution.events import Watch, unwatched
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -87,71 +89,10 @@ class Job(Generic[Result_co]):
     reduced: Reduced[Result_co] | None = None
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
-
-    seconds: float
-    peak_mib: float
-
-
-class Watch(Protocol):
-    """Is told what becomes of one job, in order, from the thread that runs it. What it raises stops the job."""
-
-    def waiting(self, why: str) -> None:
-        """It is in the queue, and for what: a slot, memory, a node that has yet to come."""
-
-    def started(self, where: str) -> None:
-        """It has left the queue: on this host ('here') or on a node of this name. Told again after a retry."""
-
-    def phase(self, name: str) -> None:
-        """What the job says that it does now (`process.enter_phase`)."""
-
-    def said(self, text: str) -> None:
-        """What it has printed since."""
-
-    def holds(self, mib: float) -> None:
-        """It has come to hold this much memory, more than ever before; told when that has grown markedly."""
-
-    def retrying(self, why: str) -> None:
-        """It is started once more."""
-
-    def ended(self, usage: Usage) -> None:
-        """Its processes are gone, with or without a result."""
-
-
-class Unwatched:
-    """Nobody wants to know; also a base for who wants to know a part."""
-
-    def waiting(self, why: str) -> None:
-        """Ignore it."""
-
-    def started(self, where: str) -> None:
-        """Ignore it."""
-
-    def phase(self, name: str) -> None:
-        """Ignore it."""
-
-    def said(self, text: str) -> None:
-        """Ignore it."""
-
-    def holds(self, mib: float) -> None:
-        """Ignore it."""
-
-    def retrying(self, why: str) -> None:
-        """Ignore it."""
-
-    def ended(self, usage: Usage) -> None:
-        """Ignore it."""
-
-
-UNWATCHED = Unwatched()
-
-
 class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
         """Return the result of the job's request.
 
         Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.events import Started, Waiting, Watch, unwatched
+from builders.execution.jobs import Job, Result
 from builders.execution.process import run_job
 from builders.execution.retries import run_with_retries
 from builders.execution.workdir import workdir
@@ -30,14 +31,14 @@ class LocalExecutor:
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
         self._cancelled = False
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
         """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
         and UnavailableError when there is no room for the folder."""
 
         def attempt(job: Job[Result], _elsewhere: bool) -> Result:
             gpu = self._held(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
             with gpu, self._place(job, watch):
-                watch.started("here")
+                watch(Started(job.name))
                 with workdir() as folder:
                     return run_job(job, folder, lambda: self._cancelled, watch)
 
@@ -63,7 +64,7 @@ class LocalExecutor:
     def _held(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
         """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
         if not slots.acquire(blocking=False):
-            watch.waiting(what)
+            watch(Waiting(job.name, what))
             slots.acquire()
         try:
             if self._cancelled:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
+_COMMON = (str, float, int, bool)
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
 
@@ -100,6 +101,8 @@ def _hints(what: object) -> Mapping[str, object]:
 
 
 def _decode(data: object, kind: object, where: str) -> object:
+    if kind in _COMMON:  # most of every document
+        return _decode_plain(data, kind, where)
     origin = get_origin(kind)
     if kind is object or kind is Any:
         return _unmark(data, where)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from enginery.core.codec import decode
 from enginery.core.digest import is_digest
 from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
@@ -44,6 +45,26 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
         _check_depth(value)
     return mapping(value, "document")
+
+
+def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
+    """A JSON object of at most `limit` bytes as a value of this dataclass, whose numbers are quantities.
+
+    Raises Malformed as `parse_json` does, for a number that is not in 0 to MAX_COUNT, and IntegrityError as
+    `codec.decode` does.
+    """
+    document = parse_json(data, limit)
+    _check_numbers(document)
+    return decode(document, kind)
+
+
+def _check_numbers(value: object) -> None:
+    if isinstance(value, int | float) and not 0 <= value <= MAX_COUNT:
+        raise Malformed(f"holds the number {str(value)[:40]}; the least is 0 and the most {MAX_COUNT}")
+    if isinstance(value, dict) and value.keys() == {"float"}:  # the codec's infinities and NaN
+        raise Malformed(f"holds the number {str(value)[:40]}, which is none of JSON's")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
 
 
 def _check_depth(value: object) -> None:
@@ -151,13 +172,6 @@ def number(value: object, path: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     raise _wrong(value, path, "a number")
-
-
-def quantity(value: object, path: str) -> float:
-    """A number, zero or more."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    raise _wrong(value, path, "a number, zero or more")
 
 
 def truth(value: object, path: str) -> bool:

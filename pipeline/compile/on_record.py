@@ -9,7 +9,7 @@ from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.only_records import NotOnRecord, OnlyRecords
 from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import Workshop
-from pipeline.progress.events import Silent
+from pipeline.progress.events import Progress
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, Searched, SearchResult
 
@@ -35,7 +35,7 @@ class _Reading(Workshop):
 
 def reading(store: Store) -> Workshop:
     """A workshop on the records of a store, which raises NotOnRecord where a job would run."""
-    return _Reading(store, OnlyRecords(), OnlyRecords(), Silent())
+    return _Reading(store, OnlyRecords(), OnlyRecords(), Progress())
 
 
 def on_record(spec: ModelSpec, selection: Selection, shop: Workshop) -> OnRecord:

@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from enginery.core.origin.moment import now
 from enginery.registry.records import recall, remember
 from enginery.registry.runs.history import History
 from enginery.registry.store.base import Store
-from pipeline.progress.events import Finished, JobEvents, Progress, Silent
+from pipeline.progress.events import Finished, Progress
 
 Recalled = TypeVar("Recalled")
 
@@ -39,7 +39,7 @@ class Workshop:
     store: Store
     local: Executor
     executor: Executor
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
 
     @cached_property
@@ -93,7 +93,7 @@ class Workshop:
     def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
         """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, JobEvents(self.progress, name))
+            return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pipeline.progress.clocks import Clocks
 _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
-class JsonLines(events.Silent):
+class JsonLines(events.Progress):
     """Writes the events, each with `write`. about: what stands on every line."""
 
     def __init__(self, write: Callable[[str], object] | None = None, **about: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from enginery.core.reports.quantization import QuantizedTensor, RecordedSearch, SearchPoint, TensorHistogram
 from validation.plots.charts import histogram
-from validation.plots.marks import Axis, Dot, Key, Line, Mark, Plot, Text
+from validation.plots.marks import Anchor, Axis, Dot, Key, Line, Mark, Plot, Text
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text as db
 from validation.plots.texts import number_text, share_text
@@ -43,8 +43,8 @@ def _ends(axis: Axis, start: float, end: float) -> list[Mark]:
         marks.append(Line([value, value], [0.0, 1.04], "ink", 1.25, dash=True, kind="range"))
         if value == start and start != end and (end - start) / wide < 0.2:  # no room for two labels
             continue
-        anchor, dx = ("start", 0.0) if part < 0.2 else ("end", 0.0) if part > 0.8 else ("middle", 0.0)
-        marks.append(Text(value, 1.08, number_text(value), anchor, "ink", dx=dx, halo=True, kind="strong"))  # type: ignore[arg-type]
+        anchor: Anchor = "left" if part < 0.2 else "right" if part > 0.8 else "center"
+        marks.append(Text(value, 1.08, number_text(value), anchor, "ink", kind="halo"))
     return marks
 
 
@@ -100,5 +100,5 @@ def decibels_text(sqnr_db: float | None) -> str:
 def _level(value: float) -> list[Mark]:
     return [
         Line([-math.inf, math.inf], [value, value], "failed", 1.5, dash=True, kind="floor"),
-        Text(-math.inf, value, f"floor {db(value)}", colour="ink", dx=8, dy=6, halo=True, kind="strong"),
+        Text(-math.inf, value, f"floor {db(value)}", colour="ink", dx=8, dy=6, kind="halo"),
     ]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from builders.execution.events import Waiting
 from builders.execution.ray.cluster import answers, nodes
 from builders.execution.ray.placement import Node, countdown, fitting, none_fits
 from builders.execution.ray.task import Task
@@ -163,7 +164,7 @@ class Listener:
             if not task.queued:
                 task.queued = True
                 room = f"{len(fits)} of {pluralize(len(there), 'node')} can take it"
-                task.told.put(("waiting", f"room on the cluster: {room}"))
+                task.told.put(Waiting(task.job.name, f"room on the cluster: {room}"))
             return None
         if fitting(needs, there):  # only the one to be avoided
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
@@ -171,7 +172,7 @@ class Listener:
         left = task.unplaced_since + self._wait_s - now
         if left <= 0:
             return StepError(f"{task.job.name}: {none_fits(needs, there, self._wait_s)}", "no-node")
-        task.told.put(("waiting", countdown(needs, left)))
+        task.told.put(Waiting(task.job.name, countdown(needs, left)))
         return None
 
 

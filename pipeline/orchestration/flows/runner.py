@@ -21,7 +21,7 @@ from enginery.core.visible import visible
 from enginery.registry.runs.state import RunState
 from pipeline.compile.run_context import Workshop
 from pipeline.orchestration.runs.prefect_progress import ProgressArtifact
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.spec.model import ModelSpec
@@ -135,7 +135,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     return run
 
 
-class FlowProgress(Silent):
+class FlowProgress(Progress):
     """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:

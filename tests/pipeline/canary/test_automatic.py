@@ -20,7 +20,7 @@ from pipeline.canary.automatic import CanaryRequest, canary
 from pipeline.canary.settle import settle
 from pipeline.compile.composition import InProcess
 from pipeline.orchestration.flows import canary as flows
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.projects import Project
 from validation.canary.report import read_report
@@ -66,7 +66,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     def connect(*_: object) -> bool:
         raise UnavailableError("it looks for Ray")
 
-    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
         monkeypatch.setattr(flows, name, fake)
     monkeypatch.setattr("builders.execution.ray.cluster.connect", connect)

@@ -6,7 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, SpecError
 from enginery.core.names import parse_reference
@@ -127,7 +128,7 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     store, jobs = open_store(built.registry), []
 
     class Recorder(OnlyRecords):
-        def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+        def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
             jobs.append(job)
             raise NotOnRecord(job.name)
 

@@ -18,7 +18,6 @@ import numpy as np
 from enginery.arrays.arrays import Array
 from enginery.core.reports.latency import Quantile
 from validation.statistics.blocks import LEAST_BLOCKS, block_length
-from validation.statistics.distributions import beta_cdf
 from validation.statistics.rates import clustering
 
 LEVEL = 0.95
@@ -63,7 +62,11 @@ def order_ranks(count: int, p: float) -> tuple[int, int] | None:
     """The ranks (from 1) of the order statistics around the quantile p of `count` independent values, each end wrong in
     at most 2.5 %; None where one of them does not exist."""
     tail = (1.0 - LEVEL) / 2
-    low, high = _last(count, p, tail), _first(count, p, 1.0 - tail)
+    k = np.arange(1.0, count + 1.0)
+    ratios = np.log((count - k + 1.0) / k) + math.log(p) - math.log1p(-p)  # of P(Bin = k) to P(Bin = k - 1)
+    chances = np.exp(count * math.log1p(-p) + np.concatenate([[0.0], np.cumsum(ratios)]))
+    up_to = np.cumsum(chances)  # P(Bin <= k) for k from 0
+    low, high = int(np.searchsorted(up_to, tail, "right")), int(np.searchsorted(up_to, 1.0 - tail)) + 1
     return (low, high) if low >= 1 and high <= count else None
 
 
@@ -72,31 +75,6 @@ def runs_needed(p: float) -> int:
     tail = (1.0 - LEVEL) / 2
     far = max(p, 1.0 - p)
     return math.ceil(math.log(tail) / math.log(far))
-
-
-def below(count: int, p: float, most: int) -> float:
-    """P(Bin(count, p) <= most), by the incomplete beta function."""
-    if most < 0:
-        return 0.0
-    return 1.0 if most >= count else beta_cdf(1.0 - p, count - most, most + 1.0)
-
-
-def _last(count: int, p: float, tail: float) -> int:
-    """The greatest rank l with P(x(l) > quantile) = P(Bin < l) <= tail."""
-    low, high = 0, count + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if below(count, p, middle - 1) <= tail else (low, middle)
-    return low
-
-
-def _first(count: int, p: float, level: float) -> int:
-    """The least rank u with P(x(u) >= quantile) = P(Bin < u) >= level."""
-    low, high = 0, count + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if below(count, p, middle - 1) >= level else (middle, high)
-    return high
 
 
 def curve(latencies: Array) -> tuple[float, ...]:

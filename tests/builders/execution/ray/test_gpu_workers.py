@@ -29,7 +29,7 @@ from pipeline.compile.run_context import Workshop
 from pipeline.operations.pending import Pending, pending, pending_of
 from pipeline.orchestration import gpu_workers
 from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.events import Event, Started
 from tests.builders.execution.ray.test_fleet import raylets
 from tests.calls import call_job
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.server
 L4, B300 = (parse_targets(name)[0] for name in ("l4", "b300"))
 
 
-class Places(Silent):
+class Places(Progress):
     def __init__(self) -> None:
         self.started_on: list[str] = []
 
