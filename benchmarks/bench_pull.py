@@ -128,13 +128,13 @@ def by_transport(**task: Any) -> dict[str, float]:
     from enginery.registry.store import blob_digest
 
     class Nothing:
-        def __init__(self, seal: blob_digest.Seal) -> None:
+        def __init__(self, seal: blob_digest.BlobDigest) -> None:
             self.hexdigest = lambda: seal.expected
 
         def update(self, data: Any) -> None:
             pass
 
-    blob_digest.Seal.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
+    blob_digest.BlobDigest.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
     return by_enginery(**task)
 
 
@@ -214,7 +214,7 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
         for _ in range(mib):
             stream.write(os.urandom(1 << 20))
     store = open_store(root, create=True)
-    stored = store.seal_file(engine)
+    stored = store.put_and_digest_file(engine)
     digest = stored.digest
     check = Check("engine", "sqnr_db", "y", "golden", 60.0, 40.0, True)
     now = "2026-01-01T00:00:00+00:00"

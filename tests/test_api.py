@@ -108,14 +108,14 @@ def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> Non
 def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="registry 123: give a path, a file:// or an s3:// URI"):
         enginery.Client(123)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.named\('l4'\)"):
+    with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.from_name\('l4'\)"):
         enginery.Machine("l4")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="machine 89: give a Machine, or a target's name"):
         enginery.Client(open_store(tmp_path, create=True).uri).resolve("tiny", machine=89)  # type: ignore[arg-type]
     for wrong in ((8,), [8, 9], ("8", "9"), 89):
         with pytest.raises(InputError, match="give a pair"):
             enginery.Machine(wrong)  # type: ignore[arg-type]
-    assert enginery.Machine((8, 9)) == enginery.Machine.named("sm_89")
+    assert enginery.Machine((8, 9)) == enginery.Machine.from_name("sm_89")
 
 
 def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from builders.backends import discovery
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.evaluation import Finding, evaluate, judge
+from enginery.core.hardware.evaluation import RequirementFinding, evaluate, judge
 from enginery.core.hardware.machine import Machine, cpu_here, gpu_here
 from enginery.core.requirements import Gpu, Requirement, Runtime, hardware_of
 from enginery.core.types import Backend, BuildRequest, Engine, Session, Target
@@ -51,7 +51,7 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     gpu = fitting_gpu(requires, request.target, cuda.gpus())
     machine = gpu_here(gpu) if gpu else cpu_here()
     processor = hardware_of(requires)
-    for found in evaluate(requires, machine.stating(runtimes=versions).looking_up(requires)):
+    for found in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
         if found.requirement != processor and _keeps_shut(found):
             return f"{found.words}; {_remedy(found.requirement)}"
     lacking = judge(processor, machine).words if processor else None
@@ -60,7 +60,9 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     return None
 
 
-def fitting_gpu(requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.Gpu]) -> cuda.Gpu | None:
+def fitting_gpu(
+    requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]
+) -> cuda.GpuDevice | None:
     """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with;
     None for an engine of CPUs, and where no GPU will do."""
     processor = hardware_of(requires)
@@ -70,7 +72,7 @@ def fitting_gpu(requires: Sequence[Requirement], target: Target, gpus: Sequence[
     return min(fitting, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
 
 
-def _keeps_shut(found: Finding) -> bool:
+def _keeps_shut(found: RequirementFinding) -> bool:
     """Whether this project's own sessions refuse an engine for it: other than a server, which is told, they ask every
     runtime to be one that is known to open it."""
     return found.rules_out or (found.state == "unmet" and isinstance(found.requirement, Runtime))

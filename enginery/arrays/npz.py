@@ -50,11 +50,11 @@ class StoredArray:
         Raises DataError when the bytes cannot be read or fail their checksum.
         """
         with ExitStack() as stack:
-            with _translated(self.path, self.name):
-                stream = stack.enter_context(_opened(self.path, self.member))
+            with _translate_errors(self.path, self.name):
+                stream = stack.enter_context(_open_member(self.path, self.member))
                 stream.seek(self.offset + skip * math.prod(self.shape[1:]) * self.dtype.itemsize)
             for count in rows:
-                with _translated(self.path, self.name):
+                with _translate_errors(self.path, self.name):
                     block = self._read(stream, count)
                 yield block
 
@@ -66,14 +66,14 @@ class StoredArray:
 
     def whole(self) -> Array:
         """As `read`, also of an array without axes."""
-        with _translated(self.path, self.name), _opened(self.path, self.member) as stream:
+        with _translate_errors(self.path, self.name), _open_member(self.path, self.member) as stream:
             stream.seek(self.offset)
-            return self._shaped(stream, self.shape)
+            return self._read_array(stream, self.shape)
 
     def _read(self, stream: IO[bytes], count: int) -> Array:
-        return self._shaped(stream, (count, *self.shape[1:]))
+        return self._read_array(stream, (count, *self.shape[1:]))
 
-    def _shaped(self, stream: IO[bytes], shape: tuple[int, ...]) -> Array:
+    def _read_array(self, stream: IO[bytes], shape: tuple[int, ...]) -> Array:
         data = stream.read(math.prod(shape) * self.dtype.itemsize)
         return np.frombuffer(data, self.dtype).reshape(shape).astype(self.dtype.newbyteorder("="))
 
@@ -83,7 +83,7 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
 
     Raises DataError when the file is missing, corrupt, of another kind, or holds anything but plain arrays.
     """
-    with _translated(path, ""):
+    with _translate_errors(path, ""):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 infos = archive.infolist()
@@ -95,7 +95,7 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
 
 def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
     name = (member or "").removesuffix(".npy")
-    with _translated(path, name), _opened(path, member) as stream:
+    with _translate_errors(path, name), _open_member(path, member) as stream:
         major, _ = npy.read_magic(stream)
         read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
         with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
@@ -126,7 +126,7 @@ def _check_plain(array: StoredArray, fortran: bool) -> None:
 
 
 @contextmanager
-def _opened(path: Path, member: str | None) -> Iterator[IO[bytes]]:
+def _open_member(path: Path, member: str | None) -> Iterator[IO[bytes]]:
     with ExitStack() as stack:
         if member is None:
             yield stack.enter_context(path.open("rb"))
@@ -136,7 +136,7 @@ def _opened(path: Path, member: str | None) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _translated(path: Path, name: str) -> Iterator[None]:
+def _translate_errors(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:

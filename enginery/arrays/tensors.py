@@ -25,7 +25,7 @@ class Fit:
 
 
 class InputCheck:
-    """`check_inputs` and `fitting_profile` of one session, made in full once for inputs of equal dtypes and shapes.
+    """`check_inputs` and `find_profile` of one session, made in full once for inputs of equal dtypes and shapes.
 
     profiles: none means that every shape of the specs is accepted.
     """
@@ -36,17 +36,17 @@ class InputCheck:
         self._accepted: dict[object, Fit] = {}
 
     def __call__(self, inputs: Tensors) -> Fit:
-        """What the inputs fit as. Raises DataError as `check_inputs` and `fitting_profile` do."""
+        """What the inputs fit as. Raises DataError as `check_inputs` and `find_profile` do."""
         try:
             key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
             fit = self._accepted[key]
         except (KeyError, AttributeError, TypeError, IndexError):  # not met yet, no array, or no mapping
-            return self._checked(inputs)
-        return fit if len(inputs) == len(self._names) else self._checked(inputs)
+            return self._check_in_full(inputs)
+        return fit if len(inputs) == len(self._names) else self._check_in_full(inputs)
 
-    def _checked(self, inputs: Tensors) -> Fit:
+    def _check_in_full(self, inputs: Tensors) -> Fit:
         sizes = check_inputs(self.specs, inputs)
-        fit = Fit(sizes, fitting_profile(self._profiles, inputs) if self._profiles else 0)
+        fit = Fit(sizes, find_profile(self._profiles, inputs) if self._profiles else 0)
         if len(self._accepted) >= MOST_ACCEPTED:
             self._accepted.clear()
         arrays = [inputs[name] for name in self._names]
@@ -101,7 +101,7 @@ def _names(names: set[str]) -> str:
     return ", ".join(sorted(map(repr, names)))
 
 
-def fitting_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
+def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
     """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none."""
     for index, shapes in enumerate(profiles):
         if all(_within(inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs):

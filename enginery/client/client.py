@@ -19,18 +19,29 @@ from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from enginery.client.fetch import Progress, Way, silent
+from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
 from enginery.client.pull import Pulled, ask, bring, bring_best
-from enginery.client.resolve import Answer, Candidate, Policy
-from enginery.client.watch import Swap, Watch
+from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
+from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import AUTO, Machine
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache
 
-__all__ = ["Answer", "Candidate", "Client", "Command", "Machine", "Policy", "Post", "Pulled", "Swap", "pull"]
+__all__ = [
+    "EngineRanking",
+    "EngineCandidate",
+    "Client",
+    "Command",
+    "Machine",
+    "Policy",
+    "Post",
+    "Pulled",
+    "Swap",
+    "pull",
+]
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Client:
                 f"registry {self.registry!r}: give a path, a file:// or an s3:// URI, such as Client('s3://models/registry')"
             )
 
-    def resolve(self, reference: str, machine: Machine | str = AUTO) -> Answer:
+    def resolve(self, reference: str, machine: Machine | str = AUTO) -> EngineRanking:
         """Which engines of 'name', 'name@VERSION' or 'name:CHANNEL' a machine can use, and why not the others.
 
         machine: a `Machine`, or a target's name ('auto' is this one). Downloads nothing; an answer without candidates
@@ -72,8 +83,8 @@ class Client:
         Raises UnknownNameError when nothing fits (with each rejection), IntegrityError, UnavailableError.
         """
         located, answer = ask(self.store, parse_reference(reference), _machine(machine), self.policy)
-        way = self._way(progress)
-        return bring_best(answer, lambda resolution: bring(self.store, located, resolution, Path(dest), way))
+        fetcher = self._fetcher(progress)
+        return bring_best(answer, lambda resolution: bring(self.store, located, resolution, Path(dest), fetcher))
 
     def watch(
         self,
@@ -93,13 +104,13 @@ class Client:
 
         See `watch.Watch`; with `once` it looks once, raises what fails, and returns what is served.
         """
-        watch = Watch(
+        watch = ChannelWatcher(
             lambda: self.store,
             parse_reference(reference),
             _machine(machine),
             Path(dest),
             policy=self.policy,
-            way=lambda: self._way(progress),
+            fetcher=lambda: self._fetcher(progress),
             interval_s=interval_s,
             hook=hook,
             keep=keep,
@@ -112,11 +123,11 @@ class Client:
         """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
         return open_store(self.registry)
 
-    def _way(self, progress: Progress) -> Way:
+    def _fetcher(self, progress: Progress) -> BlobFetcher:
         if self.cache == AUTO:
-            return Way.usual(self.store, progress, rehash=self.rehash)
+            return BlobFetcher.for_store(self.store, progress, rehash=self.rehash)
         found = None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
-        return Way(found, progress, self.rehash)
+        return BlobFetcher(found, progress, self.rehash)
 
 
 def pull(
@@ -146,4 +157,4 @@ def _machine(machine: Machine | str) -> Machine:
         return machine
     if not isinstance(machine, str):
         raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
-    return Machine.named(machine)
+    return Machine.from_name(machine)

@@ -18,18 +18,18 @@ from typing import Literal
 from enginery.core.errors import IntegrityError
 from enginery.registry.store.atomic_write import (
     copy_hashed,
-    landing,
     make_folder,
     reachable,
-    settle,
+    rename_durably,
+    start_atomic_write,
     sweep,
     sync_folder,
 )
 from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.cache import BlobCache, local_cache
 from enginery.registry.store.download import download, journal_of
-from enginery.registry.store.verification_cache import Stamps
+from enginery.registry.store.verification_cache import VerificationCache
 
 # Where the bytes came from: they were there, this machine had them, or the registry sent them.
 Origin = Literal["there", "cache", "registry"]
@@ -46,7 +46,7 @@ def silent(_done: int, _total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Way:
+class BlobFetcher:
     """How blobs come to their places. cache: None keeps nothing.  rehash: believe no stamp, and read what is here."""
 
     cache: BlobCache | None = None
@@ -54,56 +54,56 @@ class Way:
     rehash: bool = False
 
     @classmethod
-    def usual(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "Way":
+    def for_store(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "BlobFetcher":
         """By this machine's cache (see `cache.local_cache`), unless the registry itself is on this machine."""
         return cls(None if store.near else local_cache(), progress, rehash)
 
-    def deliver(self, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:
-        """Make `dest` the blob that has this seal, and say where it came from.
+    def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
+        """Make `dest` the blob that has this blob, and say where it came from.
 
         Raises IntegrityError when the registry sends other bytes or has lost it, UnavailableError when registry or disk
         are out of reach; what came until then is taken up by the next call.
         """
         with reachable(f"writing {dest}"):
             make_folder(dest.parent)
-            stamps = self.cache.stamps if self.cache is not None and not self.rehash else None
-            if _is_there(dest, seal, size_bytes, stamps):
+            verifications = self.cache.verifications if self.cache is not None and not self.rehash else None
+            if _is_there(dest, blob, size_bytes, verifications):
                 return "there"
             sweep(dest.parent)
             if self.cache is None or store.near or size_bytes > self.cache.limit_bytes:
-                _direct(store, seal, size_bytes, dest, self.progress)
-                if stamps is not None:
-                    stamps.add(seal, dest)
+                _direct(store, blob, size_bytes, dest, self.progress)
+                if verifications is not None:
+                    verifications.add(blob, dest)
                 return "registry"
-            return self._through(self.cache, store, seal, size_bytes, dest)
+            return self._through(self.cache, store, blob, size_bytes, dest)
 
-    def _through(self, cache: BlobCache, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:
+    def _through(self, cache: BlobCache, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         origin: list[Origin] = ["cache"]
 
         def bring(partial: Path) -> str:
             origin[:] = ["registry"]
-            return _bring(store, seal, size_bytes, partial, self.progress)
+            return _bring(store, blob, size_bytes, partial, self.progress)
 
         try:
-            with cache.verified(seal, bring, rehash=self.rehash) as (held, found):
-                _place(held, found, dest, cache.stamps)
+            with cache.hold_verified(blob, bring, rehash=self.rehash) as (held, found):
+                _place(held, found, dest, cache.verifications)
                 return origin[0]
         except OSError as error:
             if error.errno not in _UNUSABLE:
                 raise
             # A cache that is full, read-only or another user's is a convenience, and nothing to fail for.
-            cache.give_up(seal)
-            _direct(store, seal, size_bytes, dest, self.progress)
+            cache.give_up(blob)
+            _direct(store, blob, size_bytes, dest, self.progress)
             return "registry"
 
 
-def _is_there(dest: Path, seal: Seal, size_bytes: int, stamps: Stamps | None) -> bool:
+def _is_there(dest: Path, blob: BlobDigest, size_bytes: int, verifications: VerificationCache | None) -> bool:
     if not dest.is_file() or dest.stat().st_size != size_bytes:
         return False
-    return seal.holds(dest) if stamps is None else stamps.sound(seal, dest)
+    return blob.matches(dest) if verifications is None else verifications.is_verified(blob, dest)
 
 
-def _place(held: Path, seal: Seal, dest: Path, stamps: Stamps) -> None:
+def _place(held: Path, blob: BlobDigest, dest: Path, verifications: VerificationCache) -> None:
     """Link `dest` to a cached blob, or copy it where that cannot be."""
     fresh = dest.with_name(f".enginery-link-{secrets.token_hex(8)}")
     try:
@@ -111,34 +111,34 @@ def _place(held: Path, seal: Seal, dest: Path, stamps: Stamps) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        _copy(held, seal, dest)
+        _copy(held, blob, dest)
     else:
         fresh.replace(dest)
         # Renaming one name of a file over another does nothing.
         fresh.unlink(missing_ok=True)
         sync_folder(dest.parent)
-    stamps.add(seal, dest)
+    verifications.add(blob, dest)
 
 
-def _copy(held: Path, seal: Seal, dest: Path) -> None:
-    with held.open("rb") as source, landing(dest.parent) as file:
-        if copy_hashed(source, file.stream, seal.hasher()) != seal.expected:
+def _copy(held: Path, blob: BlobDigest, dest: Path) -> None:
+    with held.open("rb") as source, start_atomic_write(dest.parent) as file:
+        if copy_hashed(source, file.stream, blob.hasher()) != blob.expected:
             raise IntegrityError(f"cached blob {held} is damaged; delete it and run again")
-        file.land(dest)
+        file.commit(dest)
 
 
-def _direct(store: Store, seal: Seal, size_bytes: int, dest: Path, progress: Progress) -> None:
+def _direct(store: Store, blob: BlobDigest, size_bytes: int, dest: Path, progress: Progress) -> None:
     """Download beside `dest`, one process at a time."""
-    partial = dest.with_name(f"{_PARTIAL}{seal.digest[:32]}")
-    with _locked(partial):
-        if _is_there(dest, seal, size_bytes, None):
+    partial = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
+    with _lock_download(partial):
+        if _is_there(dest, blob, size_bytes, None):
             return
-        _bring(store, seal, size_bytes, partial, progress)
-        settle(partial, dest)
+        _bring(store, blob, size_bytes, partial, progress)
+        rename_durably(partial, dest)
 
 
 @contextmanager
-def _locked(partial: Path) -> Iterator[None]:
+def _lock_download(partial: Path) -> Iterator[None]:
     """The lock of a download beside its place; the file is gone afterwards."""
     path = partial.with_name(f"{partial.name}.lock")
     while True:
@@ -153,7 +153,7 @@ def _locked(partial: Path) -> Iterator[None]:
             return
 
 
-def _bring(store: Store, seal: Seal, size_bytes: int, partial: Path, progress: Progress) -> str:
+def _bring(store: Store, blob: BlobDigest, size_bytes: int, partial: Path, progress: Progress) -> str:
     """Download, and once more from the start if other bytes came: those of before, or the way here, may be spoilt.
 
     Returns the digest, which is the expected one. Raises IntegrityError.
@@ -161,16 +161,16 @@ def _bring(store: Store, seal: Seal, size_bytes: int, partial: Path, progress: P
     for _ in range(2):
         found = download(
             partial,
-            seal,
+            blob,
             size_bytes,
-            lambda start, size: store.open_range(seal.digest, start, size),
+            lambda start, size: store.open_range(blob.digest, start, size),
             lambda there: progress(there, size_bytes),
         )
         journal_of(partial).unlink()
-        if found == seal.expected:
+        if found == blob.expected:
             return found
         partial.unlink()
     raise IntegrityError(
-        f"blob {seal.digest} of {store.uri} holds other bytes (their {seal.algorithm} is {found}, and should be "
-        f"{seal.expected}); run `enginery verify --repair`, then build again"
+        f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
+        f"{blob.expected}); run `enginery verify --repair`, then build again"
     )

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from enginery.client.fetch import Origin, Way
-from enginery.client.resolve import FALLBACK, Answer, Policy, Resolution, answer
+from enginery.client.fetch import BlobFetcher, Origin
+from enginery.client.resolve import FALLBACK, EngineRanking, Policy, Resolution, rank_engines
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.requirements import SessionOption
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.speeds import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.missing_blobs import find_lost_engines
 from enginery.registry.store.atomic_write import write_whole
 from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import seal
+from enginery.registry.store.blob_digest import choose_digest
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import Located, locate
 
@@ -78,7 +78,7 @@ class Pulled:
         return (*lost, *([self.warning] if self.warning else []))
 
 
-def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, Answer]:
+def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, EngineRanking]:
     """What a reference stands for, and which of its engines the machine can use; engines that are lost are rejected.
 
     Reads no engine. Raises UntrustedError without the signatures that the trust policy asks for.
@@ -87,7 +87,7 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
     timed = partial(measured_speeds, store, located.manifest, machine)
-    found = answer(entries, machine, policy, what, timed)
+    found = rank_engines(entries, machine, policy, what, timed)
     lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
     return located, found.without({digest: str(loss) for digest, loss in lost.items()})
 
@@ -97,13 +97,13 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     engine. Raises as `ask`."""
     located = locate(store, reference)
     vouched = require(store, located.manifest, policy.trust)
-    entries: tuple[EngineEntry, ...] = judged(store, located.manifest, vouched.counts)
+    entries: tuple[EngineEntry, ...] = judge_entries(store, located.manifest, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=vouched.signers), entries
 
 
-def bring_best(found: Answer, bring: Callable[[Resolution], Pulled]) -> Pulled:
+def bring_best(found: EngineRanking, bring: Callable[[Resolution], Pulled]) -> Pulled:
     """What `bring` gives for the best engine whose bytes are those that were published; the others count as lost.
 
     Raises what `bring` raises of the last one, and as `Answer.resolution`.
@@ -118,33 +118,37 @@ def bring_best(found: Answer, bring: Callable[[Resolution], Pulled]) -> Pulled:
             found = found.without({str(resolution.chosen.digest): str(error)})
 
 
-def bring(store: Store, located: Located, resolution: Resolution, dest: Path, way: Way | None = None) -> Pulled:
+def bring(
+    store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher | None = None
+) -> Pulled:
     """Bring an engine that was chosen into the folder `dest`, verified, and describe it in JSON beside it.
 
-    way: None is this machine's cache, and nobody watches. Raises IntegrityError when the bytes are not what was
+    fetcher: None is this machine's cache, and nobody watches. Raises IntegrityError when the bytes are not what was
     published, UnavailableError when a disk is not there.
     """
     engine = resolution.chosen
     stem = _stem(located, engine)
     path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
     digest = str(engine.digest)
-    expected = seal(digest, located.manifest.blake3.get(digest))
-    way = way or Way.usual(store)
-    weights = _bring_weights(store, located.manifest, engine, dest, way)
-    origin = way.deliver(store, expected, engine.size_bytes or 0, path)
+    expected = choose_digest(digest, located.manifest.blake3.get(digest))
+    fetcher = fetcher or BlobFetcher.for_store(store)
+    weights = _bring_weights(store, located.manifest, engine, dest, fetcher)
+    origin = fetcher.fetch(store, expected, engine.size_bytes or 0, path)
     data = description_of(located, engine)
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
         write_whole(description, data)
     return Pulled(path, description, located, resolution, origin, weights)
 
 
-def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: Path, way: Way) -> Path | None:
+def _bring_weights(
+    store: Store, manifest: Manifest, engine: EngineEntry, dest: Path, fetcher: BlobFetcher
+) -> Path | None:
     """The model that an engine without weights of its own takes them from, before the engine itself is there."""
     name = _weights_name(manifest, engine)
     if name is None:
         return None
     graph = str(engine.graph)
-    way.deliver(store, seal(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
+    fetcher.fetch(store, choose_digest(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
     return dest / name
 
 

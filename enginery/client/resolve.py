@@ -57,7 +57,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EngineCandidate:
     """An engine that would do. fit: how well, in words.  remarks: what could not be checked, or differs.
 
     speed: as measured on a machine of this kind; None where it was not measured.
@@ -70,7 +70,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineRanking:
     """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
 
     what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
@@ -79,11 +79,11 @@ class Answer:
     what: str
     machine: Machine
     policy: Policy
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[EngineCandidate, ...]
     rejected: tuple[tuple[str, str], ...]
     lost: tuple[tuple[str, str], ...] = ()
 
-    def without(self, lost: Mapping[str, str]) -> "Answer":
+    def without(self, lost: Mapping[str, str]) -> "EngineRanking":
         """The answer without engines whose bytes are lost. lost: why, by the engine's digest."""
         sound = tuple(item for item in self.candidates if item.entry.digest not in lost)
         gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
@@ -126,28 +126,28 @@ class Resolution:
     lost: tuple[tuple[str, str], ...] = ()
 
 
-def answer(
+def rank_engines(
     entries: Sequence[EngineEntry],
     machine: Machine,
     policy: Policy,
     what: str = "this version",
     timed: Callable[[Sequence[EngineEntry]], Mapping[str, MeasuredSpeed]] = lambda _: {},
-) -> Answer:
+) -> EngineRanking:
     """Judge a version's engines, given with the status they have today (`registry.evidence.attestations.judged`).
 
     timed: the speeds of engines, by digest; asked for only where they decide.
     """
-    machine = machine.looking_up(item for entry in entries for item in entry.requires)
+    machine = machine.with_installed(item for entry in entries for item in entry.requires)
     here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
     judged = [(entry, rejection(entry, machine, policy)) for entry in here]
     fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
     speeds = timed(fitting) if len(fitting) > 1 else {}
     candidates = tuple(
-        Candidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine), *_busy(speed)), speed)
+        EngineCandidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine), *_busy(speed)), speed)
         for entry in _by_speed(fitting, machine, speeds)
         for speed in (speeds.get(entry.digest or ""),)
     )
-    return Answer(
+    return EngineRanking(
         what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
     )
 
@@ -240,7 +240,7 @@ def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, s
     return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 
 
-def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+def _candidate_json(candidate: EngineCandidate) -> dict[str, Any]:
     entry = candidate.entry
     names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
     speed = candidate.speed and asdict(candidate.speed)
@@ -248,7 +248,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in names} | told
 
 
-def _why(candidates: Sequence[Candidate]) -> str:
+def _why(candidates: Sequence[EngineCandidate]) -> str:
     best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
     facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
@@ -258,7 +258,7 @@ def _why(candidates: Sequence[Candidate]) -> str:
     return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"
 
 
-def _comparison(candidates: Sequence[Candidate]) -> str | None:
+def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
@@ -271,13 +271,13 @@ def _comparison(candidates: Sequence[Candidate]) -> str | None:
     return f"the fastest as timed on such a machine{own}: {told}"
 
 
-def _ratio(candidate: Candidate, best: Candidate) -> float | None:
+def _ratio(candidate: EngineCandidate, best: EngineCandidate) -> float | None:
     one, other = candidate.speed, best.speed
     comparable = one and other and one.buckets == other.buckets and not (one.busy or other.busy)
     return one.seconds / other.seconds if one and other and comparable else None
 
 
-def _nothing_fits(found: Answer) -> str:
+def _nothing_fits(found: EngineRanking) -> str:
     precision = found.policy.precision
     wanted = found.machine.name + (f" in {precision}" if precision else "")
     lines = [f"  {unit}: {reason}" for unit, reason in found.rejected] or ["  it has no engines at all"]
@@ -285,7 +285,7 @@ def _nothing_fits(found: Answer) -> str:
     return "\n".join([f"{found.what} has no engine for {wanted}; {remedy}:", *lines])
 
 
-def _all_lost(found: Answer) -> str:
+def _all_lost(found: EngineRanking) -> str:
     lines = [f"  {unit}: {reason}" for unit, reason in found.lost]
     remedy = f"restore their blobs, or build again; `enginery verify {found.what}` says more"
     return "\n".join([f"every engine of {found.what} that fits {found.machine.name} is lost; {remedy}:", *lines])

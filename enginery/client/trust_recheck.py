@@ -23,7 +23,7 @@ MARK = "distrusted"
 _MAX_BYTES = 4 << 20
 
 
-class Standing:
+class TrustRecheck:
     """Of the folder that `current` (a link) leads to. trust: as in `resolve.Policy`; a file is read at every look."""
 
     def __init__(self, current: Path, trust: TrustPolicy | Path | str | None) -> None:
@@ -39,7 +39,7 @@ class Standing:
         """
         if self._trust is None and not os.environ.get(VARIABLE):
             self._say(None)
-        elif (located := self._located(store)) is not None:
+        elif (located := self._find_served(store)) is not None:
             try:
                 require(store, located.manifest, self._trust)
             except (UntrustedError, InputError) as error:
@@ -48,7 +48,7 @@ class Standing:
                 raise UntrustedError(f"{reason}\n{self._mark} stays there until that changes") from error
             self._say(None)
 
-    def _located(self, store: Store) -> Located | None:
+    def _find_served(self, store: Store) -> Located | None:
         """The version that is served, as the registry has it; None where nothing is. Read once a version."""
         try:
             folder = os.readlink(self._current)  # noqa: PTH115 - the text, as it was written

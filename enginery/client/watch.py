@@ -9,7 +9,7 @@
 A swap is one rename over the link `current`. A server that opens `current/...` gets the old engine or the new one; the
 old folder stays for those who have it open. A registry that is out of reach, a version in which nothing fits and a
 download that fails change nothing; they are said, and tried again. An unchanged channel costs one conditional request;
-with a trust policy, what is served is asked about at each look, too (`standing`).
+with a trust policy, what is served is asked about at each look, too (`trust_recheck`).
 """
 
 import fcntl
@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from enginery.client.fetch import Origin, Way
+from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
 from enginery.client.pull import Pulled, ask, bring, bring_best, folder_name
 from enginery.client.resolve import Policy, Resolution
-from enginery.client.trust_recheck import Standing
+from enginery.client.trust_recheck import TrustRecheck
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
@@ -71,7 +71,7 @@ class Swap:
         return {name: str(getattr(self, name)) for name in given}
 
 
-class Watch:
+class ChannelWatcher:
     """Follows one channel into one folder.
 
     store: opens the registry, and is asked each time.  interval_s: between looks, a fifth more or less at random.
@@ -88,7 +88,7 @@ class Watch:
         dest: Path,
         *,
         policy: Policy,
-        way: Callable[[], Way],
+        fetcher: Callable[[], BlobFetcher],
         interval_s: float = 30.0,
         hook: Hook | None = None,
         keep: int = 2,
@@ -99,9 +99,9 @@ class Watch:
                 f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
             )
         self._store, self._reference, self._machine, self._policy = store, reference, machine, policy
-        self._dest, self._way, self._hook, self._keep = dest.expanduser().absolute(), way, hook, keep
+        self._dest, self._fetcher, self._hook, self._keep = dest.expanduser().absolute(), fetcher, hook, keep
         self._interval_s, self._say = interval_s, say
-        self._standing = Standing(self._dest / CURRENT, policy.trust)
+        self._trust_recheck = TrustRecheck(self._dest / CURRENT, policy.trust)
         self._tag = ""
         self._served: Swap | None = None
         self._complaint = ""
@@ -141,9 +141,9 @@ class Watch:
             swap = self._follow(store)
         except EngineryError as error:  # about where the channel leads; what is served is another question
             if not isinstance(error, UnavailableError) and not self._ends(error):
-                self._standing.ask(store)
+                self._trust_recheck.ask(store)
             raise
-        self._standing.ask(store)
+        self._trust_recheck.ask(store)
         self._call_hook(swap)
         return swap
 
@@ -192,7 +192,7 @@ class Watch:
         """An engine in its folder: one that is there is looked at, and mended; a new one appears whole."""
         folder = self._dest / folder_name(located, resolution.chosen)
         place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = bring(store, located, resolution, place, self._way())
+        pulled = bring(store, located, resolution, place, self._fetcher())
         if place != folder:
             place.rename(folder)
             sync_folder(self._dest)
@@ -201,7 +201,7 @@ class Watch:
     def _swap(self, name: str) -> str:
         """Lead `current` to a folder; return where it led before."""
         current = self._dest / CURRENT
-        before = _led(current)
+        before = _read_link(current)
         if before != name:
             if current.is_dir() and not current.is_symlink():
                 raise InputError(f"{current} is a folder and no link of ours; give another --dest")
@@ -231,7 +231,7 @@ class Watch:
     def _complain(self, text: str) -> None:
         """Say what is wrong, once for as long as it stays the same."""
         if text != self._complaint:
-            served = _led(self._dest / CURRENT)
+            served = _read_link(self._dest / CURRENT)
             self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
             self._complaint = text
 
@@ -248,7 +248,7 @@ class Watch:
             yield
 
 
-def _led(link: Path) -> str:
+def _read_link(link: Path) -> str:
     with suppress(OSError):
         return os.readlink(link)  # noqa: PTH115 - the text, as it was written
     return ""

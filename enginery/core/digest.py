@@ -17,7 +17,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` is a well-formed digest; the gate before any digest becomes part of a path."""
+    """Whether `text` is 64 lower-case hexadecimal digits; checked before any digest becomes part of a path."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -35,23 +35,23 @@ def canonical_json(value: object) -> bytes:
 
 
 def digest_of(value: object) -> str:
-    """Digest of a JSON value."""
+    """SHA-256 of a JSON value's canonical encoding. Raises ValueError on NaN and infinities."""
     return digest_of_bytes(canonical_json(value))
 
 
 def digest_of_bytes(data: bytes) -> str:
-    """Digest of bytes in memory."""
+    """SHA-256 of bytes in memory."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
-    """Digest of a file's content, read in blocks."""
+    """SHA-256 of a file's content, read in blocks. Raises OSError."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def digest_of_path(path: Path) -> str:
-    """Digest of a file's content; of a folder, over the relative names and contents of all files in it."""
+    """SHA-256 of a file's content; of a folder, over the relative names and digests of all files in it."""
     if not path.is_dir():
         return digest_of_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())

@@ -12,9 +12,9 @@ _LARGEST = 1 << 1023
 
 
 def find(item: object, path: str, kind: type[T], default: D) -> T | D:
-    """The value at the path; `default` where there is none, or null. Raises DataError for one of another type.
+    """The value at a dotted path of a document; `default` where it is absent or null.
 
-    A whole number is a float, too.
+    Where `kind` is float, an int is converted. Raises DataError for a value of another type.
     """
     value = item
     for name in path.split("."):
@@ -29,7 +29,7 @@ def find(item: object, path: str, kind: type[T], default: D) -> T | D:
 
 
 def read(item: object, path: str, kind: type[T]) -> T:
-    """The value at the path. Raises DataError for one that is missing or of another type."""
+    """The value at a dotted path of a document. Raises DataError if it is missing or of another type."""
     value = find(item, path, kind, None)
     if value is None:
         raise DataError(f"{path} is missing from {str(item)[:80]}")
@@ -37,6 +37,6 @@ def read(item: object, path: str, kind: type[T]) -> T:
 
 
 def put(item: Mapping[str, object], path: str, value: object) -> dict[str, object]:
-    """A copy of the document with another value at the path."""
+    """A copy of the document with `value` at the dotted path; the input is not changed. Raises DataError."""
     name, _, rest = path.partition(".")
     return {**item, name: put(find(item, name, dict, {}), rest, value) if rest else value}

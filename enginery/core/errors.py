@@ -57,7 +57,7 @@ class UnknownNameError(InputError):
 
 
 class UnavailableError(EngineryError):
-    """Something the run depends on is out of reach."""
+    """Something the run depends on (registry, Ray, Prefect, disk) is out of reach."""
 
     exit_code = 3
 
@@ -71,7 +71,7 @@ class IntegrityError(EngineryError):
 
 
 class ConflictError(EngineryError):
-    """Another publisher was first, with other content."""
+    """Another publisher wrote other content under the same name first."""
 
 
 class StepError(EngineryError):
@@ -93,7 +93,8 @@ class StepError(EngineryError):
 
 
 def error_to_json(error: EngineryError) -> dict[str, object]:
-    """An error's class and constructor arguments; a subclass from elsewhere becomes its nearest known ancestor."""
+    """An error's class and constructor arguments as JSON; a class of another module is written as its nearest ancestor
+    of this one."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
     arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
     return {"error": known.__name__, "arguments": arguments}

@@ -1,7 +1,7 @@
 """Names of models, versions and channels, and references to them: `name`, `name@VERSION`, `name:CHANNEL`.
 
-A name becomes part of paths and URLs, so it is gated here, once: lower case (two names never differ only in case, which
-some file systems cannot tell apart), no separators, no control characters, nothing that climbs out of a folder.
+A name becomes part of paths and URLs, so it is checked here: lower case (some file systems do not tell case apart), no
+separators, no control characters, no '..'.
 """
 
 import re
@@ -36,22 +36,23 @@ def is_name(text: str) -> bool:
 
 
 def check_model(name: str) -> str:
-    """Return a model's name if it is a good one. Raises UnknownNameError."""
+    """Return a model's name if it is well-formed. Raises UnknownNameError."""
     return _check("model", name)
 
 
 def check_version(name: str) -> str:
-    """Return a version's name if it is a good one. Raises UnknownNameError."""
+    """Return a version's name if it is well-formed. Raises UnknownNameError."""
     return _check("version", name)
 
 
 def check_channel(name: str) -> str:
-    """Return a channel's name if it is a good one. Raises UnknownNameError."""
+    """Return a channel's name if it is well-formed. Raises UnknownNameError."""
     return _check("channel", name)
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError, InputError for what is no text."""
+    """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError for a malformed name, InputError for a
+    value that is no string."""
     if not isinstance(text, str):
         raise InputError(f"reference {text!r}: give NAME, NAME@VERSION or NAME:CHANNEL")
     if "@" in text:
@@ -97,7 +98,7 @@ def _check(kind: str, name: str) -> str:
 
 
 def inside(text: str) -> str:
-    """The text, when it is a relative path that stays inside a folder. Raises ValueError."""
+    """Return `text` if it is a relative path without '..', backslash or null byte. Raises ValueError."""
     path = PurePosixPath(text)
     if not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\x00" in text:
         raise ValueError("must be a relative path inside the spec's folder, without '..'")

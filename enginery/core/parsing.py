@@ -1,6 +1,7 @@
-"""Reading JSON that somebody else may have written: every field has its type, and a wrong one is named with its path.
+"""Reads untrusted JSON: each field is checked for its type, and an error names the field's path.
 
-Small on purpose, and standard library only: a serving node that pulls an engine needs nothing more than this.
+Standard library only, because serving nodes import it. Each reader takes a value and its path (for errors), returns the
+checked value, and raises Malformed for anything else.
 """
 
 import json
@@ -24,14 +25,14 @@ MAX_COUNT = (1 << 63) - 1
 
 
 class Malformed(IntegrityError):  # noqa: N818 - says what the document is
-    """A document that is not what its key says; the message starts with the path of the field."""
+    """A document with a missing or wrong field; the message starts with the path of the field."""
 
 
 def parse_json(data: bytes, limit: int) -> dict[str, object]:
-    """A JSON object of at most `limit` bytes, in UTF-8.
+    """Parse a JSON object of at most `limit` bytes, in UTF-8.
 
     Raises Malformed; also for what JSON readers disagree about (a key given twice, NaN, a number beyond a double, half
-    a surrogate pair): such a document could say one thing here and another elsewhere.
+    a surrogate pair, more than MAX_DEPTH levels), because other programs could read another value.
     """
     if len(data) > limit:
         raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
@@ -48,10 +49,9 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
 
 
 def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
-    """A JSON object of at most `limit` bytes as a value of this dataclass, whose numbers are quantities.
+    """Parse a JSON object of at most `limit` bytes into the dataclass `kind`; all numbers must be in 0 to MAX_COUNT.
 
-    Raises Malformed as `parse_json` does, for a number that is not in 0 to MAX_COUNT, and IntegrityError as
-    `codec.decode` does.
+    Raises Malformed as `parse_json` does and for other numbers, and IntegrityError as `codec.decode` does.
     """
     document = parse_json(data, limit)
     _check_numbers(document)
@@ -104,7 +104,7 @@ def _refuse_constant(text: str) -> None:
 
 
 def field(data: Mapping[str, object], name: str, read: Callable[[object, str], T], path: str = "") -> T:
-    """The field `name`, read by `read`. Raises Malformed if it is missing or wrong."""
+    """The field `name` of an object, read by `read`. Raises Malformed if it is missing or wrong."""
     where = f"{path}.{name}" if path else name
     if name not in data:
         raise Malformed(f"{where} is missing")
@@ -112,12 +112,12 @@ def field(data: Mapping[str, object], name: str, read: Callable[[object, str], T
 
 
 def optional(read: Callable[[object, str], T]) -> Callable[[object, str], T | None]:
-    """A reader that also takes null."""
+    """A reader that also accepts null, as None."""
     return lambda value, path: None if value is None else read(value, path)
 
 
 def many(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
-    """A reader of lists."""
+    """A reader of lists of at most MAX_ITEMS items, each read by `read`."""
 
     def read_list(value: object, path: str) -> tuple[T, ...]:
         if isinstance(value, list) and len(value) <= MAX_ITEMS:
@@ -128,68 +128,68 @@ def many(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, .
 
 
 def mapping(value: object, path: str) -> dict[str, object]:
-    """An object."""
+    """Read an object of at most MAX_ITEMS keys."""
     if isinstance(value, dict) and len(value) <= MAX_ITEMS:
         return dict(value)
     raise _wrong(value, path, f"an object of at most {MAX_ITEMS} keys")
 
 
 def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str, T]]:
-    """A reader of objects whose values `read` reads."""
+    """A reader of objects of at most MAX_ITEMS keys, whose values `read` reads."""
     return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
 
 
 def text(value: object, path: str) -> str:
-    """A string."""
+    """Read a string of at most MAX_TEXT characters."""
     if isinstance(value, str) and len(value) <= MAX_TEXT:
         return value
     raise _wrong(value, path, "a string")
 
 
 def name(value: object, path: str) -> str:
-    """A name that may become part of a path."""
+    """Read a name that may become part of a path (`names.is_name`)."""
     if isinstance(value, str) and is_name(value):
         return value
     raise _wrong(value, path, "a name (lower case, no separators)")
 
 
 def digest(value: object, path: str) -> str:
-    """A digest."""
+    """Read a SHA-256 in lower-case hexadecimal."""
     if isinstance(value, str) and is_digest(value):
         return value
     raise _wrong(value, path, "a SHA-256 in hexadecimal")
 
 
 def count(value: object, path: str) -> int:
-    """A whole number, zero or more."""
+    """Read a whole number from 0 to MAX_COUNT."""
     if type(value) is int and 0 <= value <= MAX_COUNT:
         return value
     raise _wrong(value, path, "a whole number, zero or more")
 
 
 def number(value: object, path: str) -> float:
-    """A number."""
+    """Read an int or a float; true and false are none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     raise _wrong(value, path, "a number")
 
 
 def truth(value: object, path: str) -> bool:
-    """True or false."""
+    """Read true or false."""
     if isinstance(value, bool):
         return value
     raise _wrong(value, path, "true or false")
 
 
 def scalar(value: object, path: str) -> Scalar:
-    """A string, number or truth value."""
+    """Read a string, a number, true or false."""
     if isinstance(value, str | int | float):
         return value
     raise _wrong(value, path, "a string, a number, true or false")
 
 
 def one_of(*allowed: Word) -> Callable[[object, str], Word]:
-    """A reader of one of these words."""
+    """A reader of one of these strings."""
 
     def read_word(value: object, path: str) -> Word:
         for word in allowed:
@@ -201,7 +201,7 @@ def one_of(*allowed: Word) -> Callable[[object, str], Word]:
 
 
 def pair(value: object, path: str) -> tuple[int, int]:
-    """Two whole numbers."""
+    """Read a list of two whole numbers."""
     found = many(count)(value, path)
     if len(found) != 2:
         raise _wrong(value, path, "two whole numbers")

@@ -18,14 +18,14 @@ _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
 class _Strict:
-    """Rules the engine out on a machine that is known not to meet it."""
+    """Base of requirements that reject the engine on a machine known not to meet them."""
 
     strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Gpu(_Strict):
-    """A GPU of a compute capability. target: the name of what the engine was built for ('l4').
+    """A GPU of a compute capability. target: the name of the build target ('l4').  capability: (major, minor).
 
     match: 'exact', 'family' (the same major number, and at least the minor one) or 'at_least'.
     """
@@ -38,9 +38,9 @@ class Gpu(_Strict):
 
 @dataclass(frozen=True)
 class Cpu(_Strict):
-    """A machine that runs models on its CPU. target: the name of what the engine was built for ('cpu').
+    """A machine that runs models on its CPU. target: the name of the build target ('cpu').
 
-    only: the one kind of CPU (`enginery.core.hardware.cpu_kinds`) that it is laid out for; '' is any.
+    only: the one kind of CPU (`enginery.core.hardware.cpu_kinds`) that runs the engine; '' means any.
     """
 
     target: str
@@ -50,8 +50,8 @@ class Cpu(_Strict):
 
 @dataclass(frozen=True)
 class Instructions(_Strict):
-    """Instructions that native code of the engine has. level: of x86-64, or an architecture.  flags: beyond it, as
-    /proc/cpuinfo spells them."""
+    """CPU instructions that the engine's native code uses. level: of x86-64, or an architecture.  flags: CPU flags
+    beyond that level, as /proc/cpuinfo spells them."""
 
     level: str
     flags: tuple[str, ...] = ()
@@ -62,11 +62,11 @@ class Instructions(_Strict):
 class Runtime:
     """A library that opens the engine, in versions that can.
 
-    name: of the installed distribution, as in `Machine.runtimes`.  packages: others that tell the same version.
-    version: that made the engine; '' is not on record.  loads: ranges (first, below) of other versions that open it; a
-    below of '' is open.  title: what it is called for people.
-    remark: begins what is said of a version other than `version`: 'saved by onnxruntime'.  strict: whether a version
-    that is in no range rules the engine out; if not, it is remarked on alone.
+    name: of the installed distribution, as in `Machine.runtimes`.  packages: others that have the same version.
+    version: the one that built the engine; '' if not recorded.  loads: ranges [first, below) of other versions that
+    open it; '' as `below` means no upper limit.  title: the name shown to users.
+    remark: start of the remark on a version other than `version`: 'saved by onnxruntime'.  strict: whether a version
+    in no range rejects the engine; if not, it only causes a remark.
     """
 
     name: str
@@ -80,13 +80,13 @@ class Runtime:
 
     @property
     def wanted(self) -> str:
-        """For people: 'TensorRT 10.16.1', 'jaxlib 0.6 or later'."""
+        """The required version as shown to users: 'TensorRT 10.16.1', 'jaxlib 0.6 or later'."""
         return f"{self.title or self.name} {self.version}{' or later' if self.loads else ''}"
 
 
 @dataclass(frozen=True)
 class Driver(_Strict):
-    """A driver of the GPU, at least of that version. cuda: the CUDA version that stands in for an unknown driver."""
+    """A minimum GPU driver version. cuda: the CUDA version to compare with where the driver's version is unknown."""
 
     version: str
     cuda: str = ""
@@ -94,8 +94,8 @@ class Driver(_Strict):
 
 
 @dataclass(frozen=True)
-class Memory(_Strict):
-    """Memory of the GPU, in bytes."""
+class GpuMemory(_Strict):
+    """A minimum GPU memory, in bytes."""
 
     size_bytes: int
     kind: Literal["memory"] = "memory"
@@ -103,7 +103,7 @@ class Memory(_Strict):
 
 @dataclass(frozen=True)
 class Product:
-    """The product that the engine was tuned for ('l4'). warning: what is said of another one."""
+    """The product that the engine was tuned for ('l4'). warning: the remark on another product."""
 
     product: str
     warning: str
@@ -113,7 +113,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Library(_Strict):
-    """A shared library with operators of the engine: the very file. sha256: its digest."""
+    """A shared library with operators of the engine. path: of the file.  sha256: its digest."""
 
     path: str
     sha256: str
@@ -122,7 +122,7 @@ class Library(_Strict):
 
 @dataclass(frozen=True)
 class SessionOption:
-    """A setting that the engine must be opened with where int8 kernels add in 16 bits (`CpuKind.saturates`)."""
+    """A session option that the engine needs on CPUs whose int8 kernels add in 16 bits (`CpuKind.saturates`)."""
 
     name: str
     value: str
@@ -132,7 +132,7 @@ class SessionOption:
 
 @dataclass(frozen=True)
 class Weights(_Strict):
-    """The ONNX model beside the engine, which leaves its weights out. model: its digest. Whoever pulls brings it."""
+    """The ONNX model with the weights of an engine that has none. model: its digest; `pull` downloads it too."""
 
     model: str
     kind: Literal["weights"] = "weights"
@@ -140,25 +140,25 @@ class Weights(_Strict):
 
 @dataclass(frozen=True)
 class Unknown(_Strict):
-    """A requirement that a newer writer has. kind: its name.  text: as it was written, as canonical JSON."""
+    """A requirement that this release does not know. kind: its name.  text: the requirement as canonical JSON."""
 
     kind: str
     text: str
 
 
 # What a backend may ask for.
-Known = Gpu | Cpu | Instructions | Runtime | Driver | Memory | Product | Library | SessionOption | Weights
+Known = Gpu | Cpu | Instructions | Runtime | Driver | GpuMemory | Product | Library | SessionOption | Weights
 Requirement = Known | Unknown
 KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}
 
 
 def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
-    """The processor that runs the engine; None for one that runs anywhere."""
+    """The first GPU or CPU requirement; None if there is none."""
     return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
 
 
 def to_json(requirement: Requirement) -> dict[str, object]:
-    """A requirement as a JSON object that names its kind; an unknown one as it was read."""
+    """A requirement as a JSON object with its kind; an unknown requirement as it was read."""
     if isinstance(requirement, Unknown):
         return dict(json.loads(requirement.text))
     return asdict(requirement)

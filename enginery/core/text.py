@@ -1,4 +1,4 @@
-"""Small pieces of what people read: the nearest known word, the first of a list, a size in bytes."""
+"""Formatting for messages: the nearest known word, the first items of a list, sizes in bytes, counts."""
 
 import difflib
 from collections.abc import Iterable, Sequence

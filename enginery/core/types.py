@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from enginery.core.digest import digest_of, digest_of_file
-from enginery.core.requirements import Memory, Requirement
+from enginery.core.requirements import GpuMemory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,7 +208,7 @@ class Engine:
     ) -> "Engine":
         """The engine that a backend has written to `path`. also: requirements that only the file tells."""
         size = path.stat().st_size
-        memory = () if request.target.is_cpu else (Memory(size),)
+        memory = () if request.target.is_cpu else (GpuMemory(size),)
         requires = (*backend.requires(request), *memory, *also)
         return cls(request, path, digest_of_file(path), size, path.suffix, requires, notes)
 

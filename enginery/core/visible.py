@@ -14,14 +14,15 @@ _UNESCAPED = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f
 
 
 def visible(text: str) -> str:
-    r"""The text with each character that has no look of its own as its escape: '\x1b', '\u202e'."""
+    r"""The text with each non-printable character, but line ends, tabs and spaces, as its escape: '\x1b', '\u202e'."""
     if text.isprintable():
         return text
     return "".join(char if _harmless(char) else char.encode("unicode_escape").decode() for char in text)
 
 
 def visible_json(text: str) -> str:
-    r"""JSON of the same value without characters that a terminal may obey: '\u009b'."""
+    r"""JSON text of the same value, with characters that control a terminal as escapes: '\u009b'."""
+
     return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

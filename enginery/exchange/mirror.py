@@ -25,7 +25,7 @@ from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import canary_pass
-from enginery.registry.writers.guard import Guard, digests_in, version_name, writing
+from enginery.registry.writers.guard import Guard, digests_in, hold_lease, version_name
 from enginery.registry.writers.leases import BUILDING
 
 _AT_ONCE = 4
@@ -69,7 +69,7 @@ def mirror(
     moved = []
     for located, trusted in zip(found, vouched, strict=True):
         manifest = located.manifest
-        with writing(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+        with hold_lease(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
             _copy_version(source, manifest, guard, copied, present, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
@@ -187,7 +187,7 @@ def _move(
         why=why,
         proven_only=channel.proven_only,
         canaries=passes,
-        elsewhere=True,
+        from_other_registry=True,
         counts=counts,
     )
     return f"{after.model}:{after.name}"

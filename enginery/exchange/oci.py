@@ -22,9 +22,9 @@ from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.parsing import Malformed
 from enginery.core.requirements import to_json
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.atomic_write import landing, make_folder, reachable, sweep, write_whole
+from enginery.registry.store.atomic_write import make_folder, reachable, start_atomic_write, sweep, write_whole
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import TrustPolicy
@@ -44,7 +44,7 @@ Json = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Exported:
+class OciExport:
     """A layout. tags: the names under which it has the version (the first) and each of its engines."""
 
     path: Path
@@ -58,7 +58,7 @@ def export_oci(
     *,
     proven_only: bool = False,
     trust: TrustPolicy | Path | str | None = None,
-) -> Exported:
+) -> OciExport:
     """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
 
     Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
@@ -69,7 +69,7 @@ def export_oci(
     counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only
     entries = [
-        item for item in judged(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
+        item for item in judge_entries(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
     ]
     if not entries:
         what = "proven" if only else "usable"
@@ -89,7 +89,7 @@ def export_oci(
     named = {stem: top} | {_tag(manifest, entry): image for entry, image in zip(entries, images, strict=True)}
     write_whole(dest / "oci-layout", LAYOUT)
     write_whole(dest / "index.json", _with(before, named))
-    return Exported(dest, tuple(named))
+    return OciExport(dest, tuple(named))
 
 
 def tar_of(files: Sequence[tuple[str, IO[bytes], int]], sink: BinaryIO) -> None:
@@ -133,7 +133,7 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
     platform = {"architecture": _architecture(manifest), "os": "linux"}
     config = {
         **platform,
-        **_created(manifest),
+        **_creation_time(manifest),
         "config": {"Labels": annotations},
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
     }
@@ -164,7 +164,7 @@ class _Layout:
         folder = self._blobs()
         with reachable(f"writing {folder}"):
             sweep(folder)
-            with tempfile.TemporaryDirectory(dir=self.root) as copies, landing(folder) as file:
+            with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
                 copy = Path(copies) / "engine"
                 store.fetch(str(entry.digest), copy)
                 with copy.open("rb") as stream:
@@ -175,7 +175,7 @@ class _Layout:
                     tar_of(files, file.stream)
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
-                file.land(folder / digest)
+                file.commit(folder / digest)
         return {"mediaType": LAYER, "digest": f"sha256:{digest}", "size": size}
 
     def _blobs(self) -> Path:
@@ -228,7 +228,7 @@ def _version_facts(manifest: Manifest) -> dict[str, str]:
 
 
 def _standard(manifest: Manifest) -> dict[str, str]:
-    created = {f"org.opencontainers.image.{key}": value for key, value in _created(manifest).items()}
+    created = {f"org.opencontainers.image.{key}": value for key, value in _creation_time(manifest).items()}
     return {
         "org.opencontainers.image.title": manifest.model,
         "org.opencontainers.image.version": manifest.version,
@@ -236,7 +236,7 @@ def _standard(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def _created(manifest: Manifest) -> dict[str, str]:
+def _creation_time(manifest: Manifest) -> dict[str, str]:
     return {"created": manifest.created_at}
 
 

@@ -18,19 +18,19 @@ from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, IntegrityError, UndecidedError
 from enginery.core.origin.presence import Presence, this_process
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import TURNS, turn_key
+from enginery.registry.store.keys import BUILD_LOCKS, build_lock_key
 from enginery.registry.writers import clock
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 45.0
 # A collection deletes what was not touched for so long.
-LITTER = timedelta(days=1)
+STALE_AFTER = timedelta(days=1)
 _POLL_S = 0.5
 MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who works. host, namespace, pid, began: as a `Presence`.  thread: two of one process are two holders.
     beat: counts up.  touched: ISO 8601, for people and collections.  since: when it began to work, likewise.
     """
@@ -56,7 +56,9 @@ class Holder:
 
 
 @contextmanager
-def turn(store: Store, name: str, what: str, say: Callable[[str], object] = lambda _: None) -> Iterator[None]:
+def hold_build_lock(
+    store: Store, name: str, what: str, say: Callable[[str], object] = lambda _: None
+) -> Iterator[None]:
     """Work while nobody else works on `name`, a digest. what: in words, for those who wait.
 
     say: is told who works and since when, each time that it is somebody else.
@@ -71,27 +73,27 @@ def turn(store: Store, name: str, what: str, say: Callable[[str], object] = lamb
         stop.set()
         beating.join()
         with suppress(EngineryError):  # whoever waits finds out by itself
-            held = _read(store.read(turn_key(name)))
+            held = _read(store.read(build_lock_key(name)))
             if held is not None and _same(held, mine):
-                store.remove(turn_key(name))
+                store.remove(build_lock_key(name))
 
 
 def is_held(store: Store, name: str) -> bool:
     """Whether somebody works on `name` now, as far as the document tells."""
-    holder = _read(store.read(turn_key(name)))
+    holder = _read(store.read(build_lock_key(name)))
     return holder is not None and not holder.gone
 
 
-def forget_litter(store: Store) -> None:
+def remove_stale_locks(store: Store) -> None:
     """Delete what dead holders left behind, for a collection."""
-    for key in store.list(TURNS):
+    for key in store.list(BUILD_LOCKS):
         holder = _read(store.read(key))
-        if holder is None or clock.read_stamp(holder.touched, "touched") < clock.now() - LITTER:
+        if holder is None or clock.read_stamp(holder.touched, "touched") < clock.now() - STALE_AFTER:
             store.remove(key)
 
 
-def _take(store: Store, name: str, mine: Holder, say: Callable[[str], object]) -> Holder:
-    key, seen, since, told = turn_key(name), b"", time.monotonic(), ""
+def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object]) -> LockHolder:
+    key, seen, since, told = build_lock_key(name), b"", time.monotonic(), ""
     while True:
         data = store.read(key)
         holder = _read(data)
@@ -110,29 +112,29 @@ def _take(store: Store, name: str, mine: Holder, say: Callable[[str], object]) -
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 
-def _beat(store: Store, name: str, mine: Holder, stop: threading.Event) -> None:
+def _beat(store: Store, name: str, mine: LockHolder, stop: threading.Event) -> None:
     """Say every `BEAT_S` that the holder lives; end when somebody else took the turn."""
     while not stop.wait(BEAT_S):
         after = replace(mine, beat=mine.beat + 1, touched=clock.stamp(clock.now()))
         with suppress(EngineryError):  # another beat follows
-            data = store.read(turn_key(name))
+            data = store.read(build_lock_key(name))
             held = _read(data)
             if held is None or not _same(held, mine):
                 return
-            if store.replace(turn_key(name), canonical_json(asdict(after)), data):
+            if store.replace(build_lock_key(name), canonical_json(asdict(after)), data):
                 mine = after
 
 
-def _same(one: Holder, other: Holder) -> bool:
+def _same(one: LockHolder, other: LockHolder) -> bool:
     return replace(one, beat=0, touched="") == replace(other, beat=0, touched="")
 
 
-def _myself(what: str) -> Holder:
+def _myself(what: str) -> LockHolder:
     me, now = this_process(), clock.stamp(clock.now())
-    return Holder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
+    return LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
 
 
-def _read(data: bytes | None) -> Holder | None:
+def _read(data: bytes | None) -> LockHolder | None:
     """A holder; None where nobody is, or what is there cannot be read."""
     try:
         document = parsing.parse_json(data or b"{}", MAX_BYTES)
@@ -140,6 +142,6 @@ def _read(data: bytes | None) -> Holder | None:
         texts = {name: parsing.field(document, name, parsing.text) for name in words}
         clock.read_stamp(document.get("touched"), "touched")
         counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
-        return Holder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
+        return LockHolder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
     except IntegrityError:
         return None

@@ -10,13 +10,13 @@ def request_of(entry: EngineEntry) -> BuildRequest:
 
     Raises IntegrityError when the entry does not give its own build key.
     """
-    request = stated(entry)
+    request = make_request(entry)
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
     return request
 
 
-def stated(entry: EngineEntry) -> BuildRequest:
+def make_request(entry: EngineEntry) -> BuildRequest:
     """The request as the entry's fields have it, whatever its build key is."""
     return BuildRequest(
         model=entry.graph or "",

@@ -24,7 +24,7 @@ MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Bundle:
+class SpecBundle:
     """A model's spec and its files. spec: the spec file's name.  files: path below the spec's folder -> digest."""
 
     model: str
@@ -41,7 +41,7 @@ class Bundle:
         return {"model": self.model, "spec": self.spec, "files": dict(self.files)}
 
     @classmethod
-    def from_json(cls, value: object, path: str = "bundle") -> "Bundle":
+    def from_json(cls, value: object, path: str = "bundle") -> "SpecBundle":
         """Read back. Raises Malformed; also for a path that would lead out of the folder it is unpacked into."""
         data = parsing.mapping(value, path)
         files = parsing.field(data, "files", parsing.mapping_of(parsing.digest), path)
@@ -58,7 +58,7 @@ class Bundle:
 class Registration:
     """A bundle, when it was registered (ISO 8601, UTC) and by whom."""
 
-    bundle: Bundle
+    bundle: SpecBundle
     at: str
     by: str
 
@@ -120,7 +120,7 @@ def parse(data: bytes | None, model: str) -> list[Registration]:
 def _item(model: str) -> Callable[[object, str], Registration]:
     def read(value: object, path: str) -> Registration:
         data = parsing.mapping(value, path)
-        bundle = Bundle.from_json(data.get("bundle"), f"{path}.bundle")
+        bundle = SpecBundle.from_json(data.get("bundle"), f"{path}.bundle")
         if bundle.model != model or bundle.digest != parsing.field(data, "digest", parsing.digest, path):
             raise Malformed(f"{path}: its bundle is of {bundle.model} and has digest {bundle.digest}; it was edited")
         at, by = (parsing.field(data, name, parsing.text, path) for name in ("at", "by"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from builders.backends import discovery
 from builders.backends.fitting import open_engine
-from enginery.client.resolve import Policy, answer
+from enginery.client.resolve import Policy, rank_engines
 from enginery.core.errors import InputError
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
@@ -16,7 +16,7 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.types import Target
 from enginery.registry.build_request import request_of
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.speeds import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
@@ -68,11 +68,11 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     """
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
-    entries = judged(store, located.manifest, require(store, located.manifest).counts)
+    entries = judge_entries(store, located.manifest, require(store, located.manifest).counts)
     machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)
-    return ChosenEngine(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)
+    return ChosenEngine(located.manifest, rank_engines(entries, machine, policy, what, timed).resolution().chosen)
 
 
 @contextmanager

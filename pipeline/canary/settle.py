@@ -70,7 +70,7 @@ def _failed(store: Store, serving: Channel) -> CanaryVerdict | None:
     the channel served before it. Whoever promoted could see one from before the promotion: it takes nothing back."""
     if serving.previous() is None:
         return None
-    *before, promoted = serving.standing()
+    *before, promoted = serving.active_promotions()
     found = canaries(store, lookup.load(store, serving.model, serving.version))
     counting = targets_that_count(store, serving) if found else ()
     failed = [

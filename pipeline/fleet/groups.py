@@ -82,9 +82,9 @@ class Group:
         """What engines are chosen for."""
         return self.hardware.machine
 
-    def stating(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "Group":
+    def with_facts(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "Group":
         """The group with these versions on its machines; None changes nothing."""
-        machine = self.machine.stating(driver=driver, runtimes=runtimes)
+        machine = self.machine.with_facts(driver=driver, runtimes=runtimes)
         return replace(self, hardware=replace(self.hardware, machine=machine))
 
     def to_json(self) -> dict[str, Any]:

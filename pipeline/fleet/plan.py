@@ -33,7 +33,7 @@ class Change:
         """The group after the change of versions."""
         if group.machine.is_cpu or (self.on and not group.hardware.is_one_of(self.on)):
             return group
-        after = group.stating(driver=self.driver, runtimes=self.runtimes)
+        after = group.with_facts(driver=self.driver, runtimes=self.runtimes)
         if self.driver is None:
             return after
         # The newest CUDA that the old driver supports says nothing of the new one.
@@ -131,7 +131,7 @@ def _fewer(groups: Sequence[Group], target: Target, count: int) -> Iterator[Grou
 def _new_groups(change: Change, catalog: Catalog) -> Iterator[Group]:
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = Group(hardware, count, 0 if target.is_cpu else count).stating(runtimes=dict(catalog.runtimes))
+        group = Group(hardware, count, 0 if target.is_cpu else count).with_facts(runtimes=dict(catalog.runtimes))
         yield replace(change, on=()).changed(group)
 
 

@@ -51,4 +51,4 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
 
 def predictor(store: Store) -> Predictor:
     """What the registry's own history of builds says."""
-    return History(store).expected
+    return History(store).predict

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from enginery.client.resolve import PORTABLE, Answer, Policy, answer
+from enginery.client.resolve import PORTABLE, EngineRanking, Policy, rank_engines
 from enginery.core.hardware.machine import Machine
 from enginery.core.text import join_first
 from enginery.core.types import Precision
@@ -124,13 +124,13 @@ def judge(served: Served, machine: Machine, precision: Precision | None, planned
         return Judgement("missing", reason=served.problem)
     only_proven = served.demand.proven or served.proven_only
     wanted = Policy(precision, proven_only=only_proven)
-    now = answer(served.engines, machine, wanted, served.name)
+    now = rank_engines(served.engines, machine, wanted, served.name)
     if not now.candidates:
         return _lacking(served, now, machine, wanted)
     best = now.candidates[0]
     found = Judgement("covered", best.entry, best.fit, remarks=best.remarks)
     if not machine.is_cpu and planned:
-        then = answer(served.engines, _planned(machine, planned), wanted, served.name)
+        then = rank_engines(served.engines, _planned(machine, planned), wanted, served.name)
         if not then.candidates:
             return replace(found, state="breaking", reason=_why_not(then, best.entry))
     if best.entry.status != "proven":
@@ -142,19 +142,19 @@ def _planned(machine: Machine, planned: dict[str, str]) -> Machine:
     """The machine with what is planned for it; the CUDA version is the old driver's, and nobody knows the new one's."""
     driver = planned.get("driver")
     runtimes = {name: version for name, version in planned.items() if name != "driver"}
-    after = machine.stating(driver=driver, runtimes=runtimes)
+    after = machine.with_facts(driver=driver, runtimes=runtimes)
     return replace(after, cuda=None) if driver else after
 
 
-def _lacking(served: Served, now: Answer, machine: Machine, wanted: Policy) -> Judgement:
+def _lacking(served: Served, now: EngineRanking, machine: Machine, wanted: Policy) -> Judgement:
     """Why nothing will do: asked again with less and less that is in the way."""
     if wanted.proven_only:
-        any_proof = answer(served.engines, machine, replace(wanted, proven_only=False), served.name)
+        any_proof = rank_engines(served.engines, machine, replace(wanted, proven_only=False), served.name)
         if any_proof.candidates:
             best = any_proof.candidates[0]
             return Judgement("unproven", best.entry, best.fit, best.entry.reason, best.remarks)
     for too_old, machine_then in ((False, _without_runtimes(machine)), (True, _without_versions(machine))):
-        then = answer(served.engines, machine_then, replace(wanted, proven_only=False), served.name)
+        then = rank_engines(served.engines, machine_then, replace(wanted, proven_only=False), served.name)
         if then.candidates:
             best = then.candidates[0]
             return Judgement("broken", best.entry, best.fit, _why_not(now, best.entry), too_old=too_old)
@@ -169,11 +169,11 @@ def _without_versions(machine: Machine) -> Machine:
     return replace(_without_runtimes(machine), driver=None, cuda=None)
 
 
-def _why_not(found: Answer, entry: EngineEntry) -> str:
+def _why_not(found: EngineRanking, entry: EngineEntry) -> str:
     return next((why for unit, why in found.rejected if unit == entry.unit), "")
 
 
-def _reason(served: Served, found: Answer, machine: Machine) -> str:
+def _reason(served: Served, found: EngineRanking, machine: Machine) -> str:
     """Reasons of what was built for this hardware; where there is none, what was built for."""
     alike = {
         entry.unit

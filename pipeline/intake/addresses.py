@@ -13,7 +13,7 @@ from builders.execution.workdir import workdir
 from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError, SpecError
 from enginery.core.names import check_model
-from enginery.registry.registered_specs import Bundle, find
+from enginery.registry.registered_specs import SpecBundle, find
 from enginery.registry.store.atomic_write import make_folder, reachable
 from enginery.registry.store.base import Store, open_store
 from pipeline.intake.places import place_at
@@ -57,7 +57,7 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
         yield Found(str(address), Path(address))
 
 
-def unpack(store: Store, bundle: Bundle, folder: Path) -> Path:
+def unpack(store: Store, bundle: SpecBundle, folder: Path) -> Path:
     """Write a bundle's files into a folder, each verified; the spec file's path."""
     for name, digest in bundle.files.items():
         path = folder / name

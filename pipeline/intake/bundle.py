@@ -10,7 +10,7 @@ from pathlib import Path
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError
-from enginery.registry.registered_specs import Bundle, outside
+from enginery.registry.registered_specs import SpecBundle, outside
 from enginery.registry.store.atomic_write import reachable
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
@@ -19,7 +19,9 @@ MOST_FILES = 5000
 MOST_BYTES = 64 << 30
 
 
-def bundle_of(spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES) -> Bundle:
+def bundle_of(
+    spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES
+) -> SpecBundle:
     """The bundle of a spec as its files are now.
 
     digest: gives a file's digest, and may store the file as it does.
@@ -39,7 +41,7 @@ def bundle_of(spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, m
                 f"{spec.path}: its files have {size} bytes together; a bundle holds {most_bytes} at most: keep fewer "
                 "samples, or build it by its path on a machine that sees it"
             )
-        return Bundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
+        return SpecBundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
 
 
 def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:

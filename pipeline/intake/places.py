@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from builders.execution.workdir import workdir
 from enginery.core.errors import InputError, UnavailableError
 from enginery.core.names import inside
-from enginery.registry.store.atomic_write import landing, make_folder, reachable
+from enginery.registry.store.atomic_write import make_folder, reachable, start_atomic_write
 from pipeline.intake.bundle import MOST_BYTES
 
 MOST_OBJECTS = 100_000
@@ -99,12 +99,12 @@ class Bucket:
         path = self.folder / name
         with reachable(f"writing {path}"):
             make_folder(path.parent)
-            with landing(path.parent) as file:
+            with start_atomic_write(path.parent) as file:
                 try:
                     stream_blob(parse_place(self.uri), name, file.stream)
                 except Declined as error:
                     raise UnavailableError(f"{self.uri}: {name} went away while it was read; look again") from error
-                file.land(path)
+                file.commit(path)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from enginery.registry.registered_specs import KEPT, Registration, parse
 from enginery.registry.store.base import Store
 from enginery.registry.store.documents import change
 from enginery.registry.store.keys import registered_key
-from enginery.registry.writers.guard import writing
+from enginery.registry.writers.guard import hold_lease
 from pipeline.intake.bundle import MOST_BYTES, bundle_of
 from pipeline.spec.model import ModelSpec
 
@@ -18,7 +18,7 @@ def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tup
 
     Raises InputError and ModelError as `bundle_of`, ConflictError when files change or vanish meanwhile.
     """
-    with writing(store, f"registering {spec.model}") as guard:
+    with hold_lease(store, f"registering {spec.model}") as guard:
         bundle = bundle_of(spec, store.put_file, most_bytes)
         guard.secure(bundle.files.values())
         if lost := [name for name, digest in bundle.files.items() if not store.has(digest)]:

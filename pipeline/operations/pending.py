@@ -10,7 +10,7 @@ from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import check_model, check_version, version_order
 from enginery.core.types import Target
-from enginery.registry.evidence.attestations import JudgedEntry, judged
+from enginery.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
@@ -120,7 +120,7 @@ def _meant(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEnt
 
 def _here(store: Store, manifest: Manifest) -> list[JudgedEntry]:
     """The engines with the status that they have on this machine's kind of CPU."""
-    return [entry.on_cpu(this_kind().name) for entry in judged(store, manifest)]
+    return [entry.on_cpu(this_kind().name) for entry in judge_entries(store, manifest)]
 
 
 def _why_not(entry: EngineEntry, on: Target | None) -> str | None:

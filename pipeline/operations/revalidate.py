@@ -18,8 +18,8 @@ from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.origin.presence import this_process
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Report
-from enginery.registry.build_request import request_of, stated
-from enginery.registry.evidence.attestations import MAX_BYTES, attest, judged
+from enginery.registry.build_request import make_request, request_of
+from enginery.registry.evidence.attestations import MAX_BYTES, attest, judge_entries
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
@@ -60,7 +60,7 @@ def revalidate(
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
-    for known in judged(shop.store, manifest):
+    for known in judge_entries(shop.store, manifest):
         entry = known.on_cpu(this_kind().name)
         if entry.digest is None or (targets is not None and entry.target not in targets):
             continue
@@ -83,7 +83,7 @@ def why_not_here(entry: EngineEntry) -> str | None:
     report of it would outweigh every machine on which it passes.
     """
     backend = discovery.configure(entry.backend, dict(entry.options))
-    return backend.runs(entry.hardware) or misfit(backend, stated(entry))
+    return backend.runs(entry.hardware) or misfit(backend, make_request(entry))
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def _its_turn(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Iterato
 
 def _settled(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Attested | None:
     """What somebody else found out meanwhile."""
-    found = next(item for item in judged(shop.store, manifest) if item.unit == entry.unit)
+    found = next(item for item in judge_entries(shop.store, manifest) if item.unit == entry.unit)
     now = found.on_cpu(this_kind().name)
     return None if now.status == "unproven" else Attested(now, now.status, now.reason)
 

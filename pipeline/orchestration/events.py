@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 
 from enginery.core.digest import digest_of
 from enginery.core.errors import UnavailableError
-from enginery.registry.build_lock import turn
+from enginery.registry.build_lock import hold_build_lock
 from enginery.registry.registered_specs import Registration
 from enginery.registry.store.base import Store
 from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED
@@ -56,7 +56,7 @@ def published_once(store: Store, model: str, version: str, manifest: str) -> Tol
 
     Of several runs that end with the same version at once, one tells.
     """
-    with turn(store, digest_of({"telling": PUBLISHED, "of": manifest}), f"telling of {model}@{version}"):
+    with hold_build_lock(store, digest_of({"telling": PUBLISHED, "of": manifest}), f"telling of {model}@{version}"):
         if told_before(store, PUBLISHED, manifest):
             return None
         told = published(store, model, version, manifest)

@@ -16,7 +16,7 @@ from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import PRECISIONS, Precision, Target
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.writers.guard import writing
+from enginery.registry.writers.guard import hold_lease
 from enginery.registry.writers.leases import BUILDING
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.only_records import NotOnRecord, OnlyRecords
@@ -93,7 +93,7 @@ def opened(
         spec = stack.enter_context(spec_at(address, options.registry)).load()
         selection = select(spec, options)
         store = open_store(options.registry or _registry_of(spec), create=True)
-        guard = stack.enter_context(writing(store, f"building {spec.model}", BUILDING))
+        guard = stack.enter_context(hold_lease(store, f"building {spec.model}", BUILDING))
         both = executors or stack.enter_context(started(options))
         if keep_state:
             run = new_run(spec.model, spec.address, store, progress.by)

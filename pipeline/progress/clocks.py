@@ -32,7 +32,7 @@ class Clock:
     @property
     def text(self) -> str:
         """'30 s, compiling, ~40 s left (predicted from 3 builds of this unit)'."""
-        left = self.expectation.left(self.elapsed_s) if self.expectation else ""
+        left = self.expectation.describe_left(self.elapsed_s) if self.expectation else ""
         return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, left) if part)
 
 

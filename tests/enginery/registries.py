@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builders.backends import discovery
-from enginery.client.fetch import Way
+from enginery.client.fetch import BlobFetcher
 from enginery.client.pull import Pulled, ask, bring, bring_best
 from enginery.client.resolve import Policy
 from enginery.core.digest import canonical_json, digest_of
@@ -18,9 +18,9 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.reports.proof import Approved, Check, Report, approve
-from enginery.core.requirements import Memory, for_target
+from enginery.core.requirements import GpuMemory, for_target
 from enginery.core.types import ShapeProfile, Target, TensorSpec
-from enginery.registry.build_request import stated
+from enginery.registry.build_request import make_request
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.keys import blob_key
@@ -56,7 +56,7 @@ def engine(
         outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
         profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     )
-    memory = () if found.is_cpu else (Memory(len(content)),)
+    memory = () if found.is_cpu else (GpuMemory(len(content)),)
     entry = replace(entry, requires=(for_target(found), *memory))
     return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
 
@@ -64,8 +64,8 @@ def engine(
 def with_requirements(entry: EngineEntry) -> EngineEntry:
     """The entry with what its backend says that an engine of its request requires."""
     backend = discovery.configure(entry.backend, dict(entry.options))
-    memory = () if entry.hardware.is_cpu else (Memory(entry.size_bytes or 0),)
-    return replace(entry, requires=(*backend.requires(stated(entry)), *memory))
+    memory = () if entry.hardware.is_cpu else (GpuMemory(entry.size_bytes or 0),)
+    return replace(entry, requires=(*backend.requires(make_request(entry)), *memory))
 
 
 def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
@@ -158,11 +158,11 @@ def uploads(store: S3Store) -> int:
 
 
 def pull(
-    store: Store, reference: Reference, target: Target, dest: Path, way: Way | None = None, **policy: Any
+    store: Store, reference: Reference, target: Target, dest: Path, fetcher: BlobFetcher | None = None, **policy: Any
 ) -> Pulled:
     """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
     located, found = ask(store, reference, Machine.of(target), Policy(**policy))
-    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, way))
+    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, fetcher))
 
 
 def names_in(folder: Path) -> list[str]:

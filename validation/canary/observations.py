@@ -17,7 +17,7 @@ from enginery.arrays.arrays import Array
 from enginery.core.codec import OMIT_NONE
 from enginery.core.digest import is_digest
 from enginery.core.errors import DataError
-from enginery.recording.lines import JsonLines, Record, number_in, text_in, truth_in
+from enginery.recording.lines import JsonLineReader, Record, number_in, text_in, truth_in
 from enginery.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.evidence import Side
 
@@ -119,7 +119,7 @@ def read_observations(path: Path, size: int | None = None) -> Observations:
 
     Raises DataError naming the line, what is wrong and what is needed.
     """
-    found, lines = Observations(path), JsonLines(path, MOST_LINE_BYTES, size)
+    found, lines = Observations(path), JsonLineReader(path, MOST_LINE_BYTES, size)
     for number, record in lines:
         try:
             if record.get("kind") == END:
@@ -143,7 +143,7 @@ def read_observations(path: Path, size: int | None = None) -> Observations:
 
 def read_head(path: Path) -> EngineIdentity:
     """Which engine a file of observations is of, as far as it says, without reading the rest. Raises DataError."""
-    lines = JsonLines(path, MOST_LINE_BYTES)
+    lines = JsonLineReader(path, MOST_LINE_BYTES)
     for number, record in lines:
         try:
             return _identity(record, Observations(path)) if "kind" in record else EngineIdentity()

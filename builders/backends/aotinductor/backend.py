@@ -149,7 +149,7 @@ class AotInductor:
             return None
         if "+cpu" in self.versions().get("torch", "+cpu"):
             return "torch has no CUDA on this machine"
-        return cuda.lacking(target)
+        return cuda.explain_missing_gpu(target)
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:

@@ -105,7 +105,7 @@ class Iree:
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
-        return cuda.lacking(target)
+        return cuda.explain_missing_gpu(target)
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:

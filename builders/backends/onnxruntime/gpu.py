@@ -104,7 +104,7 @@ class _OnnxRuntimeGpu(ABC):
         """Whether a GPU of that compute capability is in this machine, and the wheel installed."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
-        return cuda.lacking(target) or self._misinstalled()
+        return cuda.explain_missing_gpu(target) or self._misinstalled()
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
@@ -234,7 +234,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         """
         import onnxruntime as ort
 
-        if reason := cuda.lacking(request.target):
+        if reason := cuda.explain_missing_gpu(request.target):
             raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
         device = cuda.index_of(request.target.compute_capability)
         check_available(ort.get_available_providers(), TENSORRT)

@@ -129,7 +129,7 @@ class Flavour:
         """Whether a GPU of that compute capability is in this machine."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
-        return cuda.lacking(target)
+        return cuda.explain_missing_gpu(target)
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine on the first GPU that fits.

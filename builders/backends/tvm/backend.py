@@ -20,7 +20,7 @@ from builders.backends.nvcc import INSTALL, find_nvcc
 from builders.backends.tvm import records
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, LEVELS, cpu_name, host_level, lacking, level_of
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
@@ -109,7 +109,7 @@ class Tvm:
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
-        return cuda.lacking(target)
+        return cuda.explain_missing_gpu(target)
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
@@ -138,7 +138,7 @@ class Tvm:
             return (
                 "TVM's kernels are tuned for CPUs only here, never tried on a GPU; set backends.tvm.tune_minutes to 0"
             )
-        if missing := lacking(level_of(request)):
+        if missing := find_missing_flags(level_of(request)):
             return (
                 f"this CPU has no {', '.join(missing)}, and kernels are tuned by running them; build it on one that has"
             )

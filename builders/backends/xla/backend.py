@@ -96,7 +96,7 @@ class Xla:
         """A CPU is always at hand; for a GPU, whether one of that capability is here, and JAX's plugin for it."""
         if target.is_cpu:
             return None
-        if reason := cuda.lacking(target):
+        if reason := cuda.explain_missing_gpu(target):
             return reason
         if not any(map(_is_installed, _CUDA_PLUGINS)):
             return "jax has no CUDA plugin here; pip install 'jax[cuda13]'"

@@ -25,7 +25,7 @@ EXACT_SESSION = ("session.x64quantprecision", "1")
 class CpuKind:
     """A kind of CPU that engines are built for and proven on.
 
-    level: of x86-64, or the architecture, that code for it is compiled for.  flags: it has them beyond that level.
+    level: the x86-64 level, or the architecture, that code for it is compiled for.  flags: CPU flags beyond that level.
     saturates: whether ONNX Runtime's uint8 x int8 kernels add in 16 bits there.
     aliases: other names that a spec may use.
     """
@@ -42,7 +42,7 @@ class CpuKind:
         return "x86_64" if self.level in LEVELS else self.level
 
     def has_level(self, level: str) -> bool:
-        """Whether it runs code that is compiled for a level of x86-64, or for another architecture."""
+        """Whether this kind runs code that was compiled for a level of x86-64, or for another architecture."""
         if level not in LEVELS or self.level not in LEVELS:
             return level == self.level
         return flags_of_level(level) <= flags_of_level(self.level)
@@ -53,7 +53,7 @@ class CpuKind:
         return machine == self.machine and needed <= flags
 
 
-# From the plain to the special: a CPU is of the last kind whose flags it has.
+# From the general to the specific: a CPU is of the last kind whose flags it has.
 KINDS: tuple[CpuKind, ...] = (
     CpuKind("x86-64", "x86-64", saturates=True),
     CpuKind("x86-64-v3", "x86-64-v3", saturates=True, aliases=("avx2",)),
@@ -70,12 +70,12 @@ _MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
 
 
 def kind_named(name: str) -> CpuKind | None:
-    """The kind of that name or alias; None for a name of none."""
+    """The kind of CPU with this name or alias; None if there is none."""
     return _BY_NAME.get(name)
 
 
 def this_kind() -> CpuKind:
-    """The kind of this machine's CPU; one of its architecture alone where it is none of `KINDS`."""
+    """The kind of this machine's CPU; a kind named after its architecture where none of `KINDS` matches."""
     machine = _MACHINES.get(platform.machine(), platform.machine())
     found = [kind for kind in KINDS if kind.is_in(machine, cpu_levels.machine_flags())]
     return found[-1] if found else CpuKind(machine, machine)
@@ -87,7 +87,10 @@ def kind_of(target: Target) -> str:
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:
-    """Why a compiler (title: its name) makes no code on this machine for the kind of CPU that a request names."""
+    """The reason why a compiler cannot compile a request's kind of CPU on this machine; None if it can.
+
+    title: the compiler's name, for the message.
+    """
     kind, level = kind_named(request.target.name), level_of(request)
     if kind is None:
         return None
@@ -99,7 +102,7 @@ def refusal(request: BuildRequest, title: str) -> str | None:
 
 
 def why_no_proof(request: BuildRequest) -> str | None:
-    """Why a run on this machine proves nothing for a CPU engine; None when it does. Of GPUs nothing is asked here."""
+    """The reason why a run on this machine cannot prove a CPU engine; None if it can, and for GPU engines."""
     wanted, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
     if not request.target.is_cpu or wanted == here:
         return None

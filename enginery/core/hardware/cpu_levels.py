@@ -1,8 +1,7 @@
-"""What code that was compiled ahead of time needs of the CPU that runs it: the microarchitecture levels of x86-64.
+"""The microarchitecture levels of x86-64: which CPU flags ahead-of-time compiled code requires.
 
-The levels and their flags are the x86-64 psABI's ("Micro-Architecture Levels"); LLVM and GCC know them by these names.
-A level says more than a model's name: code compiled for x86-64-v3 runs on every CPU that has its flags, whoever made
-it, and what is missing on this one can be said before the first illegal instruction.
+The levels and their flags are the x86-64 psABI's ("Micro-Architecture Levels"); LLVM and GCC use the same names. Code
+compiled for a level runs on every CPU that has the level's flags, so missing flags are found before the code is loaded.
 """
 
 import platform
@@ -22,10 +21,10 @@ LEVELS: tuple[str, ...] = tuple(_ADDED)
 HOST = "host"
 
 
-def lacking(level: str) -> tuple[str, ...]:
-    """Flags that code for `level` needs and this CPU lacks, sorted; its architecture where that is another.
+def find_missing_flags(level: str) -> tuple[str, ...]:
+    """The CPU flags that code for `level` requires and this CPU does not have, sorted; empty if it has all.
 
-    level: one of LEVELS, or another architecture's name, which needs just that.
+    level: one of LEVELS, or the name of another architecture. If the architecture differs, its name is the result.
     """
     machine = platform.machine()
     if level not in _ADDED:
@@ -36,17 +35,17 @@ def lacking(level: str) -> tuple[str, ...]:
 
 
 def flags_of_level(level: str) -> frozenset[str]:
-    """Every flag that one of LEVELS needs."""
+    """All CPU flags that one of LEVELS requires, including those of the lower levels."""
     return frozenset().union(*(_ADDED[name] for name in LEVELS[: LEVELS.index(level) + 1]))
 
 
 def host_level() -> str:
-    """The highest level that this CPU has; on another architecture its name, such as 'aarch64'."""
-    return next((level for level in reversed(LEVELS) if not lacking(level)), platform.machine())
+    """The highest level that this CPU supports; on another architecture than x86-64 its name, such as 'aarch64'."""
+    return next((level for level in reversed(LEVELS) if not find_missing_flags(level)), platform.machine())
 
 
 def cpu_name() -> str:
-    """What the CPU calls itself, such as 'AMD EPYC'; its architecture where it does not say."""
+    """The CPU's model name from /proc/cpuinfo, such as 'AMD EPYC'; its architecture where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -56,7 +55,7 @@ def cpu_name() -> str:
 
 @cache
 def machine_flags() -> frozenset[str]:
-    """The flags of this CPU as /proc/cpuinfo names them ("flags" on x86, "Features" on Arm); none where it is not."""
+    """This CPU's flags from /proc/cpuinfo ("flags" on x86, "Features" on Arm); empty without that file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -65,6 +64,6 @@ def machine_flags() -> frozenset[str]:
 
 
 def level_of(request: BuildRequest) -> str:
-    """The level that a request with an option `cpu` names; of 'host', the one of the machine that planned it."""
+    """The level that a request's option `cpu` names; for 'host', the level of the machine that planned the request."""
     level = str(dict(request.options).get("cpu", HOST))
     return dict(request.toolchain).get("cpu", host_level()) if level == HOST else level

@@ -28,7 +28,7 @@ _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuDevice:
     """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set.
 
     memory_bytes: 0 is unknown.  compute_mode: CUcomputemode; any but DEFAULT_MODE keeps a second process out.
@@ -41,8 +41,8 @@ class Gpu:
     compute_mode: int = DEFAULT_MODE
 
 
-def gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine; none where there is no driver or it does not answer."""
+def gpus() -> tuple[GpuDevice, ...]:
+    """The GPUs that this process may use; empty without a driver, or where the driver fails."""
     try:
         driver = _driver()
         count = c_int()
@@ -53,15 +53,15 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def index_of(compute_capability: tuple[int, int] | None) -> int:
-    """The first GPU of that capability. Raises EngineryError when this machine has none."""
-    fitting = [gpu.index for gpu in gpus() if gpu.compute_capability == compute_capability]
-    if not fitting:
+    """The index of the first GPU of a compute capability. Raises EngineryError when this machine has none."""
+    found = [gpu.index for gpu in gpus() if gpu.compute_capability == compute_capability]
+    if not found:
         raise EngineryError(f"this machine has no GPU of capability {compute_capability}; run this on a node with one")
-    return fitting[0]
+    return found[0]
 
 
-def lacking(target: Target) -> str | None:
-    """Why engines for `target` cannot run on this machine's GPUs; None when one has its capability, and for the CPU."""
+def explain_missing_gpu(target: Target) -> str | None:
+    """The reason why no GPU of this machine runs engines for `target`; None if one does, and for CPU targets."""
     found = gpus()
     if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in found):
         return None
@@ -70,7 +70,7 @@ def lacking(target: Target) -> str | None:
 
 
 def cuda_version() -> str | None:
-    """The newest CUDA that the driver supports, '13.0'; None without a driver."""
+    """The newest CUDA version that the driver supports, such as '13.0'; None without a driver."""
     try:
         driver = _driver()
         found = c_int()
@@ -80,12 +80,12 @@ def cuda_version() -> str | None:
     return f"{found.value // 1000}.{found.value % 1000 // 10}"
 
 
-def _gpu(driver: Untyped, index: int) -> Gpu:
+def _gpu(driver: Untyped, index: int) -> GpuDevice:
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
     capability = (_attribute(driver, _MAJOR, index), _attribute(driver, _MINOR, index))
     mode = _attribute(driver, _MODE, index)
-    return Gpu(index, name.value.decode(), capability, _memory(driver, index), mode)
+    return GpuDevice(index, name.value.decode(), capability, _memory(driver, index), mode)
 
 
 def _memory(driver: Untyped, index: int) -> int:
@@ -121,9 +121,9 @@ def _check(driver: Untyped, status: int, call: str) -> None:
 
 
 class Device:
-    """One GPU's primary context, a stream on it, and buffers that all go when it is closed. Never run on a GPU.
+    """One GPU's primary context with a stream and named buffers, which are freed on exit. Never run on a GPU.
 
-    A context is current in one thread: use a Device in the thread that made it.
+    A context is current in one thread: use a Device in the thread that created it.
     Raises UnavailableError when the driver is missing, EngineryError when it refuses a call.
     """
 
@@ -152,7 +152,8 @@ class Device:
         return self._stream.value or 0
 
     def buffer(self, name: str, size_bytes: int) -> int:
-        """Address of the buffer of that name, made larger when it is too small; its content is then lost."""
+        """The device address of a named buffer of at least `size_bytes`; a buffer that is too small is reallocated, and
+        its content lost."""
         if name in self._buffers and self._buffers[name][1] >= size_bytes:
             return self._buffers[name][0].value
         self._free(name)
@@ -162,33 +163,33 @@ class Device:
         return address.value
 
     def put(self, name: str, array: "np.ndarray") -> int:
-        """Copy a C-contiguous array into the buffer of that name; its address."""
+        """Copy a C-contiguous array of any shape and dtype into the named buffer, and return its device address."""
         address = self.buffer(name, array.nbytes)
         self._call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
         return address
 
     def get(self, name: str, array: "np.ndarray") -> None:
-        """Fill a C-contiguous array from the buffer of that name."""
+        """Fill a C-contiguous array of any shape and dtype from the named buffer."""
         address, _ = self._buffers[name]
         self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))
 
     def used_bytes(self) -> int:
-        """Memory of the GPU that is in use, by this process and all others."""
+        """GPU memory in use by all processes, in bytes."""
         free, total = c_size_t(), c_size_t()
         self._call("cuMemGetInfo_v2", byref(free), byref(total))
         return total.value - free.value
 
     def wait(self) -> None:
-        """Wait for what was put on the stream."""
+        """Wait until all work on the stream is done."""
         self._call("cuStreamSynchronize", self._stream)
 
     def forget(self, prefix: str) -> None:
-        """Free the buffers whose names begin so."""
+        """Free the buffers whose names start with `prefix`."""
         for name in [name for name in self._buffers if name.startswith(prefix)]:
             self._free(name)
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """How long the GPU is busy with what `work` puts on the stream, between two events there."""
+        """Seconds that the GPU takes for what `work` enqueues on the stream, measured between two events."""
         start, end = c_void_p(), c_void_p()
         self._call("cuEventCreate", byref(start), c_uint(0))
         self._call("cuEventCreate", byref(end), c_uint(0))
@@ -204,8 +205,8 @@ class Device:
             self._call("cuEventDestroy_v2", start)
             self._call("cuEventDestroy_v2", end)
 
-    def captured(self, work: Callable[[], None]) -> "Graph":
-        """What `work` puts on the stream, as a CUDA graph; it is not run."""
+    def capture(self, work: Callable[[], None]) -> "CudaGraph":
+        """Capture what `work` enqueues on the stream as a CUDA graph, without running it. Raises EngineryError."""
         self._call("cuStreamBeginCapture_v2", self._stream, c_int(_CAPTURE_THREAD_LOCAL))
         captured = c_void_p()
         try:
@@ -218,7 +219,7 @@ class Device:
             self._call("cuGraphInstantiateWithFlags", byref(ready), captured, c_uint64(0))
         finally:
             self._call("cuGraphDestroy", captured)
-        return Graph(
+        return CudaGraph(
             lambda: self._call("cuGraphLaunch", ready, self._stream), lambda: self._call("cuGraphExecDestroy", ready)
         )
 
@@ -231,8 +232,8 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Graph:
-    """Work that was captured: `launch` puts all of it on the stream at once, `close` forgets it."""
+class CudaGraph:
+    """A captured CUDA graph: `launch` enqueues it on the stream, `close` destroys it."""
 
     launch: Callable[[], None]
     close: Callable[[], None]

@@ -8,7 +8,7 @@ from enginery.core.types import CPU_KIND
 
 
 def describe_host() -> dict[str, str]:
-    """Name, system, machine, number of CPUs and their kind, and the version of Python."""
+    """This machine as text by key: name, system, machine, number of CPUs, kind of CPU, and Python's version."""
     return {
         CPU_KIND: this_kind().name,
         "name": platform.node(),

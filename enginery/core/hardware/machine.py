@@ -1,9 +1,9 @@
-"""What a machine has, as far as it decides which engine runs there; and what `--target auto` means here.
+"""The facts about a machine that decide which engine runs there; and what `--target auto` means on this one.
 
-The compute capability, product, memory and CUDA version come from the driver's own library, the driver's version from
-NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' from what is installed for Python, looked up for
-the engines that are in question. A runtime that is not a Python package (Triton's, a C++ server's) is not seen: it
-stays unknown, and can be stated. What is unknown is None, is no reason to refuse an engine, and is said beside it. Not
+The compute capability, product, memory and CUDA version come from the driver's library, the driver's version from NVML
+(nvidia-ml-py, if installed) or the kernel module, the runtimes' versions from the installed Python distributions, which
+are looked up for the engines in question only. A runtime that is no Python package (Triton's, a C++ server's) is not
+found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine and are reported. Not
 run on a GPU.
 """
 
@@ -18,7 +18,7 @@ from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware import cpu_levels, cuda
 from enginery.core.hardware.cpu_kinds import kind_named, this_kind
 from enginery.core.hardware.cpu_levels import LEVELS, flags_of_level
-from enginery.core.hardware.cuda import Gpu
+from enginery.core.hardware.cuda import GpuDevice
 from enginery.core.hardware.targets import CPU, parse_targets, product_of
 from enginery.core.requirements import Library, Requirement, Runtime
 from enginery.core.text import format_bytes
@@ -32,14 +32,16 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Machine:
-    """What engines are chosen for. None: unknown (compute_capability: no GPU).
+    """A machine that engines are chosen for. None means unknown (for compute_capability: no GPU).
 
     cpu: the kind of CPU (`cpu_kinds`).
-    product: short name as in `targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
-    driver supports, '13.0'.  memory_bytes: of the GPU.
-    runtimes: versions by the distribution's name ('tensorrt-rtx'); one that is not in it is unknown.
-    libraries: SHA-256 of shared libraries by path, '' for one that is not there.
-    here: whether it is this machine, where anything that is installed can be looked up.
+    product: short name as in `targets` ('l4').  driver: the GPU driver's version, '580.65.06'.  cuda: the newest
+    version that the driver supports, '13.0'.  memory_bytes: of the GPU.
+    runtimes: versions by the distribution's name ('tensorrt-rtx'); a missing key is unknown.
+    libraries: SHA-256 of shared libraries by path, '' for a file that is absent.
+    here: whether it is this machine, so that installed versions can be looked up.
+
+    Raises InputError for a compute capability that is no pair of ints.
     """
 
     compute_capability: tuple[int, int] | None = None
@@ -58,7 +60,7 @@ class Machine:
         if found is not None and not pair:
             name = found if isinstance(found, str) else "l4"
             raise InputError(
-                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.named({name!r})"
+                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.from_name({name!r})"
             )
 
     @property
@@ -76,7 +78,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """For people: 'sm_89 (l4)', 'cpu'."""
+        """The name shown to users: 'sm_89 (l4)', 'cpu'."""
         return f"{self.target.sm} ({self.product})" if self.product else self.target.sm
 
     @property
@@ -85,20 +87,23 @@ class Machine:
         kind = kind_named(self.cpu) if self.cpu else None
         return kind is not None and kind.saturates
 
-    def known(self) -> dict[str, str]:
-        """What is known beside the kind of machine, for people."""
+    def list_facts(self) -> dict[str, str]:
+        """The known facts as text by name, to be shown to users: driver, CUDA, runtimes, memory, CPU."""
         found = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
         found |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
         return {name: value for name, value in found.items() if value is not None}
 
     def version_of(self, *names: str) -> str | None:
-        """The version of the first of these distributions that is known; None where none is."""
+        """The version of the first of these distributions whose version is known; None if there is none."""
         return next((self.runtimes[name] for name in names if name in self.runtimes), None)
 
     def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
-        """Flags of a level of x86-64 (or another architecture), and of `flags`, that the CPU lacks; None: unknown."""
+        """CPU flags of a level of x86-64 (or an architecture), and among `flags`, that the CPU does not have.
+
+        Empty if it has all; None where the kind of CPU is unknown.
+        """
         if self.here:
-            return cpu_levels.lacking(level) or tuple(sorted(set(flags) - cpu_levels.machine_flags()))
+            return cpu_levels.find_missing_flags(level) or tuple(sorted(set(flags) - cpu_levels.machine_flags()))
         kind = kind_named(self.cpu) if self.cpu else None
         if kind is None:
             return None
@@ -107,14 +112,14 @@ class Machine:
         has = kind.flags | (flags_of_level(kind.level) if kind.level in LEVELS else frozenset())
         return tuple(sorted(set(flags) - has))
 
-    def looking_up(self, requires: Iterable[Requirement]) -> "Machine":
-        """This very machine with the versions and libraries that are installed of those required; else itself."""
+    def with_installed(self, requires: Iterable[Requirement]) -> "Machine":
+        """This machine with the installed versions and libraries that `requires` names; another machine unchanged."""
         if not self.here:
             return self
         runtimes, libraries = dict(self.runtimes), dict(self.libraries)
         for item in requires:
             if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
-                found = ((name, _installed(name)) for name in (item.name, *item.packages))
+                found = ((name, _find_installed_version(name)) for name in (item.name, *item.packages))
                 runtimes |= next(({name: version} for name, version in found if version), {})
             elif isinstance(item, Library) and item.path not in libraries:
                 path = Path(item.path)
@@ -123,23 +128,22 @@ class Machine:
 
     @classmethod
     def of(cls, target: Target) -> "Machine":
-        """A machine of which only its kind is known; of the target `cpu` not even that."""
+        """The machine of a build target, of which nothing else is known; for the target `cpu` not even the kind."""
         kind = target.name if target.is_cpu and kind_named(target.name) else None
         return cls(target.compute_capability, target.product, cpu=kind)
 
     @classmethod
-    def named(cls, name: str = AUTO) -> "Machine":
-        """The machine that a target's name stands for; `auto` is this one, with all that can be seen of it.
+    def from_name(cls, name: str = AUTO) -> "Machine":
+        """The machine that a target's name stands for: `auto` is this one with its GPU, `cpu` is this one's CPU.
 
-        `cpu` is this machine's CPU.
-        Raises UnknownNameError for a name that stands for none or several, or GPUs of several generations here.
+        Raises UnknownNameError for a name of no target or of several, and for `auto` with GPUs of several generations.
         """
         if name == AUTO:
             return local_machine()
         target = target_named(name)
         return cpu_here() if target == CPU else cls.of(target)
 
-    def stating(
+    def with_facts(
         self,
         *,
         driver: str | None = None,
@@ -147,7 +151,7 @@ class Machine:
         memory_bytes: int | None = None,
         runtimes: Mapping[str, str | None] | None = None,
     ) -> "Machine":
-        """The machine with these facts in place of what was seen; None changes nothing."""
+        """A copy of the machine with these facts replaced; None keeps what is known."""
         stated = {name: version for name, version in (runtimes or {}).items() if version is not None}
         return replace(
             self,
@@ -169,12 +173,13 @@ def target_named(name: str) -> Target:
 
 
 def local_target() -> Target:
-    """This machine's target. Raises UnknownNameError when it has GPUs of several generations: a person must choose."""
+    """This machine's target. Raises UnknownNameError when it has GPUs of several generations; name one then."""
     return _target_of(cuda.gpus())
 
 
 def local_machine() -> Machine:
-    """This machine. Of several GPUs of one generation the smallest memory counts. Raises as `local_target` does."""
+    """This machine, with the smallest GPU memory where there are several GPUs. Raises UnknownNameError, as
+    `local_target`."""
     found = cuda.gpus()
     if not found:
         return cpu_here()
@@ -183,18 +188,18 @@ def local_machine() -> Machine:
 
 
 def cpu_here() -> Machine:
-    """This machine as what runs engines on its CPU."""
+    """This machine, for engines that run on its CPU."""
     return Machine(cpu=this_kind().name, here=True)
 
 
-def gpu_here(gpu: Gpu) -> Machine:
-    """This machine as what runs engines on one of its GPUs."""
+def gpu_here(gpu: GpuDevice) -> Machine:
+    """This machine, for engines that run on one of its GPUs."""
     machine = replace(Machine.of(_target(gpu)), here=True)
     memory = gpu.memory_bytes or None
-    return machine.stating(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
+    return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
-def _target_of(found: tuple[Gpu, ...]) -> Target:
+def _target_of(found: tuple[GpuDevice, ...]) -> Target:
     targets = {_target(gpu) for gpu in found}
     if len({target.sm for target in targets}) > 1:
         names = ", ".join(sorted(target.sm for target in targets))
@@ -202,13 +207,13 @@ def _target_of(found: tuple[Gpu, ...]) -> Target:
     return min(targets, key=lambda target: target.name) if targets else CPU
 
 
-def _target(gpu: Gpu) -> Target:
+def _target(gpu: GpuDevice) -> Target:
     """A GPU as a target; its product is known when its name is one that node labels use (spaces become '-')."""
     product = product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-"))
     return Target(product or "sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability, product)
 
 
-def _installed(distribution: str) -> str | None:
+def _find_installed_version(distribution: str) -> str | None:
     # Here, because it brings a parser of mail and half of the time that importing the client takes.
     from importlib import metadata
 

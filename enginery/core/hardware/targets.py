@@ -1,4 +1,4 @@
-"""The GPU generations a fleet can hold: compute capability, the names people call them, products and node labels.
+"""The known GPU generations: compute capability, names, products and node labels.
 
 Source: NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery's node labels
 (`nvidia.com/gpu.compute.major`, `.minor`, `nvidia.com/gpu.product`). Never select nodes by the `family` label: it
@@ -24,12 +24,12 @@ class Generation:
 
     @property
     def sm(self) -> str:
-        """'sm_89'."""
+        """The architecture's name, such as 'sm_89'."""
         return "sm_{}{}".format(*self.compute_capability)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Node labels that select this generation on Kubernetes; all label values are strings."""
+        """The node labels that select this generation on Kubernetes, with string values."""
         major, minor = self.compute_capability
         return {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
 
@@ -81,7 +81,7 @@ _FAMILY_ALIASES = {"ada-lovelace": "ada", "lovelace": "ada"}
 
 
 def generation_of(compute_capability: tuple[int, int]) -> Generation | None:
-    """The known generation of a compute capability, or None."""
+    """The generation of a compute capability; None if the table does not have it."""
     return next((g for g in GENERATIONS if g.compute_capability == compute_capability), None)
 
 
@@ -93,7 +93,7 @@ def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
 
 
 def names() -> list[str]:
-    """Every name a spec may use for a target or a group of them."""
+    """Every name that a spec may use for a target or a group of targets."""
     out = ["cpu", "gpu", "all", *(kind.name for kind in KINDS)]
     for generation in GENERATIONS:
         out += [generation.sm, *generation.products]

@@ -1,6 +1,6 @@
-"""Which process something was written by, and whether that one is gone: the one rule for turns and for runs.
+"""The identity of a process that wrote a document, and whether it has ended: for build locks and runs.
 
-A number alone says little: another process may have it by now, and containers of one machine count from 1 each.
+A process number alone does not identify a process: it is reused, and each container counts from 1.
 """
 
 import socket
@@ -12,8 +12,8 @@ import psutil
 
 @dataclass(frozen=True)
 class Presence:
-    """A process. namespace: of its number, '' where that is not known.  began: when it did, in seconds since 1970 as
-    text."""
+    """A process. host: its machine's name.  namespace: of its number, '' where unknown.  began: its start time in
+    seconds since 1970, as text."""
 
     host: str
     namespace: str
@@ -22,7 +22,7 @@ class Presence:
 
     @property
     def gone(self) -> bool:
-        """Whether it was on this machine and is not there any more; False wherever that cannot be told from here."""
+        """Whether the process ran on this machine and has ended; False where this machine cannot tell."""
         if (self.host, self.namespace) != _here():
             return False
         try:
@@ -34,7 +34,7 @@ class Presence:
 
 
 def this_process() -> Presence:
-    """The process that asks."""
+    """The calling process."""
     process = psutil.Process()
     return Presence(*_here(), process.pid, repr(process.create_time()))
 

@@ -5,7 +5,7 @@ import os
 
 
 def user() -> str:
-    """The name of the user; a container may have none for a bare uid."""
+    """The current user's name; 'uid 1000' in a container that has no name for the uid."""
     try:
         return os.environ.get("USER") or getpass.getuser()
     except (KeyError, OSError):

@@ -1,1 +1,1 @@
-"""What was checked of an engine, and the verdict: the report that publishing asks for."""
+"""Reports as plain values: proof of an engine, latency, quantization, paired benchmarks."""

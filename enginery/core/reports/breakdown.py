@@ -8,16 +8,17 @@ Bound = Literal["compute", "bandwidth", "overhead"]
 
 
 def product_dtype(dtype: str) -> str:
-    """The type whose product is measured for this one: 'int8' or 'float32'."""
+    """The dtype whose matrix product rate stands for `dtype`: 'int8' for int8 and uint8, else 'float32'."""
     return "int8" if dtype in ("int8", "uint8") else "float32"
 
 
 @dataclass(frozen=True)
 class NodeCost:
-    """Of one node or of many. macs: multiply-adds.  operations: two for each of them, and all others.
+    """Computation and memory traffic of one node, or the sum over several. macs: multiply-adds.  operations: two for
+    each multiply-add, and all others.
 
-    dtype: what it computes in.  known: False for an operator whose operations nobody counted: 0, but bytes count.
-    intensity: operations for each byte.
+    dtype: of the computation.  known: False for an operator without a counting rule, whose operations are 0 here.
+    intensity: operations per byte moved.
     """
 
     name: str
@@ -35,15 +36,15 @@ class NodeCost:
 
     @property
     def moved_bytes(self) -> int:
-        """Read and written."""
+        """Bytes read and written."""
         return self.read_bytes + self.written_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphCost(NodeCost):
-    """Of all nodes of a graph. working_bytes: what one run needs at hand.  by_dtype: operations by type.
+    """The sum over all nodes of a graph. working_bytes: size of all tensors of one run.  by_dtype: operations by dtype.
 
-    uncounted: operators that nobody counted.  unsized: nodes with a tensor whose shape is not known.
+    uncounted: operator types without a counting rule.  unsized: nodes with a tensor of unknown shape.
     """
 
     nodes: int
@@ -55,9 +56,10 @@ class GraphCost(NodeCost):
 
 @dataclass(frozen=True)
 class MemoryTraffic:
-    """Bytes of one run. groups: of nodes, when fused.  source: whose groups: the runtime's, or the greedy model's.
+    """Bytes that one run moves, without and with operator fusion. groups: number of fused groups of nodes.
+    source: whether the groups are the runtime's, or those of the greedy fusion model.
 
-    saved: share of the unfused bytes that is not moved; negative where the runtime added conversions.
+    saved: share of the unfused bytes that fusion avoids; negative where the runtime added conversions.
     """
 
     unfused_bytes: int
@@ -73,8 +75,9 @@ class MemoryTraffic:
 
 @dataclass(frozen=True)
 class Roofs:
-    """operations_per_s: by type.  memory, cache: bytes a second.  cache_bytes: what counts as held by a cache: half of
-    the last-level one.  run_s, node_s: of a run, and of each node in it."""
+    """Measured limits of a machine. operations_per_s: by dtype.  memory_bytes_per_s, cache_bytes_per_s: bandwidths.
+    cache_bytes: footprints up to this size count as cached: half of the last-level cache.  run_s, node_s: fixed cost of
+    a run, and of each node in it, in seconds."""
 
     operations_per_s: Mapping[str, float]
     memory_bytes_per_s: float
@@ -84,21 +87,21 @@ class Roofs:
     node_s: float
 
     def bandwidth(self, footprint_bytes: float) -> float:
-        """Bytes a second at which so many bytes can come and go."""
+        """Bandwidth in bytes per second for a footprint: the cache's or the memory's."""
         return self.cache_bytes_per_s if footprint_bytes <= self.cache_bytes else self.memory_bytes_per_s
 
     def rate(self, dtype: str) -> float:
-        """Operations a second in a type; of float32 where that type was not measured."""
+        """Operations per second in a dtype; those in float32 where that dtype was not measured."""
         return self.operations_per_s.get(product_dtype(dtype), self.operations_per_s["float32"])
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What bounds a time in seconds. compute, bandwidth, overhead: shares of it that the least time of each explains.
+    """What limits a measured time. compute, bandwidth, overhead: shares of `seconds` that the lower bound of each
+    explains; all None where one exceeded the whole (`diagnose`).
 
-    None, all three, where one exceeded the whole (`diagnose`).  outside: share that is in no kernel by the
-    runtime's profiler; None where that is not known.  bound: the largest share; None where the limits do not say.
-    clear: whether the bound explains much of the time.
+    outside: share in no kernel by the runtime's profiler; None where unknown.  bound: the largest share; None where the
+    limits do not decide.  clear: whether the bound explains much of the time.
     """
 
     seconds: float
@@ -110,13 +113,13 @@ class Diagnosis:
     clear: bool
 
     def share(self, bound: Bound) -> float | None:
-        """The share of one of the three."""
+        """The share of the time that one bound explains; None where it is unknown."""
         return {"compute": self.compute, "bandwidth": self.bandwidth, "overhead": self.overhead}[bound]
 
 
 @dataclass(frozen=True)
 class TimedNode:
-    """A node that the runtime executed. seconds: mean of a run.  cost: None where the runtime tells times alone."""
+    """A node that the runtime executed. seconds: mean per run.  cost: None where the runtime reports times only."""
 
     name: str
     op_type: str
@@ -127,7 +130,7 @@ class TimedNode:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The time of all nodes of one type. share: of the time of all nodes."""
+    """The time of all nodes of one operator type. seconds: mean per run.  share: of the time of all nodes."""
 
     op_type: str
     nodes: int
@@ -137,7 +140,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """What the runtime's profiler told. seconds: of a run under it; kernels_s: of the nodes together.
+    """What the runtime's profiler measured. seconds: of a run under it; kernels_s: of the nodes together.
 
     nodes: the slowest, slowest first; omitted: how many more there are.  uncounted: as in `GraphCost`.
     """
@@ -153,7 +156,7 @@ class NodeTimes:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Where the time of one run at one bucket goes. graph: that the engine was built from.
+    """Where the time of one run at one bucket goes. graph: cost of the graph that the engine was built from.
 
     profile: None where the runtime shows no nodes.  roofs, diagnosis: None where the machine's limits were not
     measured.

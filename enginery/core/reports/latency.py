@@ -37,9 +37,9 @@ class MachineKind:
 
 @dataclass(frozen=True)
 class LatencyTerms:
-    """How an engine is timed. seconds: for each bucket.  buckets: 'few', 'all', or the size of each dim in each.
+    """How an engine is timed. seconds: measuring time per bucket.  buckets: 'few', 'all', or each bucket's dim sizes.
 
-    streams: sessions at once.
+    streams: concurrent sessions.
     """
 
     seconds: float
@@ -49,9 +49,9 @@ class LatencyTerms:
 
 @dataclass(frozen=True)
 class Quantile:
-    """A quantile p in seconds with its 95 % interval; all None where there are too few runs.
+    """The p-quantile of run times in seconds with its 95 % interval; all None where there are too few runs.
 
-    effective: independent runs that the series is worth here.  needed: runs of this kind that an interval takes.
+    effective: effective sample size of the correlated series.  needed: effective runs that an interval takes.
     """
 
     p: float
@@ -64,11 +64,11 @@ class Quantile:
 
 @dataclass(frozen=True)
 class SystemLoad:
-    """What else the machine did for some seconds. others: share of all cores' time that other processes used.
+    """The load of the machine during `seconds`. others: share of all cores' time that other processes used.
 
     steal: share that a hypervisor took.  switches: involuntary context switches per second of this process and those
     that it started.  throttled: periods in which the control group's CPU quota was used up.  load: the load average
-    over a minute, at the end.  busy: why the machine counts as busy; empty for a quiet one.
+    over a minute, at the end.  busy: the reasons why the machine counts as busy; empty for a quiet one.
     """
 
     seconds: float
@@ -96,7 +96,7 @@ class SystemLoad:
 
 @dataclass(frozen=True)
 class BucketLatency:
-    """What was measured at one size. quantiles, mean_s, median_s and curve are those of `Session.run`.
+    """The times measured at one input size. quantiles, mean_s, median_s and curve are those of `Session.run`.
 
     runtime: the median of the runtime's own call, without what `Session.run` does in Python; None where the session
     does not give it.  process_medians_s: of each process, of the runtime where it is known.
@@ -143,16 +143,16 @@ class BucketLatency:
 
     @property
     def middle(self) -> Quantile | None:
-        """The median of `Session.run` with its interval; None where there were too few runs for one."""
+        """The median of `Session.run` with its interval; None where there were too few runs for an interval."""
         return next((item for item in self.quantiles if item.p == 0.5 and item.value is not None), None)
 
 
 @dataclass(frozen=True)
 class EngineLatency:
-    """load_s: from the engine's file, which lies in the page cache, to a session; the runtime was imported before, in
-    `import_s`, where that can be told apart. Medians over `processes`.
+    """The latency of an engine: medians over `processes`. load_s: seconds from the engine's file, in the page cache, to
+    a session; the runtime's import took `import_s` before, where that is known.
 
-    loaded_bytes: resident memory that this took.  memory_resettable: whether the peak could be counted from there on.
+    loaded_bytes: resident memory that loading took.  memory_resettable: whether the peak memory could be reset then.
     """
 
     load_s: float
@@ -165,7 +165,7 @@ class EngineLatency:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyReport(EngineLatency):
-    """An engine's latency with what it was measured of. engine, golden: digests.  created_at: ISO 8601, UTC.
+    """An engine's latency, and what was measured where. engine, golden: digests.  created_at: ISO 8601, UTC.
 
     size_bytes: of the engine's file.
     """
@@ -182,5 +182,5 @@ class LatencyReport(EngineLatency):
 
     @property
     def busy(self) -> tuple[str, ...]:
-        """Why the machine counts as busy while the engine was timed."""
+        """The reasons why the machine counts as busy while the engine was timed; empty for a quiet one."""
         return tuple(reason for bucket in self.buckets for reason in bucket.surroundings.busy)

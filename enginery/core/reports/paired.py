@@ -1,4 +1,4 @@
-"""What two engines took that were run in turns. Plain values, as `report` has them; standard library only."""
+"""The result of a paired benchmark: two engines run alternately. Plain values; standard library only."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Verdict = Literal["faster", "slower", "no difference shown"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A quantile of the first over that of the second, with its 95 % interval; None where there are too few runs.
+    """The p-quantile of the first engine over that of the second, with its 95 % interval; None with too few runs.
 
     detectable: the smallest difference, as a share, that this much data would have shown with a probability of 0.8.
     """
@@ -25,7 +25,8 @@ class Ratio:
 
 @dataclass(frozen=True)
 class PairedTimes:
-    """verdict: on the first engine, by the median.  medians_s: of both.  runs: of each."""
+    """The times of two engines that were run alternately. verdict: on the first engine, by the median.  medians_s: of
+    both, in seconds.  runs: of each.  openings: sessions opened of each."""
 
     verdict: Verdict
     ratios: tuple[Ratio, ...]
@@ -36,7 +37,7 @@ class PairedTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedBenchmark(PairedTimes):
-    """What two engines took in turns at one bucket of so many items. seed: of the order."""
+    """The paired times of two engines at one bucket. items: per run.  seed: of the random order."""
 
     bucket: str
     items: int

@@ -1,4 +1,4 @@
-"""What was checked of an engine, and the verdict. Proof is data: only `approve` makes an `Approved`.
+"""The validation report of an engine: checks and verdict. Only `approve` creates an `Approved`.
 
 A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan', 'inf' or '-inf'.
 """
@@ -23,9 +23,10 @@ _KEY = object()
 
 @dataclass(frozen=True)
 class Check:
-    """One measured value against its limit; `limit` None means that it was only measured.
+    """One measured value and its limit; `limit` None means that it was measured and not judged.
 
-    joint: export, quantization, engine or task.  name: the metric.  output: tensor.  case: where it was measured.
+    joint: the stage: export, quantization, engine or task.  name: the metric.  output: the tensor's name.  case: the
+    input on which it was measured.
     """
 
     joint: str
@@ -51,8 +52,8 @@ class Check:
 class Report:
     """All checks of one unit. engine: its digest, None when there is no engine.  golden: digest of the golden set.
 
-    created_at: ISO 8601, UTC.  host: what machine the checks ran on.  versions: of compiler and runtime.
-    spreads: how the errors of each joint and output spread, where that was measured.
+    created_at: ISO 8601, UTC.  host: the machine that the checks ran on.  versions: of compiler and runtime.
+    spreads: the distribution of errors per stage and output, where that was measured.
     """
 
     unit: str
@@ -90,7 +91,7 @@ class Report:
 
 
 class Approved:
-    """A report that allows its engine to be published. There is no way to one but `approve`."""
+    """A report that allows its engine to be published; created by `approve` only (TypeError otherwise)."""
 
     __slots__ = ("report",)
     report: Report
@@ -105,7 +106,7 @@ class Approved:
 
 
 def approve(report: Report) -> Approved | None:
-    """The approval of a report, or None: for a failed verdict, a failed check, no engine, or 'proven' by no check."""
+    """The approval of a report; None for a failed verdict, a failed check, no engine, or 'proven' without checks."""
     if report.verdict == "failed" or report.failed or report.engine is None:
         return None
     if report.verdict == "proven" and not report.checks:
@@ -114,7 +115,7 @@ def approve(report: Report) -> Approved | None:
 
 
 def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdict, str]:
-    """The verdict on an engine and its reason. cannot_run: why it could not be run here; None when it was run."""
+    """The verdict on an engine and its reason. cannot_run: the reason why it was not run here; None if it was run."""
     failed = [check for check in checks if not check.passed]
     if failed:
         return "failed", describe(failed[0]) + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
@@ -126,7 +127,7 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
 
 
 def describe(check: Check) -> str:
-    """One line for people: 'engine sqnr_db of logits at golden: 12.1, limit 22'."""
+    """A check as one line of text: 'engine sqnr_db of logits at golden: 12.1, limit 22'."""
     value = "" if check.value is None else f": {check.value:.4g}"
     limit = "" if check.limit is None else f", limit {check.limit:.4g}"
     note = f" ({check.note})" if check.note else ""

@@ -1,4 +1,4 @@
-"""The quantization record of one int8 or fp8 graph: what was quantized how well, what was not and why.
+"""The quantization record of one int8 or fp8 graph: the error of each quantized tensor, and the nodes left in float.
 
 `pipeline.quantization.record` makes it; a registry keeps it as JSON (`enginery.core.codec`). SQNR is in decibels.
 """
@@ -32,12 +32,13 @@ class TensorHistogram:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """One tensor, as the written graph rounds it. role: 'activation' or 'weight'.  readers: nodes.
+    """The quantization of one tensor. role: 'activation' or 'weight'.  readers: nodes that consume it.
 
-    range: what the format holds; of an int8 weight, what its scheme uses.  scale: of a weight the largest channel's.
-    seen: extremes.  clipped: share of the values that saturate.  sqnr_db: of quantizing this tensor alone; None
-    without loss, or not measured.  measured: how: 'histogram', over all samples; 'rows', over some rows of a smoothed
-    activation; 'weight', against the float weight, value by value.  histogram: of the worst activations.
+    range: smallest and largest representable value; of an int8 weight, what its scheme uses.  scale: of a weight the
+    largest channel's.  seen: extremes of the float values.  clipped: share of the values that saturate.  sqnr_db: of
+    quantizing this tensor alone; None without loss, or not measured.  measured: 'histogram' (over all samples), 'rows'
+    (over some rows of a smoothed activation) or 'weight' (against the float weight, value by value).
+    histogram: of the worst activations.
     """
 
     name: str
@@ -55,10 +56,10 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class SearchPoint:
-    """A point of a search's frontier: the share of the weighted multiplications in int8, and the quality that gives.
+    """A point of the frontier of a mixed-precision search. share: of the weighted multiplications in int8.
 
-    predicted_db: from the damages of single groups.  sqnr_db, cosine: of the whole model, where it was run.
-    left: how many groups stay in float.
+    predicted_db: SQNR predicted from the single groups' errors.  sqnr_db, cosine: measured on the whole model, or None.
+    left: number of groups that stay in float.
     """
 
     share: float
@@ -70,7 +71,7 @@ class SearchPoint:
 
 @dataclass(frozen=True)
 class RecordedSearch:
-    """A mixed-precision search in short: the SQNR that was asked for, the frontier, and what was chosen."""
+    """The summary of a mixed-precision search. floor_db: the required SQNR.  chosen: the point that was built."""
 
     floor_db: float | None
     frontier: tuple[SearchPoint, ...]
@@ -79,10 +80,11 @@ class RecordedSearch:
 
 @dataclass(frozen=True)
 class QuantizationRecord:
-    """One graph. method, dataset, samples: of the calibration.  quantized: how many nodes compute in `precision`.
+    """The quantization of one graph. method, dataset, samples: of the calibration.  quantized: number of nodes that
+    compute in `precision`.
 
-    macs_share: of the multiplications with weights; None where there are none.  tensors: the worst first.
-    choice: of a search, if there was one.
+    macs_share: share of the multiplications with weights that `precision` does; None where there are none.
+    tensors: the worst first.  left: nodes that stay in float.  choice: the mixed-precision search, if there was one.
     """
 
     format: int

@@ -1,7 +1,7 @@
-"""How errors spread over an output, as a report keeps it for distribution functions and worst cases.
+"""The distribution of an output's errors: quantiles and worst samples, as a report stores it.
 
-A kilobyte or two of JSON however much was compared; `tally` measures it. No numpy here: reports are read where nothing
-is measured.
+One or two kilobytes of JSON, whatever the number of elements; `tally` measures it. No numpy, because reports are also
+read where nothing is measured.
 """
 
 import math
@@ -12,9 +12,10 @@ from enginery.core.codec import encode_document
 
 @dataclass(frozen=True)
 class Worst:
-    """One sample. case, sample: which.  index: where in the case's output it is off most.  expected, actual: there.
+    """A sample with a large error. case, sample: its place.  index: of the element with the largest error.
+    expected, actual: the values of that element.
 
-    sqnr_db: of the sample; NaN where it is not finite.  unequal: elements that differ, of an integer output.
+    sqnr_db: of the sample; NaN where it is not finite.  unequal: number of differing elements, of an integer output.
     """
 
     case: str
@@ -27,12 +28,12 @@ class Worst:
 
     @property
     def fine(self) -> bool:
-        """Whether nothing is off."""
+        """Whether the sample has no error."""
         return self.unequal == 0 if self.sqnr_db is None else self.sqnr_db == math.inf
 
     @property
     def badness(self) -> tuple[float, float]:
-        """Greater is worse; not finite is worst."""
+        """Sort key: greater is worse, and not finite is worst."""
         if self.sqnr_db is None:
             return float(self.unequal or 0), 0.0
         size = abs(self.actual - self.expected)
@@ -41,10 +42,11 @@ class Worst:
 
 @dataclass(frozen=True)
 class Spread:
-    """How the errors of one output spread at one joint.
+    """The distribution of one output's errors at one stage (`joint`).
 
-    elements, samples: of the golden cases.  equal: elements without any error.  nonfinite: that are left out below.
-    abs_error: quantiles 0 to 100 % of |a - e|; empty for integer outputs.  sqnr_db: quantiles over samples, rising.
+    elements, samples: numbers over the golden cases.  equal: elements without any error.  nonfinite: elements left out
+    of the quantiles.  abs_error: quantiles 0 to 100 % of |actual - expected|; empty for integer outputs.  sqnr_db:
+    quantiles over samples, rising.
     """
 
     joint: str
@@ -58,7 +60,7 @@ class Spread:
     worst: tuple[Worst, ...]
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object that `enginery.core.codec` reads: four digits a number."""
+        """A JSON object that `enginery.core.codec` reads, with floats rounded to four significant digits."""
         return encode_document(self._rounded)
 
     @property

@@ -79,7 +79,7 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     return digest_of_bytes(data)
 
 
-def judged(
+def judge_entries(
     store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
 ) -> tuple[JudgedEntry, ...]:
     """The version's engines with the status they have today: a CPU engine on the kind of CPU it was built for.

@@ -7,7 +7,7 @@ from enginery.core.digest import is_digest
 from enginery.core.errors import IntegrityError
 from enginery.registry.records import read_record
 from enginery.registry.retention import marks
-from enginery.registry.retention.marks import Inventory, Rules, Version
+from enginery.registry.retention.marks import RegistryInventory, Rules, Version
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import BLOBS, RECORDS
 from enginery.registry.writers.guard import digests_in
@@ -42,19 +42,19 @@ def find(store: Store, rules: Rules) -> Garbage:
     """Look through a registry. Raises IntegrityError for a channel or a kept manifest that cannot be read."""
     stored = [key.rpartition("/")[2] for key in store.list(BLOBS)]
     known = marks.inventory(store)
-    kept = marks.kept(store, known, rules)
+    kept = marks.find_kept_versions(store, known, rules)
     there = set(known.versions)
     versions = tuple(version for version in known.folders if version in there and version not in kept)
     remains = tuple(version for version in known.folders if version not in there)
-    needed = marks.marked(store, known, kept)
-    loose = [digest for digest in stored if is_digest(digest) and digest not in needed]
-    why = _reasons(store, known, versions) if loose else {}
-    blobs = {digest: (why.get(digest, "nothing refers to it"), _size(store, digest)) for digest in loose}
+    needed = marks.find_needed_digests(store, known, kept)
+    orphans = [digest for digest in stored if is_digest(digest) and digest not in needed]
+    why = _reasons(store, known, versions) if orphans else {}
+    blobs = {digest: (why.get(digest, "nothing refers to it"), _size(store, digest)) for digest in orphans}
     return Garbage(kept, versions, remains, blobs)
 
 
-def _reasons(store: Store, known: Inventory, versions: tuple[Version, ...]) -> dict[str, str]:
-    """Of what each loose blob was a part."""
+def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ...]) -> dict[str, str]:
+    """Of what each orphaned blob was a part."""
     found: dict[str, str] = {}
     for key in store.list(RECORDS):
         record = read_record(store.read(key))

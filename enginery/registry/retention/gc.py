@@ -20,7 +20,7 @@ from enginery.registry.runs import journal
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
 from enginery.registry.writers import clock, leases, tombstones
-from enginery.registry.writers.tombstones import Condemned, Sentence, Sweeper
+from enginery.registry.writers.tombstones import Sweeper, Tombstone, Tombstones
 
 GRACE = timedelta(days=7)
 # What one sweep may take before another collection counts it as dead.
@@ -29,7 +29,7 @@ BATCH = 1000
 
 
 @dataclass(frozen=True)
-class Item:
+class GarbageItem:
     """One thing to go. name: `model@version`, a digest or a key.  state: 'new' (not condemned yet), 'waiting' (until
     `due`), 'due', 'held' (by a lease) or 'deleted'.  size_bytes: of a blob."""
 
@@ -45,7 +45,7 @@ class Item:
 class Collected:
     """What a collection found and did. kept: each version that stays, with why.  leases: who was writing."""
 
-    items: tuple[Item, ...]
+    items: tuple[GarbageItem, ...]
     kept: Mapping[str, tuple[str, ...]]
     leases: tuple[str, ...]
     acted: bool
@@ -70,14 +70,14 @@ def collect(
     """
     found = find(store, rules or Rules())
     if not delete:
-        told = _told(store, found, tombstones.read(store), grace, {}, acted=False)
-        return _with_runs(told, journal.surplus(store), "due")
+        result = _summarize(store, found, tombstones.read(store), grace, {}, acted=False)
+        return _with_runs(result, journal.surplus(store), "due")
     sweep = _Sweep(store, rules or Rules(), grace, say)
-    sweep.condemn(found)
+    sweep.mark_garbage(found)
     sweep.run()
     store.sweep()
-    told = _told(store, found, tombstones.read(store), grace, sweep.gone, acted=True)
-    return _with_runs(told, journal.prune(store), "deleted")
+    result = _summarize(store, found, tombstones.read(store), grace, sweep.gone, acted=True)
+    return _with_runs(result, journal.prune(store), "deleted")
 
 
 @dataclass
@@ -90,18 +90,18 @@ class _Sweep:
     gone: dict[str, str] = field(default_factory=dict)
     until: datetime = field(default_factory=clock.now)
 
-    def condemn(self, found: Garbage) -> None:
+    def mark_garbage(self, found: Garbage) -> None:
         """Phase 1: put new garbage on the list, take off what is needed again; take over what a dead sweep left."""
         names, now = set(found.names), clock.now()
 
-        def change(known: Condemned) -> Condemned:
+        def change(known: Tombstones) -> Tombstones:
             self._refuse_if_swept(known)
             before = {**known.waiting, **known.going}
             room = max(0, tombstones.MOST - len(before))
             fresh = sorted(names - before.keys())[:room]
             generation = known.generation + bool(fresh)
             waiting = {name: item for name, item in before.items() if name in names}
-            return Condemned(generation, waiting | dict.fromkeys(fresh, Sentence(now, generation)))
+            return Tombstones(generation, waiting | dict.fromkeys(fresh, Tombstone(now, generation)))
 
         tombstones.update(self.store, change)
 
@@ -110,26 +110,26 @@ class _Sweep:
         held: set[str] = set()
         while batch := sorted(name for name in self._due() if name not in held)[:BATCH]:
             taken = self._take(batch)
-            doomed = self._doomed(taken)
-            for name in doomed:
+            deletable = self._find_deletable(taken)
+            for name in deletable:
                 self._delete(name)
-            held.update(taken.keys() - doomed)
-            self._close(taken, doomed)
+            held.update(taken.keys() - deletable)
+            self._close(taken, deletable)
         self._forget()
         for lease in leases.leases(self.store):
-            if not lease.held(clock.now()):
+            if not lease.is_held(clock.now()):
                 self.store.remove(lease_key(lease.id))
-        build_lock.forget_litter(self.store)
+        build_lock.remove_stale_locks(self.store)
 
     def _due(self) -> Iterator[str]:
         latest = clock.now() - self.grace
         return (name for name, item in tombstones.read(self.store).waiting.items() if item.since <= latest)
 
-    def _take(self, batch: list[str]) -> dict[str, Sentence]:
+    def _take(self, batch: list[str]) -> dict[str, Tombstone]:
         sweeper = Sweeper(self.id, f"{socket.gethostname()} {os.getpid()}", clock.now() + SWEEPING)
         self.until = sweeper.expires
 
-        def change(known: Condemned) -> Condemned:
+        def change(known: Tombstones) -> Tombstones:
             self._refuse_if_swept(known)
             going = {name: known.waiting[name] for name in batch if name in known.waiting} | dict(known.going)
             waiting = {name: item for name, item in known.waiting.items() if name not in going}
@@ -137,14 +137,14 @@ class _Sweep:
 
         return dict(tombstones.update(self.store, change).going)
 
-    def _doomed(self, taken: Mapping[str, Sentence]) -> list[str]:
+    def _find_deletable(self, taken: Mapping[str, Tombstone]) -> list[str]:
         """What no lease holds and nothing needs. First the leases are read and then the marks: a writer whose lease is
         over by then has written what it wanted to, and the marks show it. Versions first."""
         now = clock.now()
-        oldest = min((lease.seen for lease in leases.leases(self.store) if lease.held(now)), default=None)
+        oldest = min((lease.seen for lease in leases.leases(self.store) if lease.is_held(now)), default=None)
         known = marks.inventory(self.store)
-        kept = marks.kept(self.store, known, self.rules)
-        needed = {f"{model}@{version}" for model, version in kept} | marks.marked(self.store, known, kept)
+        kept = marks.find_kept_versions(self.store, known, self.rules)
+        needed = {f"{model}@{version}" for model, version in kept} | marks.find_needed_digests(self.store, known, kept)
         free = (name for name, item in taken.items() if oldest is None or item.generation <= oldest)
         return sorted((name for name in free if name not in needed), key=lambda name: ("@" not in name, name))
 
@@ -162,10 +162,10 @@ class _Sweep:
                 self.store.remove(key)
         self.gone[name] = "version" if "@" in name else "blob"
 
-    def _close(self, taken: Mapping[str, Sentence], doomed: list[str]) -> None:
-        spared = {name: item for name, item in taken.items() if name not in set(doomed)}
+    def _close(self, taken: Mapping[str, Tombstone], deletable: list[str]) -> None:
+        spared = {name: item for name, item in taken.items() if name not in set(deletable)}
 
-        def change(known: Condemned) -> Condemned:
+        def change(known: Tombstones) -> Tombstones:
             if known.sweeper is None or known.sweeper.id != self.id:
                 return known
             return replace(known, waiting={**known.waiting, **spared}, going={}, sweeper=None)
@@ -182,7 +182,7 @@ class _Sweep:
                 self.store.remove(key)
                 self.gone[key] = "record"
 
-    def _refuse_if_swept(self, known: Condemned) -> None:
+    def _refuse_if_swept(self, known: Tombstones) -> None:
         other = known.sweeper
         if other is not None and other.id != self.id and clock.now() < other.expires + clock.SKEW:
             raise ConflictError(
@@ -191,31 +191,35 @@ class _Sweep:
             )
 
 
-def _with_runs(told: Collected, runs: list[str], state: str) -> Collected:
-    """Also the old runs: documents that nothing refers to, which need no sentence. Their logs are blobs, and garbage
+def _with_runs(result: Collected, runs: list[str], state: str) -> Collected:
+    """Also the old runs: documents that nothing refers to, which need no tombstone. Their logs are blobs, and garbage
     from the next collection on."""
-    return replace(told, items=(*told.items, *(Item("run", run, "newer runs are kept", 0, state) for run in runs)))
+    return replace(
+        result, items=(*result.items, *(GarbageItem("run", run, "newer runs are kept", 0, state) for run in runs))
+    )
 
 
-def _told(
-    store: Store, found: Garbage, known: Condemned, grace: timedelta, gone: Mapping[str, str], *, acted: bool
+def _summarize(
+    store: Store, found: Garbage, known: Tombstones, grace: timedelta, gone: Mapping[str, str], *, acted: bool
 ) -> Collected:
-    now, held = clock.now(), [lease for lease in leases.leases(store) if lease.held(clock.now())]
+    now, held = clock.now(), [lease for lease in leases.leases(store) if lease.is_held(clock.now())]
     oldest = min((lease.seen for lease in held), default=None)
 
-    def item(kind: str, name: str, why: str, size: int) -> Item:
-        sentence = known.waiting.get(name) or known.going.get(name)
+    def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
+        tombstone = known.waiting.get(name) or known.going.get(name)
         if name in gone:
-            return Item(kind, name, why, size, "deleted")
-        if sentence is None:
-            return Item(kind, name, why, size, "new")
-        due = sentence.since + grace
-        blocked = oldest is not None and sentence.generation > oldest
-        return Item(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
+            return GarbageItem(kind, name, why, size, "deleted")
+        if tombstone is None:
+            return GarbageItem(kind, name, why, size, "new")
+        due = tombstone.since + grace
+        blocked = oldest is not None and tombstone.generation > oldest
+        return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
 
     items = [item(*row) for row in found.rows()]
     items += [
-        Item("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in gone if gone[key] == "record"
+        GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted")
+        for key in gone
+        if gone[key] == "record"
     ]
     kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
     writers = tuple(f"{lease.what} ({lease.holder}, until {clock.stamp(lease.expires)})" for lease in held)

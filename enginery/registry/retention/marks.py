@@ -32,15 +32,15 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Inventory:
+class RegistryInventory:
     """The documents of a registry, from one listing. folders: each version's documents, a manifest among them or not.
 
-    others: the remaining documents under models/: channels, policies, pins.  loose: documents elsewhere that name
+    others: the remaining documents under models/: channels, policies, pins.  outside: documents elsewhere that name
     blobs: runs name their logs, and GPUs their timing caches."""
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
-    loose: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     @property
     def versions(self) -> list[Version]:
@@ -48,7 +48,7 @@ class Inventory:
         return [version for version, keys in self.folders.items() if manifest_key(*version) in keys]
 
 
-def inventory(store: Store) -> Inventory:
+def inventory(store: Store) -> RegistryInventory:
     """What lies under models/, and what else names blobs. Lists keys, and reads nothing."""
     folders: dict[Version, list[str]] = {}
     others: list[str] = []
@@ -58,11 +58,11 @@ def inventory(store: Store) -> Inventory:
                 folders.setdefault((model, version), []).append(key)
             case _:
                 others.append(key)
-    loose = (*store.list(RUNS), *store.list(TIMING))
-    return Inventory({version: tuple(keys) for version, keys in folders.items()}, tuple(others), loose)
+    outside = (*store.list(RUNS), *store.list(TIMING))
+    return RegistryInventory({version: tuple(keys) for version, keys in folders.items()}, tuple(others), outside)
 
 
-def kept(store: Store, known: Inventory, rules: Rules) -> dict[Version, tuple[str, ...]]:
+def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> dict[Version, tuple[str, ...]]:
     """The versions that stay, each with why. Raises IntegrityError for a channel that cannot be read."""
     reasons: dict[Version, list[str]] = {}
     by_model: dict[str, list[str]] = {}
@@ -77,19 +77,21 @@ def kept(store: Store, known: Inventory, rules: Rules) -> dict[Version, tuple[st
                 reasons.setdefault((model, name.removesuffix(".json")), []).append("pinned")
             case [model, "channels", name] if name.endswith(".json"):
                 channel = channels.read(store, model, name.removesuffix(".json"))
-                for version in served(channel, rules.moves) if channel else ():
+                for version in find_served_versions(channel, rules.moves) if channel else ():
                     reasons.setdefault((model, version), []).append(f"channel {name.removesuffix('.json')}")
     there = set(known.versions)
     return {version: tuple(why) for version, why in sorted(reasons.items()) if version in there}
 
 
-def served(channel: Channel, moves: int) -> set[str]:
+def find_served_versions(channel: Channel, moves: int) -> set[str]:
     """The versions a channel points to, was at in its last moves, and would come back to by rolling back."""
     recent = [move.version for move in channel.history[-(moves + 1) :]]
-    return {*recent, *[move.version for move in channel.standing()[-(moves + 1) :]]}
+    return {*recent, *[move.version for move in channel.active_promotions()[-(moves + 1) :]]}
 
 
-def marked(store: Store, known: Inventory, versions: Iterable[Version], *, damaged: bool = False) -> set[str]:
+def find_needed_digests(
+    store: Store, known: RegistryInventory, versions: Iterable[Version], *, damaged: bool = False
+) -> set[str]:
     """The digests that documents of these versions name, or have in their keys, and those in channels (their canaries),
     policies, pins, runs (their logs) and timing caches.
 
@@ -97,7 +99,7 @@ def marked(store: Store, known: Inventory, versions: Iterable[Version], *, damag
     that are left in it are among them.
     """
     manifests = {manifest_key(*version): version for version in versions}
-    keys = [*(key for version in manifests.values() for key in known.folders[version]), *known.others, *known.loose]
+    keys = [*(key for version in manifests.values() for key in known.folders[version]), *known.others, *known.outside]
     named = {digest for key in keys for digest in digests_in(key.encode())}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         documents = [key for key in keys if key.endswith(".json")]

@@ -53,7 +53,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _HistoryDocument:
     builds: tuple[Past, ...]
     format: int = 1
 
@@ -70,7 +70,7 @@ class Expectation:
     builds: int
     basis: str
 
-    def left(self, elapsed_s: float) -> str:
+    def describe_left(self, elapsed_s: float) -> str:
         """'~40 s left (predicted from 3 builds of this unit)'; '' when there is nothing to say."""
         if self.seconds is None:
             return ""
@@ -87,7 +87,7 @@ class History:
         self._lock = threading.Lock()
         self._read: dict[str, tuple[Past, ...]] = {}
 
-    def expected(self, model: str, request: BuildRequest) -> Expectation | None:
+    def predict(self, model: str, request: BuildRequest) -> Expectation | None:
         """What building this unit of `model` will probably take; None when nothing like it was built.
 
         From builds of the same unit, else from those of its backend that are nearest in size of the graph, stretched by
@@ -138,7 +138,7 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 def _add(store: Store, key: str, pasts: Iterable[Past], most: int) -> None:
     new = tuple(pasts)
     # Sets: a write whose answer was lost is tried again, and what it added is there already.
-    change(store, key, lambda data: canonical_json(encode(_Document(_newest({*read_pasts(data), *new}, most)))))
+    change(store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, most)))))
 
 
 def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
@@ -155,7 +155,7 @@ def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
     """The builds in a document; none where it is absent or not what it should be."""
     try:
-        return parsing.parse_as(data, MAX_BYTES, _Document).builds if data else ()
+        return parsing.parse_as(data, MAX_BYTES, _HistoryDocument).builds if data else ()
     except IntegrityError:
         return ()
 

@@ -20,7 +20,7 @@ OVER = ("done", "built", "cached", "failed", "refused", "cancelled")
 
 
 @dataclass(frozen=True)
-class Item:
+class RunItem:
     """One step or unit. target, precision, backend: '' for a step.
 
     why: what it waits for, or the reason of its end.  retries: why it was started again, each time.
@@ -76,27 +76,27 @@ class RunState:
     ended_at: str | None = None
     version: str | None = None
     reason: str = ""
-    items: tuple[Item, ...] = field(default=())
+    items: tuple[RunItem, ...] = field(default=())
     left_out: int = 0
     namespace: str = ""
     began: str = ""
     format: int = FORMAT
 
     @property
-    def units(self) -> tuple[Item, ...]:
+    def units(self) -> tuple[RunItem, ...]:
         """The engines of the plan."""
         return tuple(item for item in self.items if item.is_unit)
 
-    def item(self, name: str) -> Item | None:
+    def item(self, name: str) -> RunItem | None:
         """A unit or step by its name."""
         return next((item for item in self.items if item.name == name), None)
 
     def to_bytes(self) -> bytes:
         """The document as it is stored. Fields that say nothing are left out of items: a run may have thousands."""
-        return canonical_json({**asdict(self), "items": [_said(asdict(item)) for item in self.items]})
+        return canonical_json({**asdict(self), "items": [_drop_empty(asdict(item)) for item in self.items]})
 
 
-def told_of(items: Sequence[Item]) -> tuple[Item, ...]:
+def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
     """As many as a document tells of: in their order, but where there are too many."""
     if len(items) <= MOST_ITEMS:
         return tuple(items)
@@ -116,5 +116,5 @@ def parse_run(key: str, data: bytes) -> RunState:
     return run
 
 
-def _said(item: Mapping[str, object]) -> dict[str, object]:
+def _drop_empty(item: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in item.items() if value not in (None, "", (), [], 0)}

@@ -24,7 +24,7 @@ MOST_LINES = 2000
 
 
 @dataclass(frozen=True)
-class Tally:
+class BuildTally:
     """Builds of a backend for a target that ended in one state: count, seconds (their sum), and how many took at most
     each of `BUCKETS_S`."""
 
@@ -40,7 +40,7 @@ class Tally:
         """State, target and backend."""
         return self.state, self.target, self.backend
 
-    def and_one_of(self, seconds: float) -> "Tally":
+    def and_one_of(self, seconds: float) -> "BuildTally":
         """With one build more."""
         buckets = tuple(n + (seconds <= bound) for n, bound in zip(self.buckets, BUCKETS_S, strict=True))
         return replace(self, count=self.count + 1, seconds=round(self.seconds + seconds, 3), buckets=buckets)
@@ -50,7 +50,7 @@ class Tally:
 class Totals:
     """The document. hits, misses: units that were found built, and that were not."""
 
-    builds: tuple[Tally, ...] = ()
+    builds: tuple[BuildTally, ...] = ()
     hits: int = 0
     misses: int = 0
     buckets_s: tuple[float, ...] = BUCKETS_S
@@ -68,7 +68,7 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
         tallies = {tally.labels: tally for tally in known.builds}
         for backend, pasts in builds.items():
             for past in pasts:
-                new = Tally(past.outcome, past.target, backend)
+                new = BuildTally(past.outcome, past.target, backend)
                 if new.labels in tallies or len(tallies) < MOST_LINES:
                     tallies[new.labels] = tallies.get(new.labels, new).and_one_of(past.seconds)
         lines = tuple(tally for _, tally in sorted(tallies.items()))

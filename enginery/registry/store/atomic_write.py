@@ -47,18 +47,18 @@ def reachable(doing: str) -> Iterator[None]:
             place = error.filename2 or error.filename
             remedy = f"{place} is a folder where a file belongs: choose another place, or move that folder away"
         reason = error.strerror or str(error)
-        io_errors.failed()
+        io_errors.count_error()
         raise UnavailableError(f"{doing}: {reason}; {remedy}") from error
 
 
 @dataclass(frozen=True)
-class Landing:
+class AtomicWrite:
     """A file on its way: write to `stream`, then `land`."""
 
     path: Path
     stream: BinaryIO
 
-    def land(self, dest: Path, *, read_only: bool = False) -> None:
+    def commit(self, dest: Path, *, read_only: bool = False) -> None:
         """Give the file its name, replacing what had it; durable when this returns."""
         if read_only:
             os.fchmod(self.stream.fileno(), os.fstat(self.stream.fileno()).st_mode & 0o444)
@@ -72,7 +72,7 @@ class Landing:
         os.fsync(self.stream.fileno())
 
 
-def settle(path: Path, dest: Path, *, read_only: bool = False) -> None:
+def rename_durably(path: Path, dest: Path, *, read_only: bool = False) -> None:
     """Give a finished file its name, replacing what had it; durable when this returns."""
     with path.open("rb") as stream:
         if read_only:
@@ -83,7 +83,7 @@ def settle(path: Path, dest: Path, *, read_only: bool = False) -> None:
 
 
 @contextmanager
-def landing(folder: Path) -> Iterator[Landing]:
+def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
     """A new file under a temporary name in `folder`, gone afterwards unless it landed."""
     file = _claim(folder)
     try:
@@ -97,14 +97,14 @@ def landing(folder: Path) -> Iterator[Landing]:
             file.stream.close()
 
 
-def _claim(folder: Path) -> Landing:
+def _claim(folder: Path) -> AtomicWrite:
     """Create and lock a temporary file. Between the two a sweep may delete it; then try another name."""
     while True:
         path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         stream = path.open("xb")
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
         if os.fstat(stream.fileno()).st_nlink:
-            return Landing(path, stream)
+            return AtomicWrite(path, stream)
         stream.close()
 
 
@@ -113,7 +113,7 @@ def strays(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return [
-        path for path in sorted(folder.iterdir()) if path.name.startswith(PREFIX) and _abandoned(path, remove=False)
+        path for path in sorted(folder.iterdir()) if path.name.startswith(PREFIX) and _is_abandoned(path, remove=False)
     ]
 
 
@@ -122,10 +122,10 @@ def sweep(folder: Path) -> int:
     if not folder.is_dir():
         return 0
     found = (path for path in folder.iterdir() if path.name.startswith(PREFIX))
-    return sum(_abandoned(path, remove=True) for path in found)
+    return sum(_is_abandoned(path, remove=True) for path in found)
 
 
-def _abandoned(path: Path, *, remove: bool) -> bool:
+def _is_abandoned(path: Path, *, remove: bool) -> bool:
     with suppress(OSError), path.open("rb") as stream:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         if remove:
@@ -165,6 +165,6 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file that appears whole or not at all. Raises UnavailableError."""
     with reachable(f"writing {path}"):
         make_folder(path.parent)
-        with landing(path.parent) as file:
+        with start_atomic_write(path.parent) as file:
             file.stream.write(data)
-            file.land(path)
+            file.commit(path)

@@ -12,7 +12,7 @@ from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginery.core.errors import InputError
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.download import Fill
 from enginery.registry.store.folder import FileStore, open_folder
 
@@ -44,7 +44,7 @@ class Store(Protocol):
         """Store a file's bytes and return their digest. A sound blob of that digest stays, a corrupt one is healed."""
         ...
 
-    def seal_file(self, path: Path) -> Seal:
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
         """Like `put_file`; gives the BLAKE3 of the same bytes too, where the library is there."""
         ...
 
@@ -88,7 +88,7 @@ class Store(Protocol):
         """
         ...
 
-    def rehash(self, digest: str) -> Seal:
+    def rehash(self, digest: str) -> BlobDigest:
         """The digests of the bytes that are there under a blob's name, read anew (the BLAKE3 where the library is
         there). Raises IntegrityError if absent."""
         ...

@@ -35,7 +35,7 @@ class Hasher(Protocol):
 
 
 @dataclass(frozen=True)
-class Seal:
+class BlobDigest:
     """How a blob's bytes are recognised: by the BLAKE3 if there is one, else by the SHA-256. digest: the SHA-256.
 
     Raises InputError for what is no digest.
@@ -65,18 +65,18 @@ class Seal:
         return "SHA-256" if self.blake3 is None else "BLAKE3"
 
     @property
-    def named(self) -> "Seal":
+    def sha256_only(self) -> "BlobDigest":
         """The seal that is the blob's name alone, and that no manifest's word is needed for."""
-        return Seal(self.digest)
+        return BlobDigest(self.digest)
 
     def hasher(self) -> Hasher:
         """A fresh one."""
-        found = sha256() if self.blake3 is None else blake3_hasher()
+        found = sha256() if self.blake3 is None else new_blake3_hasher()
         if found is None:
             raise ModuleNotFoundError("blake3")
         return found
 
-    def holds(self, path: Path) -> bool:
+    def matches(self, path: Path) -> bool:
         """Whether a file has the bytes. Reads all of it."""
         hasher = self.hasher()
         with path.open("rb") as stream:
@@ -85,28 +85,28 @@ class Seal:
         return hasher.hexdigest() == self.expected
 
 
-def seal(digest: str, blake3: str | None) -> Seal:
+def choose_digest(digest: str, blake3: str | None) -> BlobDigest:
     """The fastest seal that can be checked here. blake3: what a manifest says, None where it says none."""
-    return Seal(digest, blake3 if blake3_hasher() is not None else None)
+    return BlobDigest(digest, blake3 if new_blake3_hasher() is not None else None)
 
 
-def blake3_hasher() -> Hasher | None:
+def new_blake3_hasher() -> Hasher | None:
     """A fresh one; None where the library is not installed."""
     found = _library()
     return None if found is None else found()
 
 
-def sealed(source: BinaryIO, dest: BinaryIO | None = None) -> Seal:
+def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
     """Digest what is left of a stream by SHA-256 and, where the library is there, by BLAKE3, in one pass; with `dest`,
     which it is copied to."""
-    sha, other = sha256(), blake3_hasher()
+    sha, other = sha256(), new_blake3_hasher()
     for block in _blocks(source):
         sha.update(block)
         if other is not None:
             other.update(block)
         if dest is not None:
             dest.write(block)
-    return Seal(sha.hexdigest(), None if other is None else other.hexdigest())
+    return BlobDigest(sha.hexdigest(), None if other is None else other.hexdigest())
 
 
 def _blocks(stream: BinaryIO) -> Iterator[memoryview]:

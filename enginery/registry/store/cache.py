@@ -18,10 +18,10 @@ from typing import BinaryIO
 
 from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError
-from enginery.registry.store.atomic_write import landing, make_folder, settle, sweep
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.atomic_write import make_folder, rename_durably, start_atomic_write, sweep
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.download import journal_of
-from enginery.registry.store.verification_cache import Stamps
+from enginery.registry.store.verification_cache import VerificationCache
 
 DEFAULT_BYTES = 16 << 30
 # After a week nobody comes back to a download.
@@ -43,45 +43,47 @@ class BlobCache:
     limit_bytes: int = DEFAULT_BYTES
 
     @contextmanager
-    def held(self, digest: str, download: Download) -> Iterator[Path]:
+    def hold(self, digest: str, download: Download) -> Iterator[Path]:
         """A blob's file, to be read only, which stays while this is open; `download` is called where it is absent.
 
         The file was verified when it came. Raises IntegrityError when other bytes came, OSError when the cache's disk
         is full or read-only, and whatever `download` raises.
         """
         path = self._blob(check_digest(digest))
-        stream = _shared(path) or self._filled(digest, path, download)
+        stream = _open_shared(path) or self._open_or_download(digest, path, download)
         try:
-            self.stamps.used(digest)
+            self.verifications.note_use(digest)
             yield path
         finally:
             stream.close()
 
     @contextmanager
-    def verified(self, seal: Seal, bring: Bring, *, rehash: bool = False) -> Iterator[tuple[Path, Seal]]:
+    def hold_verified(
+        self, blob: BlobDigest, bring: Bring, *, rehash: bool = False
+    ) -> Iterator[tuple[Path, BlobDigest]]:
         """Like `held`, of a file that is the blob's for certain: what changed since it was verified is digested again.
 
-        Gives the file, and the seal it was verified by: `seal`, or its SHA-256. It may be linked to while this is open,
+        Gives the file, and the blob it was verified by: `blob`, or its SHA-256. It may be linked to while this is open,
         under a lock of the digest's own. `bring` is given the file to write to, which is kept with what it holds when
         `bring` fails, and returns the digest of what is there.
         """
         for folder in ("blobs", "locks", "partial"):
             make_folder(self.folder / folder)
-        with self._locked(seal.digest):
+        with self._lock(blob.digest):
             if rehash:
-                self.stamps.forget(seal)
-            found = self._sound(seal)
+                self.verifications.forget(blob)
+            found = self._sound(blob)
             if found is None:
-                self._bring(seal, bring)
-                found = seal
-            self.stamps.used(found.name)
+                self._bring(blob, bring)
+                found = blob
+            self.verifications.note_use(found.name)
             yield self._blob(found.name), found
         self._evict()
 
     @property
-    def stamps(self) -> Stamps:
+    def verifications(self) -> VerificationCache:
         """What is known of files that were verified."""
-        return Stamps(self.folder / "stamps")
+        return VerificationCache(self.folder / "stamps")
 
     def holds(self, digest: str) -> bool:
         """Whether a blob is here."""
@@ -92,9 +94,9 @@ class BlobCache:
         with suppress(FileNotFoundError):
             self._blob(check_digest(digest)).unlink()
 
-    def give_up(self, seal: Seal) -> None:
+    def give_up(self, blob: BlobDigest) -> None:
         """Delete what came of a blob until now."""
-        partial = self.folder / "partial" / seal.name
+        partial = self.folder / "partial" / blob.name
         for path in (partial, journal_of(partial)):
             with suppress(OSError):
                 path.unlink()
@@ -102,53 +104,53 @@ class BlobCache:
     def _blob(self, name: str) -> Path:
         return self.folder / "blobs" / name
 
-    def _sound(self, seal: Seal) -> Seal | None:
-        """The seal under which the blob is here, sound: its SHA-256's if need be. What is damaged goes."""
-        for known in dict.fromkeys((seal.named, seal)):
+    def _sound(self, blob: BlobDigest) -> BlobDigest | None:
+        """The blob under which the blob is here, sound: its SHA-256's if need be. What is damaged goes."""
+        for known in dict.fromkeys((blob.sha256_only, blob)):
             path = self._blob(known.name)
             if path.is_file():
-                if self.stamps.sound(known, path):
+                if self.verifications.is_verified(known, path):
                     return known
                 path.unlink()
-        return seal if seal == seal.named and self._adopted(seal) else None
+        return blob if blob == blob.sha256_only and self._adopt(blob) else None
 
-    def _adopted(self, seal: Seal) -> bool:
+    def _adopt(self, blob: BlobDigest) -> bool:
         """Whether a file that came by some manifest's BLAKE3 has this SHA-256; from now on it is the blob."""
-        for path in sorted((self.folder / "blobs").glob(f"{seal.name}-*")):
-            if seal.holds(path):
-                path.replace(self._blob(seal.name))
-                self.stamps.add(seal, self._blob(seal.name))
+        for path in sorted((self.folder / "blobs").glob(f"{blob.name}-*")):
+            if blob.matches(path):
+                path.replace(self._blob(blob.name))
+                self.verifications.add(blob, self._blob(blob.name))
                 return True
         return False
 
-    def _filled(self, digest: str, path: Path, download: Download) -> BinaryIO:
+    def _open_or_download(self, digest: str, path: Path, download: Download) -> BinaryIO:
         """The blob's file, locked against eviction; downloaded unless another process just did that."""
         for folder in ("blobs", "locks", "tmp"):
             make_folder(self.folder / folder)
-        with self._locked(digest):
+        with self._lock(digest):
             # Again, because another process may have brought it, or have evicted it right after this one did.
-            while (stream := _shared(path)) is None:
-                if not self._adopted(Seal(digest)):
+            while (stream := _open_shared(path)) is None:
+                if not self._adopt(BlobDigest(digest)):
                     self._download(digest, path, download)
         self._evict()
         return stream
 
     @contextmanager
-    def _locked(self, digest: str) -> Iterator[None]:
+    def _lock(self, digest: str) -> Iterator[None]:
         with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
             yield
 
-    def _bring(self, seal: Seal, bring: Bring) -> None:
-        partial, path = self.folder / "partial" / seal.name, self._blob(seal.name)
-        self._forget_partials(seal.name)
+    def _bring(self, blob: BlobDigest, bring: Bring) -> None:
+        partial, path = self.folder / "partial" / blob.name, self._blob(blob.name)
+        self._forget_partials(blob.name)
         found = bring(partial)
-        if found != seal.expected:
+        if found != blob.expected:
             raise IntegrityError(
-                f"blob {seal.digest} came as other bytes (their {seal.algorithm} is {found}); it was not kept"
+                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {found}); it was not kept"
             )
-        settle(partial, path, read_only=True)
-        self.stamps.add(seal, path)
+        rename_durably(partial, path, read_only=True)
+        self.verifications.add(blob, path)
 
     def _forget_partials(self, but: str) -> None:
         """Delete what of other blobs was given up: nobody added to it for a week."""
@@ -159,17 +161,17 @@ class BlobCache:
 
     def _download(self, digest: str, path: Path, download: Download) -> None:
         sweep(self.folder / "tmp")
-        with landing(self.folder / "tmp") as file:
+        with start_atomic_write(self.folder / "tmp") as file:
             found = download(file.stream)
             if found != digest:
                 raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
-            file.land(path, read_only=True)
+            file.commit(path, read_only=True)
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
         """When each blob was last used, its size, and its file."""
         for entry in os.scandir(self.folder / "blobs"):
             with suppress(FileNotFoundError):
-                facts, used = entry.stat(), self.stamps.last_used(entry.name)
+                facts, used = entry.stat(), self.verifications.last_used(entry.name)
                 yield facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)
 
     def _evict(self) -> None:
@@ -194,7 +196,7 @@ def local_cache() -> BlobCache | None:
     return BlobCache(Path(os.path.abspath(os.path.expanduser(folder))), limit) if limit else None  # noqa: PTH100, PTH111
 
 
-def _shared(path: Path) -> BinaryIO | None:
+def _open_shared(path: Path) -> BinaryIO | None:
     """The file, locked for reading; None if it is absent, or was deleted before it could be locked."""
     try:
         stream = path.open("rb")

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.registry.store.blob_digest import Seal
-from enginery.registry.store.pace import CONNECTIONS, Pace
+from enginery.registry.store.blob_digest import BlobDigest
+from enginery.registry.store.pace import CONNECTIONS, ConnectionScaler
 
 PART_BYTES = 8 << 20
 SPAN_PARTS = 16
@@ -35,13 +35,13 @@ _PATIENCE_S = 2.0
 # Fills a view with the next bytes, or raises.
 Fill = Callable[[memoryview], None]
 # Opens the blob at an offset, for so many bytes; called from many threads.
-Source = Callable[[int, int], AbstractContextManager[Fill]]
+RangeOpener = Callable[[int, int], AbstractContextManager[Fill]]
 # Is told the bytes that are there and digested.
-Told = Callable[[int], object]
+ProgressListener = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Part:
+class BlobPart:
     """A piece of the blob: `size` bytes from `start`."""
 
     number: int
@@ -49,10 +49,10 @@ class Part:
     size: int
 
 
-def parts_of(size_bytes: int, part_bytes: int = PART_BYTES) -> list[Part]:
+def parts_of(size_bytes: int, part_bytes: int = PART_BYTES) -> list[BlobPart]:
     """The parts of a blob, in order; none of an empty one."""
     starts = range(0, size_bytes, part_bytes)
-    return [Part(number, start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts)]
+    return [BlobPart(number, start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts)]
 
 
 def journal_of(path: Path) -> Path:
@@ -60,20 +60,28 @@ def journal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.journal")
 
 
-def download(path: Path, seal: Seal, size_bytes: int, source: Source, told: Told, *, part: int = PART_BYTES) -> str:
+def download(
+    path: Path,
+    blob: BlobDigest,
+    size_bytes: int,
+    source: RangeOpener,
+    told: ProgressListener,
+    *,
+    part: int = PART_BYTES,
+) -> str:
     """Fill the file `path` with the blob, from what its journal says on, and return the digest of what is there, by the
-    seal's algorithm.
+    blob's algorithm.
 
     The caller holds a lock: one process at a time works on `path`. Raises what `source` raises, and OSError; what came
     until then is kept.
     """
     parts = parts_of(size_bytes, part)
-    with _Journal(journal_of(path), {"digest": seal.name, "size_bytes": size_bytes, "part_bytes": part}) as journal:
+    with _Journal(journal_of(path), {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}) as journal:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, size_bytes)
             missing = [item for item in parts if item.number not in journal.done]
-            hasher, there = seal.hasher(), 0
+            hasher, there = blob.hasher(), 0
             with _Arrivals(fd, missing, source, journal) as arrivals:
                 for item in parts:
                     for block in arrivals.wait_for(item) if item in arrivals else _blocks(fd, item):
@@ -85,7 +93,7 @@ def download(path: Path, seal: Seal, size_bytes: int, source: Source, told: Told
             os.close(fd)
 
 
-def _blocks(fd: int, part: Part) -> Iterator[bytes]:
+def _blocks(fd: int, part: BlobPart) -> Iterator[bytes]:
     """What is on disk of a part."""
     end = part.start + part.size
     for start in range(part.start, end, _BLOCK_BYTES):
@@ -130,7 +138,7 @@ class _Arrivals:
     it writes in the end is the same bytes at the same place.
     """
 
-    def __init__(self, fd: int, missing: list[Part], source: Source, journal: _Journal) -> None:
+    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: _Journal) -> None:
         self._missing = {part.number for part in missing}
         self._part_bytes = max((part.size for part in missing), default=0)
         self._todo = deque(missing)
@@ -145,9 +153,9 @@ class _Arrivals:
         self._stop = False
         count = min(CONNECTIONS, len(missing))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
-        self._pace = Pace(time.monotonic())
+        self._pace = ConnectionScaler(time.monotonic())
 
-    def __contains__(self, part: Part) -> bool:
+    def __contains__(self, part: BlobPart) -> bool:
         return part.number in self._missing
 
     def __enter__(self) -> "_Arrivals":
@@ -164,7 +172,7 @@ class _Arrivals:
             os.close(self._fd)
             os.close(self._marks)
 
-    def wait_for(self, part: Part) -> Iterator[memoryview | bytes]:
+    def wait_for(self, part: BlobPart) -> Iterator[memoryview | bytes]:
         """The bytes of a part, which may be looked at until the next step."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or part.number in self._came)
@@ -195,20 +203,20 @@ class _Arrivals:
                 self._stop = True
                 self._changed.notify()
 
-    def _next_span(self) -> list[Part]:
+    def _next_span(self) -> list[BlobPart]:
         """The next missing parts that lie together; none when there are none, or it is over."""
         with self._changed:
             if self._stop:
                 return []
             share = -(-len(self._todo) // (2 * len(self._threads)))
-            span: list[Part] = []
+            span: list[BlobPart] = []
             while self._todo and len(span) < min(SPAN_PARTS, share):
                 if span and self._todo[0].number != span[-1].number + 1:
                     break
                 span.append(self._todo.popleft())
             return span
 
-    def _bring(self, part: Part, fill: Fill, block: memoryview) -> None:
+    def _bring(self, part: BlobPart, fill: Fill, block: memoryview) -> None:
         kept = self._memory()
         for at in range(0, part.size, len(block)):
             size = min(len(block), part.size - at)

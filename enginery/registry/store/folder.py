@@ -16,26 +16,26 @@ from urllib.parse import quote
 from enginery.core.digest import check_digest, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.atomic_write import (
-    Landing,
+    AtomicWrite,
     copy_hashed,
-    landing,
     make_folder,
     reachable,
+    start_atomic_write,
     strays,
     sweep,
     sync_folder,
 )
-from enginery.registry.store.blob_digest import Seal, sealed
+from enginery.registry.store.blob_digest import BlobDigest, digest_stream
 from enginery.registry.store.download import Fill
 from enginery.registry.store.keys import MARKER, blob_key, check_key, is_key
 from enginery.registry.store.marker import CONTENT, check_format, refuse_other
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
-_LANDINGS = "tmp"
+_TEMPORARY = "tmp"
 _LOCK = "lock"
 _DISCARDED = "discarded"
-_OWN = frozenset({_LANDINGS, _LOCK})
+_OWN = frozenset({_TEMPORARY, _LOCK})
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class FileStore:
 
     def put_file(self, path: Path) -> str:
         """See `Store.put_file`."""
-        return self.seal_file(path).digest
+        return self.put_and_digest_file(path).digest
 
-    def seal_file(self, path: Path) -> Seal:
-        """See `Store.seal_file`."""
-        with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._landing() as file:
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
+        """See `Store.put_and_digest_file`."""
+        with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._start_write() as file:
             # One pass: hashing first and copying after would read, and hash, every new file twice.
-            found = sealed(source, file.stream)
+            found = digest_stream(source, file.stream)
             if not self._holds(found.digest):
-                self._land_blob(file, found.digest)
+                self._commit_blob(file, found.digest)
         return found
 
     def put_bytes(self, data: bytes) -> str:
@@ -76,9 +76,9 @@ class FileStore:
         digest = digest_of_bytes(data)
         with reachable(f"writing {len(data)} bytes into {self.root}"):
             if not self._holds(digest):
-                with self._landing() as file:
+                with self._start_write() as file:
                     file.stream.write(data)
-                    self._land_blob(file, digest)
+                    self._commit_blob(file, digest)
         return digest
 
     def has(self, digest: str) -> bool:
@@ -101,14 +101,14 @@ class FileStore:
         """See `Store.size`."""
         found = self.stored_size(digest)
         if found is None:
-            raise self._lost(digest)
+            raise self._lost_error(digest)
         return found
 
     def path(self, digest: str) -> Path:
         """See `Store.path`."""
         blob = self._blob(digest)
         if not self.has(digest):
-            raise self._lost(digest)
+            raise self._lost_error(digest)
         return blob
 
     def fetch(self, digest: str, dest: Path) -> None:
@@ -117,9 +117,9 @@ class FileStore:
         with reachable(f"copying {blob} to {dest}"):
             make_folder(dest.parent)
             sweep(dest.parent)
-            with blob.open("rb") as source, landing(dest.parent) as file:
+            with blob.open("rb") as source, start_atomic_write(dest.parent) as file:
                 self._check(digest, copy_hashed(source, file.stream))
-                file.land(dest)
+                file.commit(dest)
 
     def read_blob(self, digest: str) -> bytes:
         """See `Store.read_blob`."""
@@ -147,11 +147,11 @@ class FileStore:
             stream.seek(start)
             yield fill
 
-    def rehash(self, digest: str) -> Seal:
+    def rehash(self, digest: str) -> BlobDigest:
         """See `Store.rehash`."""
         blob = self.path(digest)
         with reachable(f"reading {blob}"), blob.open("rb") as stream:
-            return sealed(stream)
+            return digest_stream(stream)
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -189,14 +189,14 @@ class FileStore:
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """See `Store.replace`."""
         path = self.root / check_key(key)
-        with reachable(f"writing {path}"), self._landing() as file:
+        with reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
             file.sync()
             with self._lock():
                 if self.read(key) != expected:
                     return False
                 make_folder(path.parent)
-                file.land(path)
+                file.commit(path)
         return True
 
     def remove(self, key: str) -> None:
@@ -240,12 +240,12 @@ class FileStore:
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
-        return tuple(str(path) for path in strays(self.root / _LANDINGS))
+        return tuple(str(path) for path in strays(self.root / _TEMPORARY))
 
     def sweep(self) -> int:
         """See `Store.sweep`."""
-        with reachable(f"cleaning {self.root / _LANDINGS}"):
-            return sweep(self.root / _LANDINGS)
+        with reachable(f"cleaning {self.root / _TEMPORARY}"):
+            return sweep(self.root / _TEMPORARY)
 
     def _blob(self, digest: str) -> Path:
         return self.root / blob_key(check_digest(digest))
@@ -258,7 +258,7 @@ class FileStore:
         """Whether a link leads to something in the registry."""
         return Path(path).resolve().is_relative_to(self.root.resolve())
 
-    def _lost(self, digest: str) -> IntegrityError:
+    def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
 
     def _check(self, digest: str, found: str) -> None:
@@ -268,14 +268,14 @@ class FileStore:
                 "run `enginery verify --repair`, then build again"
             )
 
-    def _landing(self) -> AbstractContextManager[Landing]:
-        make_folder(self.root / _LANDINGS)
-        return landing(self.root / _LANDINGS)
+    def _start_write(self) -> AbstractContextManager[AtomicWrite]:
+        make_folder(self.root / _TEMPORARY)
+        return start_atomic_write(self.root / _TEMPORARY)
 
-    def _land_blob(self, file: Landing, digest: str) -> None:
+    def _commit_blob(self, file: AtomicWrite, digest: str) -> None:
         blob = self._blob(digest)
         make_folder(blob.parent)
-        file.land(blob, read_only=True)
+        file.commit(blob, read_only=True)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

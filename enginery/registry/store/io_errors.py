@@ -9,19 +9,19 @@ _LOCK = threading.Lock()
 _SEEN = {"errors": 0, "retries": 0}
 
 
-def failed() -> None:
+def count_error() -> None:
     """A request failed for good."""
     with _LOCK:
         _SEEN["errors"] += 1
 
 
-def repeated() -> None:
+def count_retry() -> None:
     """A request is sent again."""
     with _LOCK:
         _SEEN["retries"] += 1
 
 
-def seen() -> dict[str, int]:
+def read_counts() -> dict[str, int]:
     """'errors' and 'retries' since this process began."""
     with _LOCK:
         return dict(_SEEN)

@@ -40,8 +40,8 @@ MODELS = "models/"
 FAILED = "failed/"
 MANIFEST = "manifest.json"
 LEASES = "leases/"
-TURNS = "turns/"
-CONDEMNED = "gc/condemned.json"
+BUILD_LOCKS = "turns/"
+TOMBSTONES = "gc/condemned.json"
 RUNS = "runs/"
 HISTORY = "history/"
 TOTALS = "history/totals.json"
@@ -166,9 +166,9 @@ def registered_key(model: str) -> str:
     return f"{MODELS}{check_model(model)}/registered.json"
 
 
-def turn_key(name: str) -> str:
+def build_lock_key(name: str) -> str:
     """Key of whose turn it is; `name` is the digest of what is worked on."""
-    return f"{TURNS}{check_digest(name)}.json"
+    return f"{BUILD_LOCKS}{check_digest(name)}.json"
 
 
 def pins_prefix(model: str) -> str:

@@ -12,7 +12,7 @@ SLOW_BYTES_S = 90e6
 _GAIN = 1.25
 
 
-class Pace:
+class ConnectionScaler:
     """Watches requests end. began: by any clock, in seconds; `more` goes by the same."""
 
     def __init__(self, began: float) -> None:

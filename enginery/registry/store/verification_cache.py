@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginery.registry.store.atomic_write import make_folder
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 
 Facts = list[int]
 
@@ -26,43 +26,43 @@ _TICKS_S = 0.02
 
 
 @dataclass(frozen=True)
-class Stamps:
-    """What was verified, a small file for each seal in `folder`, by the seal's name: what was noted of a BLAKE3 says
+class VerificationCache:
+    """What was verified, a small file for each blob in `folder`, by the blob's name: what was noted of a BLAKE3 says
     nothing of the SHA-256 that a manifest put beside it. All may be deleted at any time."""
 
     folder: Path
 
-    def sound(self, seal: Seal, path: Path) -> bool:
+    def is_verified(self, blob: BlobDigest, path: Path) -> bool:
         """Whether `path` holds the blob: by its stamp or the one of its SHA-256, else by its digest. Raises OSError."""
         before = _facts(path)
-        if before in self._read(seal.name) or before in self._read(seal.named.name):
+        if before in self._read(blob.name) or before in self._read(blob.sha256_only.name):
             return True
-        if not seal.holds(path):
+        if not blob.matches(path):
             return False
         if _facts(path)[:4] == before[:4]:
-            self.add(seal, path)
+            self.add(blob, path)
         return True
 
-    def add(self, seal: Seal, path: Path) -> None:
+    def add(self, blob: BlobDigest, path: Path) -> None:
         """Note that `path` was verified just now. What cannot be noted will be digested again."""
         changed = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed / 1e9))))
         found = _facts(path)
-        others = [facts for facts in self._read(seal.name) if facts[:2] != found[:2]]
+        others = [facts for facts in self._read(blob.name) if facts[:2] != found[:2]]
         with suppress(OSError):
             make_folder(self.folder)
             fresh = self.folder / f".{secrets.token_hex(8)}"
             fresh.write_text(json.dumps([found, *others][:_KEPT]))
-            fresh.replace(self.folder / seal.name)
+            fresh.replace(self.folder / blob.name)
 
-    def forget(self, seal: Seal) -> None:
+    def forget(self, blob: BlobDigest) -> None:
         """Believe nothing that was noted of a blob's files."""
-        for name in {seal.name, seal.named.name}:
+        for name in {blob.name, blob.sha256_only.name}:
             with suppress(OSError):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def used(self, name: str) -> None:
-        """Note that what is kept under a seal's name was used just now."""
+    def note_use(self, name: str) -> None:
+        """Note that what is kept under a blob's name was used just now."""
         with suppress(OSError):
             make_folder(self.folder)
             (self.folder / name).touch()

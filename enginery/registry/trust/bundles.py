@@ -28,7 +28,7 @@ _PREDICATE = "https://model_signing/signature/v1.0"
 
 
 @dataclass(frozen=True)
-class Bundle:
+class SignatureBundle:
     """What a signature claims. key_id: of the key that made it.  certificate: its certificate (DER), if it has one.
 
     file, digest: name and SHA-256 of the document it is about.  data: the bundle as it is stored.
@@ -41,7 +41,7 @@ class Bundle:
     data: bytes
 
 
-def read_bundle(data: bytes) -> Bundle:
+def read_bundle(data: bytes) -> SignatureBundle:
     """Read a stored signature. Raises Malformed for what is not one signature of exactly one file."""
     document = parsing.parse_json(data, MAX_BYTES)
     _only(document, "document", "mediaType", "verificationMaterial", "dsseEnvelope")
@@ -56,7 +56,7 @@ def read_bundle(data: bytes) -> Bundle:
     file, digest = _resource(payload)
     certificate = _certificate(material)
     key_id = _hint(material) if certificate is None else key_id_of_certificate(certificate)
-    return Bundle(key_id, file, digest, certificate, data)
+    return SignatureBundle(key_id, file, digest, certificate, data)
 
 
 def key_id_of_pem(pem: bytes) -> str:

@@ -7,7 +7,7 @@ from enginery.core.errors import UnavailableError
 
 
 @dataclass(frozen=True)
-class Library:
+class ModelSigning:
     """model-signing's public modules."""
 
     signing: ModuleType
@@ -20,7 +20,7 @@ class Library:
         return config.use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
 
 
-def model_signing() -> Library:
+def import_model_signing() -> ModelSigning:
     """The library. Raises UnavailableError when the extra is not installed."""
     try:
         from model_signing import hashing, signing, verifying
@@ -28,4 +28,4 @@ def model_signing() -> Library:
         raise UnavailableError(
             f"signatures need the extra `signing` ({error}); run `pip install 'enginery[signing]'`"
         ) from error
-    return Library(signing, verifying, hashing)
+    return ModelSigning(signing, verifying, hashing)

@@ -134,11 +134,11 @@ def _refuse_duplicates(root: "yaml.Node | None") -> None:
 
 
 def _policy(document: object, path: Path) -> TrustPolicy:
-    data = _closed(document, "policy", {"format", "signers", "rules"})
+    data = _check_keys(document, "policy", {"format", "signers", "rules"})
     if (found := field(data, "format", parsing.count)) != FORMAT:
         raise Malformed(f"format is {found}; this enginery reads {FORMAT}")
     named = field(data, "signers", parsing.mapping)
-    rules = field(data, "rules", parsing.many(lambda value, where: _closed(value, where, _RULE)))
+    rules = field(data, "rules", parsing.many(lambda value, where: _check_keys(value, where, _RULE)))
     if len(named) > MOST_SIGNERS or not 1 <= len(rules) <= MOST_RULES:
         raise Malformed(f"has {len(named)} signers and {len(rules)} rules; {MOST_SIGNERS} and 1 to {MOST_RULES} may be")
     signers = {_text(name, "signers"): _signer(str(name), value, path.parent) for name, value in named.items()}
@@ -172,21 +172,21 @@ def _signer(name: str, value: object, folder: Path) -> Signer:
     where = f"signers.{name[:80]}"
     data = parsing.mapping(value, where)
     if "public_key" in data:
-        _closed(data, where, {"public_key"})
+        _check_keys(data, where, {"public_key"})
         pem = _key_file(data["public_key"], f"{where}.public_key", folder)
         try:
             return KeySigner(name, pem, key_id_of_pem(pem))
         except Malformed as error:
             raise Malformed(f"{where}.public_key {error}") from error
     if "certificate_roots" in data:
-        _closed(data, where, {"certificate_roots", "identity"})
+        _check_keys(data, where, {"certificate_roots", "identity"})
         read: Callable[[object, str], bytes] = lambda item, path: _key_file(item, path, folder)  # noqa: E731
         roots = field(data, "certificate_roots", parsing.many(read), where)
         if not 1 <= len(roots) <= MOST_SIGNERS:
             # Without one, model-signing would take every root that browsers trust.
             raise Malformed(f"{where}.certificate_roots has {len(roots)} files; name 1 to {MOST_SIGNERS}")
         return CertificateSigner(name, roots, field(data, "identity", _text, where))
-    _closed(data, where, {"keyless_identity", "keyless_issuer"})
+    _check_keys(data, where, {"keyless_identity", "keyless_issuer"})
     return KeylessSigner(
         name, field(data, "keyless_identity", _text, where), field(data, "keyless_issuer", _text, where)
     )
@@ -218,7 +218,7 @@ def _read_file(path: Path, limit: int) -> bytes:
     return data
 
 
-def _closed(value: object, where: str, known: set[str]) -> dict[str, object]:
+def _check_keys(value: object, where: str, known: set[str]) -> dict[str, object]:
     data = parsing.mapping(value, where)
     if unknown := sorted(str(name)[:80] for name in set(data) - known):
         raise Malformed(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")

@@ -18,7 +18,7 @@ from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import attestation_key, is_key, signature_key, signatures_prefix, versions_prefix
-from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, Bundle, read_bundle
+from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, SignatureBundle, read_bundle
 from enginery.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
 from enginery.registry.trust.verifying import KeySigner, Signer, objection
 
@@ -62,7 +62,7 @@ def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str |
     _check_version(manifest, rule, policy)
     if not rule.required:
         return Vouched((), lambda _: True)
-    valid, refused = _vouching(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
     if len(valid) < rule.needed:
         raise UntrustedError(_too_few(store, manifest, rule, valid, refused, policy))
 
@@ -73,7 +73,7 @@ def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str |
             return True
         if content is None or digest_of_bytes(content) != attestation.report:  # it changed since it was read
             return False
-        return len(_vouching(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
+        return len(_find_signers(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
 
     return Vouched(tuple(signer.name for signer in valid), counts)
 
@@ -83,11 +83,11 @@ def signers_of(
 ) -> tuple[tuple[Signer, ...], dict[str, str]]:
     """Those of `signers` whose signature of a version is good, and by signer why the others' are not."""
     rule = Rule("*", tuple(signers))
-    valid, refused = _vouching(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
     return tuple(valid), refused
 
 
-def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, Bundle | Malformed]]:
+def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, SignatureBundle | Malformed]]:
     """The signatures beside a document of a version, by key; those that cannot be read say why."""
     prefix = signatures_prefix(manifest.model, manifest.version, document)
     for name in store.children(prefix):
@@ -102,7 +102,7 @@ def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tupl
             yield name, bundle
 
 
-def misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
+def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Signatures beside a version that are none, or not of the document whose folder they are in: key and reason."""
     folder = f"{versions_prefix(manifest.model)}{manifest.version}/signatures/"
     for child in store.children(folder):
@@ -120,7 +120,7 @@ def misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
                 )
 
 
-def _vouching(
+def _find_signers(
     store: Store, manifest: Manifest, rule: Rule, file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
     """The rule's signers whose signature of `content` is good, and why others' are not, by signer."""
@@ -140,10 +140,14 @@ def _vouching(
     return valid, refused
 
 
-def _candidates(store: Store, manifest: Manifest, document: str, signer: Signer) -> Iterator[Bundle | Malformed]:
+def _candidates(
+    store: Store, manifest: Manifest, document: str, signer: Signer
+) -> Iterator[SignatureBundle | Malformed]:
     if not isinstance(signer, KeySigner):
         found = (bundle for _, bundle in islice(signatures(store, manifest, document), MOST_SIGNATURES))
-        yield from (bundle for bundle in found if isinstance(bundle, Bundle) and bundle.certificate is not None)
+        yield from (
+            bundle for bundle in found if isinstance(bundle, SignatureBundle) and bundle.certificate is not None
+        )
         return
     data = store.read(signature_key(manifest.model, manifest.version, document, signer.key_id))
     if data is None:

@@ -20,8 +20,8 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.documents import change
 from enginery.registry.store.keys import manifest_key, signature_key
-from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, Bundle, read_bundle
-from enginery.registry.trust.library import model_signing
+from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, SignatureBundle, read_bundle
+from enginery.registry.trust.library import import_model_signing
 from enginery.registry.trust.verifying import KeySigner, objection
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _put(
     return Signed(what, bundle.key_id, key, new=change(store, key, make) == signature)
 
 
-def _as_good(before: bytes, fresh: Bundle, document: tuple[str, bytes], public: bytes | None) -> bool:
+def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes], public: bytes | None) -> bool:
     """Whether a stored signature is this key's own word for a document, and carries the certificates of the fresh one.
 
     Certificates are not part of what is signed, so that the key alone says whether the signature is its own. A keyless
@@ -149,7 +149,7 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     """A function from (name, file name, content) to the bytes of a signature."""
-    library = model_signing()
+    library = import_model_signing()
     config: signing.Config = library.signing.Config().set_hashing_config(library.hashing_config())
     if isinstance(signer, Keyless):
         _explain("keyless", lambda: _keyless(config, signer))

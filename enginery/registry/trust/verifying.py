@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import UnavailableError
-from enginery.registry.trust.bundles import Bundle
-from enginery.registry.trust.library import model_signing
+from enginery.registry.trust.bundles import SignatureBundle
+from enginery.registry.trust.library import import_model_signing
 
 if TYPE_CHECKING:
     from model_signing import verifying
@@ -55,7 +55,7 @@ class KeylessSigner:
 Signer = KeySigner | CertificateSigner | KeylessSigner
 
 
-def claims(bundle: Bundle, signer: Signer) -> bool:
+def claims(bundle: SignatureBundle, signer: Signer) -> bool:
     """Whether a signature says that it is this signer's; cheap, and proves nothing."""
     if isinstance(signer, KeySigner):
         return bundle.certificate is None and bundle.key_id == signer.key_id
@@ -64,7 +64,7 @@ def claims(bundle: Bundle, signer: Signer) -> bool:
     return isinstance(signer, KeylessSigner) or signer.identity in identities(bundle.certificate)
 
 
-def objection(bundle: Bundle, signer: Signer, file: str, content: bytes) -> str | None:
+def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes) -> str | None:
     """Why this signature is not the signer's word for this document; None if it is. Raises UnavailableError."""
     if (bundle.file, bundle.digest) != (file, digest_of_bytes(content)):
         return f"it is about another {bundle.file} ({bundle.digest[:12]}): it was moved there by hand"
@@ -72,7 +72,7 @@ def objection(bundle: Bundle, signer: Signer, file: str, content: bytes) -> str 
         return f"it is not by {signer}"
     import tempfile  # here, because a client without a policy does without
 
-    library = model_signing()
+    library = import_model_signing()
     config = library.verifying.Config().set_hashing_config(library.hashing_config())
     with tempfile.TemporaryDirectory(prefix="enginery-verify-") as folder:
         place, stored = Path(folder) / "document", Path(folder) / "signature.json"
@@ -86,7 +86,7 @@ def objection(bundle: Bundle, signer: Signer, file: str, content: bytes) -> str 
         except UnavailableError:
             raise
         except Exception as error:
-            return f"it does not verify: {_said(error)}"
+            return f"it does not verify: {_first_line(error)}"
     return None
 
 
@@ -103,7 +103,7 @@ def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
         config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 

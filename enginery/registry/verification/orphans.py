@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from enginery.core.errors import EngineryError, IntegrityError
-from enginery.registry.retention.marks import Inventory, inventory
+from enginery.registry.retention.marks import RegistryInventory, inventory
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import LEASES, MODELS, lease_key
 from enginery.registry.versions import policies
@@ -12,7 +12,7 @@ from enginery.registry.writers import clock, leases, tombstones
 Found = tuple[str, str, str]
 
 
-def loose_documents(store: Store) -> Iterator[Found]:
+def find_orphans(store: Store) -> Iterator[Found]:
     """Kind of problem, what has it, and the detail. See `verify.FAULTS`."""
     known = inventory(store)
     there = set(known.versions)
@@ -26,7 +26,7 @@ def loose_documents(store: Store) -> Iterator[Found]:
     yield from _retention(store)
 
 
-def _others(known: Inventory) -> Iterator[Found]:
+def _others(known: RegistryInventory) -> Iterator[Found]:
     there = set(known.versions)
     models = {model for model, _ in there}
     for key in known.others:
@@ -56,7 +56,7 @@ def _policy(store: Store, key: str) -> Iterator[Found]:
 def _retention(store: Store) -> Iterator[Found]:
     try:
         tombstones.read(store)
-        over = [lease for lease in leases.leases(store) if not lease.held(clock.now())]
+        over = [lease for lease in leases.leases(store) if not lease.is_held(clock.now())]
     except IntegrityError as error:
         yield "edited", LEASES, str(error)
         return

@@ -19,10 +19,10 @@ from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
 from enginery.registry.retention import marks
 from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import Seal, blake3_hasher
+from enginery.registry.store.blob_digest import BlobDigest, new_blake3_hasher
 from enginery.registry.store.keys import BLOBS, MODELS, RECORDS, blob_key, registered_key
-from enginery.registry.trust.requirement import misplaced
-from enginery.registry.verification.orphans import loose_documents
+from enginery.registry.trust.requirement import find_misplaced
+from enginery.registry.verification.orphans import find_orphans
 from enginery.registry.versions import channels
 from enginery.registry.versions import lookup as versions
 
@@ -96,7 +96,7 @@ def verify(
     stored = sorted(_stored_blobs(found))
     _check_blobs(found, sorted({*stored, *found.needed}))
     _check_litter(found, stored)
-    for kind, what, detail in loose_documents(store):
+    for kind, what, detail in find_orphans(store):
         found.add(kind, what, detail)
     return found.close()
 
@@ -170,7 +170,7 @@ def _take(found: _Findings, manifest: Manifest) -> None:
 
 def _check_signatures(found: _Findings, manifest: Manifest) -> None:
     """Signatures that cannot be read or are about something else. Whose they are only a trust policy can say."""
-    for key, detail in misplaced(found.store, manifest):
+    for key, detail in find_misplaced(found.store, manifest):
         found.add("signature", key, detail, (f"{manifest.model}@{manifest.version}",))
 
 
@@ -197,11 +197,11 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
             found.add("corrupt", digest, f"its bytes have digest {actual.digest}", affects)
         elif actual.blake3 is not None:
             _check_blake3(found, actual)
-    if found.blake3 and blake3_hasher() is None:
+    if found.blake3 and new_blake3_hasher() is None:
         found.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
 
-def _check_blake3(found: _Findings, actual: Seal) -> None:
+def _check_blake3(found: _Findings, actual: BlobDigest) -> None:
     """A manifest that is wrong about a sound blob: whoever pulls it by its BLAKE3 is refused."""
     for reference, claimed in found.blake3.get(actual.digest, {}).items():
         if claimed != actual.blake3:
@@ -212,7 +212,7 @@ def _check_blake3(found: _Findings, actual: Seal) -> None:
 def _check_litter(found: _Findings, stored: list[str]) -> None:
     known = marks.inventory(found.store)
     # By the collection's own measure: what it keeps is no orphan, though no manifest names it.
-    remembered = marks.marked(found.store, known, known.versions, damaged=True)
+    remembered = marks.find_needed_digests(found.store, known, known.versions, damaged=True)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
         if record is None or not all(map(found.store.has, record.blobs)):

@@ -1,4 +1,4 @@
-"""A channel's history for people and auditors: who moved it, when, why, and on what evidence."""
+"""A channel's history for audits: who moved it, when, why, and on what evidence."""
 
 from dataclasses import dataclass
 
@@ -25,10 +25,9 @@ class ChannelMove:
 
 
 def history(store: Store, reference: Reference, limit: int | None = None) -> list[ChannelMove]:
-    """The moves of a channel, or of all channels of a model, oldest first; at most `limit` of each, the newest.
+    """The moves of a channel, or of all channels of a model, oldest first; at most the newest `limit` of each channel.
 
-    Raises UnknownNameError for what is not there, or
-    a reference to a version.
+    Raises UnknownNameError for an unknown model or channel, and for a reference to a version.
     """
     if reference.version is not None:
         raise UnknownNameError(f"only channels have a history; {str(reference)!r} is a version: give {reference.model}")

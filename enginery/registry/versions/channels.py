@@ -1,7 +1,7 @@
-"""Channels: names such as `stable` that point at one version, move in one step, and remember every move.
+"""Channels: names such as `stable` that point at one version, move atomically, and record every move.
 
-Any channel but `candidate` takes only versions whose every engine is proven, unless it is told to serve the proven ones
-only; that is written down with the move, and pulling through the channel then never yields an unproven engine.
+Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
+proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from enginery.core.errors import ConflictError, InputError, IntegrityError, Unkn
 from enginery.core.names import is_name
 from enginery.core.origin.moment import now
 from enginery.core.parsing import Malformed
-from enginery.registry.evidence.attestations import Attestation, judged
+from enginery.registry.evidence.attestations import Attestation, judge_entries
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.missing_blobs import find_lost_of
 from enginery.registry.store.base import Store, place_of
@@ -22,7 +22,7 @@ from enginery.registry.store.documents import change
 from enginery.registry.store.keys import channel_key, channels_prefix, manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.writers.guard import Guard, secure_version, writing
+from enginery.registry.writers.guard import Guard, hold_lease, secure_version
 
 MAX_BYTES = 16 << 20
 
@@ -31,9 +31,10 @@ Action = Literal["promote", "rollback"]
 
 @dataclass(frozen=True)
 class Move:
-    """One line of a channel's history: where it went, when (ISO 8601, UTC), by whom and why.
+    """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
 
-    canary: digests of the canary reports that spoke for it; they are blobs of the registry.
+    manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
+    are blobs of the registry.
     """
 
     version: str
@@ -46,7 +47,7 @@ class Move:
     canary: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """As it is stored."""
+        """The move as it is stored."""
         return {**asdict(self), "canary": list(self.canary)}
 
 
@@ -74,19 +75,19 @@ class Channel:
         return self.history[-1].proven_only
 
     def previous(self) -> Move | None:
-        """Where a rollback goes: what the last promotion that still stands replaced. Two rollbacks go back two."""
-        standing = self.standing()
-        return standing[-2] if len(standing) > 1 else None
+        """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
+        active = self.active_promotions()
+        return active[-2] if len(active) > 1 else None
 
-    def standing(self) -> list[Move]:
-        """The promotions that no rollback took back, oldest first."""
-        standing: list[Move] = []
+    def active_promotions(self) -> list[Move]:
+        """The promotions that were not rolled back, oldest first."""
+        active: list[Move] = []
         for move in self.history:
             if move.action == "promote":
-                standing.append(move)
+                active.append(move)
             else:
-                del standing[-1:]
-        return standing
+                del active[-1:]
+        return active
 
     def to_json(self) -> dict[str, object]:
         """The document as it is stored."""
@@ -98,13 +99,13 @@ class Channel:
 
 
 def names(store: Store, model: str) -> list[str]:
-    """A model's channels, sorted."""
+    """The names of a model's channels, sorted."""
     found = (name.removesuffix(".json") for name in store.children(channels_prefix(model)) if name.endswith(".json"))
     return [name for name in found if is_name(name)]
 
 
 def read(store: Store, model: str, name: str) -> Channel | None:
-    """A channel, or None. Raises IntegrityError if it cannot be read."""
+    """Read a channel; None if it does not exist. Raises IntegrityError if it cannot be read."""
     return _parse(store, store.read(channel_key(model, name)), model, name)
 
 
@@ -117,29 +118,37 @@ def promote(
     why: str = "",
     proven_only: bool = False,
     canaries: Sequence[CanaryPass] = (),
-    elsewhere: bool = False,
+    from_other_registry: bool = False,
     counts: Callable[[Attestation], bool] | None = None,
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
-    canaries: the passes that speak for it, their reports stored as blobs.  elsewhere: they were run against what this
-    channel served in another registry, and not here.  counts: which attestations a trust policy believes; None: all.
-    Raises InputError when the channel's policy does not allow it, ConflictError if the channel never stands still or
-    serves another version than a canary's baseline by now, IntegrityError if the version was deleted meanwhile or has
-    lost a blob.
+    canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: the canaries' baseline was served
+    in another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
+    Raises InputError when the channel's policy does not allow it, ConflictError if the channel keeps changing or serves
+    another version than a canary's baseline by now, IntegrityError if the version was deleted or has lost a blob.
     """
     refusal = policy_refusal(store, manifest, name, proven_only=proven_only, canaries=canaries, counts=counts)
     if refusal:
         raise InputError(refusal)
-    with writing(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
+    with hold_lease(store, f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
         _check_blobs(store, manifest, name)
         guard.secure(item.report for item in canaries)
-        return point(store, manifest, name, by, why, proven_only=proven_only, canaries=canaries, elsewhere=elsewhere)
+        return point(
+            store,
+            manifest,
+            name,
+            by,
+            why,
+            proven_only=proven_only,
+            canaries=canaries,
+            from_other_registry=from_other_registry,
+        )
 
 
 def _check_blobs(store: Store, manifest: Manifest, name: str) -> None:
-    """Raise IntegrityError for a version with a blob that is missing, cut or elsewhere."""
+    """Raise IntegrityError for a version with a blob that is missing, truncated or outside the registry."""
     lost = find_lost_of(store, manifest)
     if lost:
         reference = f"{manifest.model}@{manifest.version}"
@@ -157,9 +166,12 @@ def point(
     *,
     proven_only: bool = False,
     canaries: Sequence[CanaryPass] = (),
-    elsewhere: bool = False,
+    from_other_registry: bool = False,
 ) -> Channel:
-    """`promote` for one who asked the policy and secured the version. Raises ConflictError, IntegrityError."""
+    """Point a channel at a version as `promote` does, without its checks: the caller did them and holds the lease.
+
+    Raises ConflictError and IntegrityError as `promote` does.
+    """
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
@@ -170,7 +182,7 @@ def point(
             return None
         if (
             channel
-            and not elsewhere
+            and not from_other_registry
             and any(channel.manifest not in (manifest.digest, item.baseline) for item in canaries)
         ):
             raise ConflictError(
@@ -186,8 +198,8 @@ def rollback(
 ) -> Channel:
     """Point a channel at the version it served before. Raises UnknownNameError if there is none or it was deleted.
 
-    No policy is asked: what was good enough to serve is better than what must be taken back in a hurry.
-    serving: digest of the manifest it must be serving now; otherwise ConflictError, and it stays where it is.
+    No policy is checked, so that a rollback is never refused in an emergency.
+    serving: digest of the manifest that the channel must serve now; otherwise ConflictError, and nothing changes.
     """
 
     def next_move(channel: Channel | None) -> Move:
@@ -200,12 +212,12 @@ def rollback(
         _secure(guard, model, name, previous)
         return Move(previous.version, previous.manifest, now(), by, why, previous.proven_only, "rollback")
 
-    with writing(store, f"rolling back {model}:{name}") as guard:
+    with hold_lease(store, f"rolling back {model}:{name}") as guard:
         return _append(store, model, name, next_move)
 
 
 def _secure(guard: Guard, model: str, name: str, move: Move) -> None:
-    """Collections keep what channels may go back to, for so many moves; beyond them it may be gone, or about to go."""
+    """Raise UnknownNameError if the version of a move was deleted: garbage collection keeps only the last moves'."""
     data = guard.store.read(manifest_key(model, move.version))
     manifest = None if data is None else parse(data, model=model, version=move.version)
     if manifest is not None and manifest.digest == move.manifest:
@@ -226,8 +238,8 @@ def policy_refusal(
     canaries: Sequence[CanaryPass] = (),
     counts: Callable[[Attestation], bool] | None = None,
 ) -> str | None:
-    """Why a channel does not take a version, with the rule and the remedy; None if it does."""
-    entries = judged(store, manifest, counts)
+    """The reason why a channel does not accept a version, with the rule and the remedy; None if it does."""
+    entries = judge_entries(store, manifest, counts)
     policy = policies.of_channel(store, manifest.model, name)
     return (
         policies.common_refusal(manifest, entries, name, proven_only=proven_only)
@@ -237,7 +249,7 @@ def policy_refusal(
 
 
 def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | None], Move | None]) -> Channel:
-    """Add a move by compare-and-swap; whoever loses looks again, so that no move is lost."""
+    """Add a move by compare-and-swap, repeated after a lost race, so that no move is lost."""
     key = channel_key(model, name)
 
     def make(data: bytes | None) -> bytes | None:

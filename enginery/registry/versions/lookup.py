@@ -1,4 +1,4 @@
-"""Finding models and versions, and what a reference stands for."""
+"""Finds models, versions and what a reference resolves to."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Located:
-    """What a reference stands for: a manifest, and the channel that led to it, if one did.
+    """The manifest that a reference resolves to, and the channel that it was found through, or None.
 
-    signed_by: the trust policy's names of those who vouch for it, once that was asked; empty where it needs nobody.
+    signed_by: the trust policy's names of its signers, once that was checked; empty where no signature is needed.
     """
 
     reference: Reference
@@ -37,7 +37,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model as one listing shows it: its versions, oldest name first, and the names of its channels."""
+    """A model, its versions in the order of their names, and the names of its channels."""
 
     model: str
     versions: tuple[str, ...]
@@ -45,9 +45,10 @@ class Listed:
 
 
 def catalogue(store: Store, prefix: str = MODELS) -> list[Listed]:
-    """Every model that has a version, sorted. Lists keys, and reads nothing.
+    """The models that have a version, sorted. Lists keys, and reads no document.
 
-    prefix: 'models/' for all, or 'models/<model>/' for one."""
+    prefix: 'models/' for all models, or 'models/<model>/' for one.
+    """
     versions: dict[str, list[str]] = {}
     channels: dict[str, list[str]] = {}
     for key in store.list(prefix):
@@ -63,13 +64,13 @@ def catalogue(store: Store, prefix: str = MODELS) -> list[Listed]:
 
 
 def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
-    """At most so many models that have a version, sorted, those after a name. Lists the names of all models, and the
-    keys of these alone."""
+    """At most `limit` models that have a version, sorted, with names after `after`. Lists the names of all models, and
+    the keys of these only."""
     folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
     names = sorted(name for name in folders if is_name(name) and (after is None or name > after))
     found: list[Listed] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        # Of a model without a version nothing is shown; then the next one comes up.
+        # Models without a version are left out, so more names may be needed.
         while names and len(found) < limit:
             count = limit - len(found)
             for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), names[:count]):
@@ -84,7 +85,7 @@ def models(store: Store) -> list[str]:
 
 
 def versions(store: Store, model: str) -> list[str]:
-    """A model's versions, oldest name first as people count ('2' before '10'). Lists keys, and reads no manifest."""
+    """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
     prefix = versions_prefix(model)
     parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
     complete = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
@@ -92,7 +93,7 @@ def versions(store: Store, model: str) -> list[str]:
 
 
 def load(store: Store, model: str, version: str) -> Manifest:
-    """A version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is not what it was."""
+    """Read a version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is damaged."""
     data = store.read(manifest_key(model, version))
     if data is None:
         known = versions(store, model)
@@ -103,16 +104,17 @@ def load(store: Store, model: str, version: str) -> Manifest:
 
 
 def locate(store: Store, reference: Reference) -> Located:
-    """What a reference stands for. A name alone means its channel `stable`, else `candidate`, else its newest version.
+    """Resolve a reference. A name alone means the channel `stable`, else `candidate`, else the newest version.
 
-    Raises UnknownNameError, and IntegrityError where a channel and a manifest disagree.
+    Raises UnknownNameError if there is no such model, version or channel, IntegrityError where the channel's digest and
+    the manifest disagree.
     """
     model = reference.model
     if reference.version is not None:
         return Located(reference, load(store, model, reference.version))
     for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
         if channel := channels.read(store, model, name):
-            return Located(reference, _served(store, channel), channel)
+            return Located(reference, _load_served(store, channel), channel)
     if reference.channel:
         raise _no_channel(store, reference)
     newest = versions(store, model)[-1:] or [""]
@@ -121,7 +123,7 @@ def locate(store: Store, reference: Reference) -> Located:
     return Located(reference, load(store, model, newest[0]))
 
 
-def _served(store: Store, channel: Channel) -> Manifest:
+def _load_served(store: Store, channel: Channel) -> Manifest:
     try:
         manifest = load(store, channel.model, channel.version)
     except UnknownNameError as error:

@@ -1,7 +1,7 @@
-"""What every channel asks of a version, and what one asks beyond that: proven engines, a canary's PASS, a signature.
+"""Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
 
-A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
-protection from somebody who may write to the store: see docs/security.md.
+A policy is a document of the registry and is checked by the commands that promote. It does not protect from somebody
+who may write to the store directly: see docs/security.md.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from enginery.core.origin.moment import now
 from enginery.core.parsing import Malformed
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.evidence.canaries import covers, served, targets_named
+from enginery.registry.evidence.canaries import covers, select_served, targets_named
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import policy_key
@@ -34,7 +34,7 @@ REPORT_BYTES = 16 << 20
 @dataclass(frozen=True)
 class CanaryPass:
     """A canary that passed. report: digest of its report, a blob.  engine: digest of the candidate's engine.
-    baseline: digest of the manifest that it was compared with.  target: what it ran on, '' where that is not known."""
+    baseline: digest of the manifest that it was compared with.  target: the target it ran on, '' if unknown."""
 
     report: str
     engine: str
@@ -43,11 +43,13 @@ class CanaryPass:
 
 
 @dataclass(frozen=True)
-class Policy:
-    """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
-    target is named, one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that a
-    canary must have passed on, each.  signed_by: public keys (PEM), one of which must have signed the version.
-    at, by, why: of its last change."""
+class ChannelPolicy:
+    """What a channel requires of a version.
+
+    proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without
+    targets one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a
+    PASS.  signed_by: public keys (PEM), one of which must have signed the version.  at, by, why: of its last change.
+    """
 
     proven: tuple[str, ...] = ()
     canary: bool = False
@@ -63,10 +65,10 @@ class Policy:
 
 
 def canary_pass(store: Store, report: str) -> CanaryPass:
-    """The pass that a stored canary report is about. Raises IntegrityError for a blob that is no PASS.
+    """Read the PASS of a stored canary report. Raises IntegrityError for a blob that is no PASS.
 
-    Reads what is needed and no more; `validation.canary.report` is who checks that a verdict follows from its criteria,
-    and did so when the report came in.
+    Reads only these fields: `validation.canary.report` checked that the verdict follows from the criteria when the
+    report was stored.
     """
     try:
         document = parsing.parse_json(store.read_blob(report), REPORT_BYTES)
@@ -79,28 +81,38 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
         raise IntegrityError(f"canary report {report}: {error}") from error
 
 
-def read(store: Store, model: str | None, channel: str) -> Policy | None:
-    """The policy of a model's channel, or (None) of that channel of every model. Raises IntegrityError."""
+def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
+    """Read the policy of a model's channel, or with model None of that channel of every model; None without one.
+
+    Raises IntegrityError if it cannot be read.
+    """
     return _parse(store.read(policy_key(model, channel)), model, channel)
 
 
-def of_channel(store: Store, model: str, channel: str) -> Policy:
-    """The policy that binds a channel: the model's own, else the one for all models, else one that asks nothing."""
-    return read(store, model, channel) or read(store, None, channel) or Policy()
+def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
+    """The policy that applies to a channel: the model's own, else the one for all models, else an empty one.
+
+    Raises IntegrityError if it cannot be read.
+    """
+    return read(store, model, channel) or read(store, None, channel) or ChannelPolicy()
 
 
-def checked(policy: Policy, where: str) -> Policy:
-    """A policy with its targets by their names. Raises UnknownNameError for a target that is not known, InputError for
-    one given by an alias that stands for several or for a key that is none. where: what the errors call it."""
+def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
+    """A policy with the canonical names of its targets. where: the policy's name, for errors.
+
+    Raises UnknownNameError for an unknown target, InputError for an alias of several targets or a malformed key.
+    """
     _signers(policy, where)
     proven = tuple(sorted({_target(name) for name in policy.proven}))
     return replace(policy, proven=proven, canary_on=targets_named(policy.canary_on))
 
 
-def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
-    """Set a policy. Raises as `checked` does, and ConflictError when somebody else sets it at the same time."""
+def write(
+    store: Store, model: str | None, channel: str, policy: ChannelPolicy, *, by: str = "", why: str = ""
+) -> ChannelPolicy:
+    """Set a channel's policy and return it. Raises as `normalize`, and ConflictError for a concurrent change."""
     at = now()
-    after = replace(checked(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
+    after = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
     try:
         written = store.replace(key, canonical_json(after.to_json()), store.read(key))
@@ -114,9 +126,9 @@ def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: 
 
 
 def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
-    """Why no channel of that name takes a version, whatever its policy; None if it may.
+    """The reason why no channel of this name accepts a version, whatever its policy; None if it may.
 
-    entries: the version's engines with their status of today.
+    entries: the version's engines with their current status.
     """
     reference = f"{manifest.model}@{manifest.version}"
     proven = [entry for entry in entries if entry.status == "proven"]
@@ -146,7 +158,7 @@ def _validate(reference: str) -> str:
 
 
 def refusal(
-    policy: Policy,
+    policy: ChannelPolicy,
     manifest: Manifest,
     channel: str,
     entries: Sequence[EngineEntry],
@@ -154,9 +166,9 @@ def refusal(
     *,
     proven_only: bool = False,
 ) -> str | None:
-    """Why a policy does not let a version in: the rule and the remedy; None if it does.
+    """The reason why a policy rejects a version, with the rule and the remedy; None if it accepts it.
 
-    entries: the version's engines with their status of today.  proven_only: the channel will serve only proven ones.
+    entries: the version's engines with their current status.  proven_only: the channel will serve only proven ones.
     """
     where = f"the policy of {manifest.model}:{channel}"
     reference = f"{manifest.model}@{manifest.version}"
@@ -182,7 +194,7 @@ def refusal(
             f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
             f"{', '.join(lacking)}: run one there, and give each report with --canary"
         )
-    entries = served(entries, proven_only)
+    entries = select_served(entries, proven_only)
     left = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
     if left and policy.canary:
         return (
@@ -194,14 +206,17 @@ def refusal(
 
 
 def _is_proven(entry: EngineEntry, target: str) -> bool:
-    """Whether an engine is proven for a target, which may be a kind of CPU that it was not built for."""
+    """Whether an engine is proven on a target, which may be another kind of CPU than it was built for."""
     if kind_named(target) and isinstance(entry, JudgedEntry):
         return entry.on.get(target, ("",))[0] == "proven"
     return entry.target == target and entry.status == "proven"
 
 
-def signature_refusal(store: Store, policy: Policy, manifest: Manifest, channel: str) -> str | None:
-    """Why a policy does not let a version in that none of its keys has signed; None if it does. Raises InputError."""
+def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, channel: str) -> str | None:
+    """The reason why a policy rejects a version without a signature by its keys; None if it accepts it.
+
+    Raises InputError for a malformed key in the policy.
+    """
     if not policy.signed_by:
         return None
     from enginery.registry.trust.requirement import signers_of
@@ -215,7 +230,7 @@ def signature_refusal(store: Store, policy: Policy, manifest: Manifest, channel:
     return f"{where} needs a signature, and none of {reference} counts ({why}): `enginery sign {reference} --key KEY`"
 
 
-def _signers(policy: Policy, where: str) -> tuple["KeySigner", ...]:
+def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     if not policy.signed_by:
         return ()
     from enginery.registry.trust.bundles import key_id_of_pem
@@ -235,12 +250,12 @@ def _target(name: str) -> str:
     return found[0].name
 
 
-def _parse(data: bytes | None, model: str | None, channel: str) -> Policy | None:
+def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy | None:
     if data is None:
         return None
     try:
         document = parsing.parse_json(data, MAX_BYTES)
-        found = Policy(
+        found = ChannelPolicy(
             proven=parsing.field(document, "proven", parsing.many(parsing.name)),
             canary=parsing.field(document, "canary", parsing.truth),
             canary_on=parsing.field(document, "canary_on", parsing.many(parsing.name)),

@@ -1,7 +1,8 @@
-"""Publishing: bytes first, then the manifest in one step, last the channel. Killed anywhere, it leaves no half version.
+"""Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
+version is left.
 
-Only engines with an `Approved` report can enter as usable: `approved` pairs each with its proof, and everything else is
-a failure or a refusal, which carries no engine.
+Only engines with an `Approved` report are published as usable: `approved` pairs each with its proof, and everything
+else is a failure or a refusal, which has no engine.
 """
 
 import re
@@ -18,7 +19,7 @@ from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.keys import manifest_key, page_data_key, page_key
 from enginery.registry.versions import channels, lookup
-from enginery.registry.writers.guard import Guard, secure_version, version_name, writing
+from enginery.registry.writers.guard import Guard, hold_lease, secure_version, version_name
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Approved
@@ -31,10 +32,10 @@ _RECENT = 32
 
 @dataclass(frozen=True)
 class Published:
-    """A version in the registry. existed: an earlier run published the same content, and nothing new was written.
+    """A version in the registry. existed: an earlier run published the same content, and nothing was written.
 
-    channel_refusal: why the channel did not move (the version is published all the same), or None.
-    repeated: other content gave the engines and proofs of this version again, so no channel moved (`same_version`).
+    channel_refusal: the reason why the channel did not move (the version is published anyway), or None.
+    repeated: other inputs gave the same engines and proofs as this version, so no channel moved (`same_version`).
     """
 
     manifest: Manifest
@@ -64,17 +65,17 @@ def publish(
     by: str = "",
     why: str = "",
 ) -> Published:
-    """Publish a version of `draft`, a manifest whose `version` and `engines` are still empty.
+    """Publish a version of `draft`, a manifest without version and engines, and move the channel to it.
 
     approved: each usable engine with its proof.  others: failed and refused units.
-    The version is the wanted one, or 1 + the highest number so far; where the same content was published before, it is
-    that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry and
-    its proof disagree, IntegrityError when a blob is missing.
+    The version's name is `wanted_version`, or 1 + the highest number so far; if the same content was published before,
+    it is that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry
+    and its proof disagree, IntegrityError when a blob is missing.
     """
     manifest = replace(draft, engines=_entries(approved, others))
-    with writing(store, f"publishing {manifest.model}") as guard:
+    with hold_lease(store, f"publishing {manifest.model}") as guard:
         seen = 0 if wanted_version else _highest_number(store, manifest.model)
-        existing = _existing(store, manifest, wanted_version)
+        existing = _find_existing(store, manifest, wanted_version)
         if existing:
             secure_version(guard, existing.manifest)
         published = existing or _write(guard, manifest, wanted_version, seen)
@@ -91,7 +92,7 @@ def publish(
 
 @contextmanager
 def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
-    """Say of an error inside that the version is published all the same, and what is missing of it."""
+    """Re-raise an error of the block with a message that the version is published, and what is missing of it."""
     try:
         yield
     except (UnavailableError, IntegrityError, ConflictError) as error:
@@ -100,10 +101,10 @@ def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
 
 
 def find_published(store: Store, manifest: Manifest) -> Manifest | None:
-    """The version that already says what this manifest says, or None. Cheap.
+    """The published version that equals a manifest, or None. Reads no blob.
 
-    That is: the same content went in, every unit ended the same way, and every blob of it is still there. (Engines may
-    differ in their bytes: compilers are not deterministic, and two builds from equal input are interchangeable.)
+    Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines' bytes
+    may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
     """
     found = recall(store, _RECORD, _memo_key(manifest))
     theirs = _alike(store, manifest, str(found.get("version"))) if found else None
@@ -111,7 +112,7 @@ def find_published(store: Store, manifest: Manifest) -> Manifest | None:
 
 
 def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
-    """Put a copy of the version's HTML report beside its manifest, with the JSON it is drawn from; the page's key."""
+    """Write a copy of the version's HTML report and its JSON data beside the manifest, and return the page's key."""
     key = page_key(manifest.model, manifest.version)
     for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
         with suppress(UndecidedError):  # somebody else's copy is there
@@ -135,7 +136,7 @@ def _entries(
     return (*(entry for entry, _ in approved), *others)
 
 
-def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
+def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
     theirs = _read(store, manifest.model, wanted) if wanted else find_published(store, manifest)
     if theirs is None:
         return None
@@ -150,13 +151,13 @@ def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published
 
 
 def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> Published:
-    """Write the manifest under its name or the next number. seen: the numbered versions up to this one are no like."""
+    """Write the manifest under its name or the next number. seen: numbered versions up to this one are known to differ."""
     store = guard.store
     guard.secure(manifest.blobs())
     _check_blobs(store, manifest)
     newest = 0
     for _ in range(_ATTEMPTS):
-        # A listing may lag behind on servers that promise less than S3; then the number that was taken counts.
+        # A listing may be stale on servers with weaker consistency than S3; then the rejected number counts.
         newest = max(_highest_number(store, manifest.model), newest)
         if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
             secure_version(guard, theirs)
@@ -174,16 +175,15 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
 
 
 def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
-    """The like of `manifest` among the newest numbered versions after `seen`: published by a run that was killed before
-    it could remember, or by one that raced this one."""
+    """The version equal to `manifest` among the newest numbered versions after `seen`: of a run that was killed before
+    it wrote its record, or of a concurrent one."""
     numbers = range(newest, max(seen, newest - _RECENT), -1)
     found = (_alike(store, manifest, str(number)) for number in numbers)
     return next((theirs for theirs in found if theirs), None)
 
 
 def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
-    """The published version, if it says the same and is whole. A damaged one is like nothing: publishing goes on
-    beside it, and `verify` reports it."""
+    """The published version, if it equals `manifest` and is undamaged, else None. (`verify` reports damage.)"""
     try:
         theirs = _read(store, manifest.model, version)
     except IntegrityError:

@@ -1,7 +1,7 @@
-"""The version that a publication would repeat: the same engines with the same proofs, made from other inputs.
+"""Finds the version that a publication would repeat: the same engines with the same proofs, made from other inputs.
 
-A comment in the entry point, a file with another name, a calibration sample that changes no scale: what went in
-differs, and whoever pulls gets the same. Such a run is the version that is there already.
+A comment in the entry point, a renamed file, a calibration sample that changes no scale: the inputs differ, the engines
+do not. Such a run gives the existing version.
 """
 
 from collections.abc import Sequence
@@ -15,45 +15,49 @@ from enginery.registry.evidence.attestations import MAX_BYTES
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import load, versions
-from enginery.registry.writers.guard import secure_version, writing
+from enginery.registry.writers.guard import hold_lease, secure_version
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Report
 
-# Parts of a spec that say how engines come about and show in them. The others say how they are proven, here and later.
+# Parts of a spec that determine the engines, and so show in them. The others determine how engines are proven.
 _MAKING = ("source", "precisions", "targets", "backends", "calibration", "quantization")
-# What a report says of the moment and the machine, and not of the engine.
+# Fields of a report about the time and the machine, not the engine.
 _CIRCUMSTANCES = ("created_at", "host")
 
 
 def find_same(
     store: Store, manifest: Manifest, reports: Sequence["Report"], wanted_version: str | None = None
 ) -> Manifest | None:
-    """The newest version, or the wanted one where it exists, if it has the engines and proofs of `manifest`; else None.
+    """The newest version, or the wanted one if it exists, if its engines and proofs equal those of `manifest`; or None.
 
-    manifest: as it would be published, its engines included.  reports: of its usable engines.
+    manifest: as it would be published, with its engines.  reports: of its usable engines.
     """
     name = wanted_version or next(reversed(versions(store, manifest.model)), None)
     theirs = _read(store, manifest.model, name) if name else None
-    if theirs is None or _said(theirs) != _said(manifest) or not all(map(store.has, theirs.blobs())):
+    if (
+        theirs is None
+        or _comparable_content(theirs) != _comparable_content(manifest)
+        or not all(map(store.has, theirs.blobs()))
+    ):
         return None
     if not _equal_proofs(store, theirs, reports):
         return None
-    with writing(store, f"counting on {theirs.model}@{theirs.version}") as guard:
+    with hold_lease(store, f"counting on {theirs.model}@{theirs.version}") as guard:
         secure_version(guard, theirs)
     return theirs
 
 
 def _read(store: Store, model: str, version: str) -> Manifest | None:
-    """None of a version that is not there or damaged: publishing goes on beside it, and `verify` reports it."""
+    """A version's manifest; None if it is absent or damaged. (`verify` reports damage.)"""
     try:
         return load(store, model, version)
     except (IntegrityError, UnknownNameError):
         return None
 
 
-def _said(manifest: Manifest) -> bytes:
-    """What a manifest says of its engines and of how they are proven, but for the reports' digests."""
+def _comparable_content(manifest: Manifest) -> bytes:
+    """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
     entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in manifest.engines)
     spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
     validation = parsing.mapping(spec.pop("validation", {}), "validation")

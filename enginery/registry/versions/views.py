@@ -1,4 +1,4 @@
-"""What `list` and `show` say."""
+"""The data that `enginery list` and `enginery show` print."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from enginery.core.codec import encode
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import Reference, version_order
-from enginery.registry.evidence.attestations import JudgedEntry, judged
+from enginery.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginery.registry.evidence.canaries import CanaryVerdict, canaries
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.manifest import Manifest
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16
-# No version's name, so that one damaged channel does not keep a listing from all others.
+# Stands for the version of a channel that cannot be read, so that the other channels are still listed.
 UNREADABLE = "(unreadable)"
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model with its versions, oldest first, and the version that each of its channels points to."""
+    """A model, its versions in the order of their names, and the version that each of its channels points to."""
 
     model: str
     versions: tuple[str, ...]
@@ -38,9 +38,10 @@ class ListedModel:
 
 @dataclass(frozen=True)
 class ListedVersion:
-    """A version, how many of its engines have which status today, and the channels that point to it.
+    """A version, the number of its engines by current status, and the channels that point to it.
 
-    damage: why it cannot be read; such a version has no time (ISO 8601, UTC) and no engines.
+    created_at: ISO 8601, UTC.  damage: the reason why it cannot be read, else None; such a version has no time and no
+    engines.
     """
 
     model: str
@@ -51,16 +52,16 @@ class ListedVersion:
     damage: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """What `enginery list --json` prints: without `damage` where there is none."""
+        """The JSON that `enginery list --json` prints; `damage` is left out where there is none."""
         return {name: value for name, value in vars(self).items() if name != "damage" or value}
 
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """A version with what became known since it was published.
+    """A version with everything that was added since it was published.
 
-    engines: with their status of today.  channels: that point to it.  latencies: reports by the engine's digest.
-    page: where its HTML report lies; None without one.
+    engines: with their current status.  channels: that point to it.  latencies: reports by the engine's digest.
+    page: URI of its HTML report; None without one.
     """
 
     manifest: Manifest
@@ -71,7 +72,7 @@ class VersionStatus:
     page: str | None
 
     def to_json(self) -> dict[str, object]:
-        """What `enginery show --json` prints: the manifest's fields, and these."""
+        """The JSON that `enginery show --json` prints: the manifest's fields, and these."""
         return {
             **self.manifest.to_json(),
             "manifest": self.manifest.digest,
@@ -83,29 +84,29 @@ class VersionStatus:
         }
 
 
-def listed_models(store: Store, *, limit: int | None = None, after: str | None = None) -> list[ListedModel]:
-    """Models by name, each with its versions and where its channels point. Reads their channels and no manifest.
+def list_models(store: Store, *, limit: int | None = None, after: str | None = None) -> list[ListedModel]:
+    """Models by name, each with its versions and its channels' versions. Reads channels and no manifest.
 
-    limit: at most so many.  after: only those after this name, which pages through all of them.
+    limit: the largest number of models.  after: only models after this name, for paging.
     """
     found = versions.catalogue(store) if limit is None else versions.page(store, limit, after)
     found = [listed for listed in found if after is None or listed.model > after]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        pointing = pool.map(lambda listed: _pointing(store, listed.model, listed.channels), found)
+        pointing = pool.map(lambda listed: _read_pointers(store, listed.model, listed.channels), found)
         return [
             ListedModel(listed.model, tuple(listed.versions), channels)
             for listed, channels in zip(found, pointing, strict=True)
         ]
 
 
-def listed_versions(
+def list_versions(
     store: Store, model: str, *, limit: int | None = None, before: str | None = None, after: str | None = None
 ) -> list[ListedVersion]:
-    """Versions of a model, oldest first, each with how many engines have which status. Reads the manifests of these.
+    """Versions of a model, oldest first, each with its number of engines by status. Reads only their manifests.
 
-    limit: at most so many, the newest.  before: only versions older than this one, which pages through all of them.
-    after: only versions newer than this one; then `limit` takes the oldest, which pages the other way.
-    Raises UnknownNameError for no such model.
+    limit: only the newest so many.  before: only versions older than this one, for paging backward.
+    after: only versions newer than this one, of which `limit` takes the oldest, for paging forward.
+    Raises UnknownNameError for an unknown model.
     """
     known = versions.versions(store, model)
     if not known:
@@ -119,14 +120,14 @@ def listed_versions(
         return list(pool.map(lambda version: _listed_version(store, model, version, pointing), wanted))
 
 
-def shown(store: Store, reference: Reference) -> VersionStatus:
-    """Everything about one version. Raises UnknownNameError, and IntegrityError for what is damaged."""
+def show_version(store: Store, reference: Reference) -> VersionStatus:
+    """Everything that the registry has about one version. Raises UnknownNameError, and IntegrityError for damage."""
     manifest = versions.locate(store, reference).manifest
     key = page_key(manifest.model, manifest.version)
     pointing = _channels(store, manifest.model)
     return VersionStatus(
         manifest,
-        judged(store, manifest),
+        judge_entries(store, manifest),
         tuple(name for name, version in pointing.items() if version == manifest.version),
         latencies(store, manifest),
         tuple(canaries(store, manifest)),
@@ -144,17 +145,17 @@ def _listed_version(store: Store, model: str, version: str, pointing: dict[str, 
     here = {name: version for name, target in pointing.items() if target == version}
     try:
         manifest = versions.load(store, model, version)
-        statuses = Counter(entry.status for entry in judged(store, manifest))
+        statuses = Counter(entry.status for entry in judge_entries(store, manifest))
     except IntegrityError as error:
         return ListedVersion(model, version, None, {}, here, str(error))
     return ListedVersion(model, version, manifest.created_at, dict(sorted(statuses.items())), here)
 
 
 def _channels(store: Store, model: str) -> dict[str, str]:
-    return _pointing(store, model, channels.names(store, model))
+    return _read_pointers(store, model, channels.names(store, model))
 
 
-def _pointing(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
+def _read_pointers(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         try:

@@ -1,5 +1,5 @@
-"""What whoever writes to a registry does so that no collection deletes what the writing refers to.
+"""Protects writers to a registry from garbage collection: nothing that they refer to is deleted meanwhile.
 
-`guard` is what writers call; `leases` say who writes, `condemned` what is about to be deleted, `clock` what time it is.
-The argument for why this is enough is in docs/retention.md ("Why a collection never hurts a publication").
+Writers call `guard`; `leases` record who writes, `tombstones` what is marked as garbage, `clock` gives the time.
+The argument for why this is sufficient is in docs/retention.md ("Why a collection never hurts a publication").
 """

@@ -1,7 +1,7 @@
-"""The time of leases and of the grace period, in one place so that tests can move it.
+"""The clock of leases and of the grace period, in one place so that tests can replace it.
 
-Nothing but those two compares times of two machines. Their clocks may differ by `SKEW`: a lease counts as held for so
-much longer than it says, and its holder counts on it for so much shorter.
+Only these compare times of two machines, whose clocks may differ by `SKEW`: others treat a lease as held for that much
+longer than it says, and its holder relies on it for that much shorter.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -12,17 +12,17 @@ SKEW = timedelta(minutes=5)
 
 
 def now() -> datetime:
-    """This moment, in UTC."""
+    """The current time in UTC."""
     return datetime.now(UTC)
 
 
 def stamp(moment: datetime) -> str:
-    """ISO 8601 with microseconds."""
+    """A time as text: ISO 8601 in UTC, with microseconds."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def read_stamp(value: object, path: str) -> datetime:
-    """A moment that `stamp` wrote. Raises Malformed."""
+    """Read a time that `stamp` wrote. Raises Malformed, also for a time without a time zone."""
     try:
         found = datetime.fromisoformat(text(value, path))
     except ValueError:

@@ -1,6 +1,6 @@
-"""What a writer does so that no collection takes from under it what it counts on.
+"""The protocol by which a writer keeps garbage collection from deleting what it refers to.
 
-In this order: take a lease; `secure` the names; look whether they are there; write what refers to them; release.
+In this order: take a lease; `secure` the names; check that they exist; write what refers to them; release the lease.
 """
 
 import re
@@ -15,7 +15,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.keys import manifest_key, version_prefix
 from enginery.registry.writers import clock, leases, tombstones
 from enginery.registry.writers.leases import PUBLISHING, Lease
-from enginery.registry.writers.tombstones import Condemned
+from enginery.registry.writers.tombstones import Tombstones
 
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
@@ -28,9 +28,10 @@ class Guard:
     lease: Lease
 
     def secure(self, names: Iterable[str]) -> None:
-        """Take names (digests, `model@version`) off the list of condemned ones. Only then look whether they exist.
+        """Remove the garbage marks of names (digests, `model@version`). Check that they exist after this call, not
+        before.
 
-        Raises ConflictError when one is being deleted this very moment, or the lease is over.
+        Raises ConflictError when one is being deleted at this moment, or the lease has expired.
         """
         wanted = frozenset(names)
         if clock.now() > self.lease.expires - clock.SKEW:
@@ -41,8 +42,8 @@ class Guard:
 
 
 @contextmanager
-def writing(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
-    """Hold a lease on a store while something is written that refers to what is there."""
+def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
+    """Hold a lease on a store while the block writes something that refers to its content."""
     lease = leases.take(store, what, lasts)
     try:
         yield Guard(store, lease)
@@ -52,9 +53,9 @@ def writing(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[
 
 
 def secure_version(guard: Guard, manifest: Manifest) -> None:
-    """Make sure that a version that is there stays, blobs and all, while the guard's holder refers to it.
+    """Keep an existing version and its blobs from being deleted while the guard's lease is held.
 
-    Raises ConflictError, and IntegrityError when it was deleted.
+    Raises ConflictError as `Guard.secure`, and IntegrityError if the version was deleted or replaced.
     """
     model, version = manifest.model, manifest.version
     keys = list(guard.store.list(version_prefix(model, version)))
@@ -67,16 +68,16 @@ def secure_version(guard: Guard, manifest: Manifest) -> None:
 
 
 def digests_in(data: bytes) -> Iterator[str]:
-    """Whatever in a document may be a digest."""
+    """Every run of exactly 64 hexadecimal digits in a document: each may be a digest."""
     return (found.decode() for found in _DIGEST.findall(data))
 
 
 def version_name(model: str, version: str) -> str:
-    """How the list of condemned names calls a version."""
+    """The name of a version among the garbage marks: 'model@version'."""
     return f"{model}@{version}"
 
 
-def _without(known: Condemned, names: frozenset[str]) -> Condemned:
+def _without(known: Tombstones, names: frozenset[str]) -> Tombstones:
     if going := sorted(names & known.going.keys()):
         raise ConflictError(
             f"{going[0]} is being deleted this moment by `enginery gc` ({known.sweeper.by if known.sweeper else '?'}); "

@@ -1,7 +1,8 @@
-"""Leases: documents that say "I am writing". A collection deletes nothing that their holders may count on.
+"""Leases: documents of running writers. Garbage collection deletes nothing that their holders may refer to.
 
-A lease says which generation of the list of condemned names its holder had seen. What was condemned later stays as long
-as the lease is held; what was condemned before, the holder looks up (`guard.Guard.secure`) before it counts on it.
+A lease records the generation of the garbage marks that its holder had read. What was marked later is kept as long as
+the lease is held; for what was marked before, the holder removes the marks (`guard.Guard.secure`) before it refers to
+it.
 """
 
 import os
@@ -20,7 +21,7 @@ from enginery.registry.writers import clock, tombstones
 from enginery.registry.writers.clock import read_stamp, stamp
 
 MAX_BYTES = 1 << 16
-# Of one publication: far longer than its requests take; a killed one holds collections up for so long.
+# Of one publication: far longer than its requests take; a killed one delays collections for so long.
 PUBLISHING = timedelta(hours=1)
 # Of a whole build, in which compilers run for hours.
 BUILDING = timedelta(hours=24)
@@ -28,7 +29,8 @@ BUILDING = timedelta(hours=24)
 
 @dataclass(frozen=True)
 class Lease:
-    """Who does what, from when until when at the longest. seen: generation of the list of condemned names."""
+    """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time.  seen:
+    the generation of the garbage marks that was read before."""
 
     id: str
     what: str
@@ -37,13 +39,13 @@ class Lease:
     expires: datetime
     seen: int
 
-    def held(self, now: datetime) -> bool:
-        """Whether its holder may still count on it, by the clock of whoever asks."""
+    def is_held(self, now: datetime) -> bool:
+        """Whether its holder may still rely on it at the time `now` of the caller's clock."""
         return now < self.expires + clock.SKEW
 
 
 def take(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Lease:
-    """Write a lease. First the generation is read, then the lease written: a lower one than true is safe."""
+    """Write a lease and return it. The generation is read first: one that is too low is safe, one too high is not."""
     seen, now = tombstones.read(store).generation, clock.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
     lease = Lease(secrets.token_hex(16), what, holder, now, now + lasts, seen)
@@ -58,7 +60,7 @@ def release(store: Store, lease: Lease) -> None:
 
 
 def leases(store: Store) -> list[Lease]:
-    """Every lease, held or not. Raises IntegrityError for one that cannot be read: it may forbid anything."""
+    """All leases, held or expired. Raises IntegrityError for one that cannot be read, as it may protect anything."""
     found = ((key, store.read(key)) for key in store.list(LEASES))
     return [_parse(key, data) for key, data in found if data is not None]
 

@@ -1,8 +1,8 @@
-"""The list of what shall be deleted: one document, compared and swapped, so that each change of mind has its moment.
+"""Garbage marks: one document that lists what shall be deleted, changed by compare-and-swap only.
 
-A name on it is a blob's digest or `model@version`. It is *waiting* until its grace period is over; then the sweep
-makes it *going*, and only what is going is deleted. Whoever needs a waiting name takes it off (`guard.Guard.secure`);
-who needs one that is going must come again.
+A name on it is a blob's digest or `model@version`. It is *waiting* until its grace period is over; then the sweep makes
+it *going*, and only what is going is deleted. A writer that needs a waiting name removes its mark
+(`guard.Guard.secure`); one that needs a name that is going must run again later.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from enginery.core.errors import IntegrityError
 from enginery.core.parsing import Malformed
 from enginery.registry.store import documents
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import CONDEMNED
+from enginery.registry.store.keys import TOMBSTONES
 from enginery.registry.writers.clock import read_stamp, stamp
 
 FORMAT = 1
@@ -25,8 +25,8 @@ MOST = 200_000
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """Since when a name is on the list, and the list's generation when it came."""
+class Tombstone:
+    """The mark of one name: since when it is marked as garbage, and the list's generation at that time."""
 
     since: datetime
     generation: int
@@ -34,7 +34,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sweeper:
-    """The collection that deletes what is going. It may be taken for dead after `expires`."""
+    """The collection that deletes what is going. by: host and process number.  expires: it counts as dead after it."""
 
     id: str
     by: str
@@ -42,12 +42,12 @@ class Sweeper:
 
 
 @dataclass(frozen=True)
-class Condemned:
-    """The list. generation: grows whenever names were added."""
+class Tombstones:
+    """The garbage marks by name. generation: increases whenever names are added.  sweeper: who deletes, if anybody."""
 
     generation: int = 0
-    waiting: Mapping[str, Sentence] = field(default_factory=dict)
-    going: Mapping[str, Sentence] = field(default_factory=dict)
+    waiting: Mapping[str, Tombstone] = field(default_factory=dict)
+    going: Mapping[str, Tombstone] = field(default_factory=dict)
     sweeper: Sweeper | None = None
 
     def to_bytes(self) -> bytes:
@@ -64,15 +64,15 @@ class Condemned:
         )
 
 
-def read(store: Store) -> Condemned:
-    """The list. Raises IntegrityError when it cannot be read: then nobody deletes, and nobody publishes."""
-    return _parse(store.read(CONDEMNED))
+def read(store: Store) -> Tombstones:
+    """Read the garbage marks. Raises IntegrityError when they cannot be read; then nobody may delete or publish."""
+    return _parse(store.read(TOMBSTONES))
 
 
-def update(store: Store, change: Callable[[Condemned], Condemned]) -> Condemned:
-    """Change the list by compare-and-swap, and return it; `change` may be called often and must bear being repeated.
+def update(store: Store, change: Callable[[Tombstones], Tombstones]) -> Tombstones:
+    """Change the garbage marks by compare-and-swap, and return them; `change` may be called several times.
 
-    Raises ConflictError when it never stands still, and whatever `change` raises.
+    Raises ConflictError when the document keeps changing, and whatever `change` raises.
     """
 
     def make(data: bytes | None) -> bytes | None:
@@ -80,42 +80,42 @@ def update(store: Store, change: Callable[[Condemned], Condemned]) -> Condemned:
         after = change(known)
         return None if after == known else after.to_bytes()
 
-    return _parse(documents.change(store, CONDEMNED, make))
+    return _parse(documents.change(store, TOMBSTONES, make))
 
 
-def _names(found: Mapping[str, Sentence]) -> dict[str, list[object]]:
-    return {name: [stamp(sentence.since), sentence.generation] for name, sentence in found.items()}
+def _names(found: Mapping[str, Tombstone]) -> dict[str, list[object]]:
+    return {name: [stamp(tombstone.since), tombstone.generation] for name, tombstone in found.items()}
 
 
-def _parse(data: bytes | None) -> Condemned:
+def _parse(data: bytes | None) -> Tombstones:
     if data is None:
-        return Condemned()
+        return Tombstones()
     try:
         document = parsing.parse_json(data, MAX_BYTES)
         if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
             raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
-        return Condemned(
+        return Tombstones(
             parsing.field(document, "generation", parsing.count),
-            parsing.field(document, "waiting", _sentences),
-            parsing.field(document, "going", _sentences),
+            parsing.field(document, "waiting", _tombstones),
+            parsing.field(document, "going", _tombstones),
             parsing.field(document, "sweeper", parsing.optional(_sweeper)),
         )
     except Malformed as error:
         raise IntegrityError(
-            f"{CONDEMNED}: {error}; restore it, or stop all writers, delete it and run `enginery gc`"
+            f"{TOMBSTONES}: {error}; restore it, or stop all writers, delete it and run `enginery gc`"
         ) from error
 
 
-def _sentences(value: object, path: str) -> dict[str, Sentence]:
+def _tombstones(value: object, path: str) -> dict[str, Tombstone]:
     if not isinstance(value, dict):
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must be an object")
-    return {name: _sentence(item, f"{path}.{name[:80]}") for name, item in value.items()}
+    return {name: _tombstone(item, f"{path}.{name[:80]}") for name, item in value.items()}
 
 
-def _sentence(value: object, path: str) -> Sentence:
+def _tombstone(value: object, path: str) -> Tombstone:
     if not (isinstance(value, list) and len(value) == 2):
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must be a time and a generation")
-    return Sentence(read_stamp(value[0], path), parsing.count(value[1], path))
+    return Tombstone(read_stamp(value[0], path), parsing.count(value[1], path))
 
 
 def _sweeper(value: object, path: str) -> Sweeper:

@@ -12,7 +12,7 @@ from pipeline.cli.options import emit_json, json_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from enginery.registry.runs.state import Item
+    from enginery.registry.runs.state import RunItem
     from enginery.registry.store.base import Store
     from pipeline.orchestration.runs.shown import Seen
 
@@ -111,7 +111,7 @@ def _print_run(one: "Seen", steps: bool) -> None:
         echo(f"a log: enginery status {run.id} --log UNIT")
 
 
-def _row(one: "Seen", item: "Item") -> list[str]:
+def _row(one: "Seen", item: "RunItem") -> list[str]:
     elapsed = one.elapsed_s(item)
     took = "" if elapsed is None else f"{elapsed:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
@@ -145,7 +145,7 @@ def _lines(log: str) -> str:
     return log.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _item_named(items: "list[Item]", wanted: str, run: str) -> "Item":
+def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
     """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
     from enginery.core.errors import UnknownNameError
 

@@ -11,7 +11,7 @@ from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginery.registry.store.base import Store
-    from enginery.registry.versions.policies import Policy
+    from enginery.registry.versions.policies import ChannelPolicy
 
 
 @click.command()
@@ -112,12 +112,12 @@ def set_policy(
     Creates the registry if there is none: policies may be set before the first version is published.
     """
     from enginery.registry.versions import policies
-    from enginery.registry.versions.policies import Policy
+    from enginery.registry.versions.policies import ChannelPolicy
 
     model, channel = _where(where)
     keys = tuple(_key(path) for path in signed_by)
     named, tried = (tuple(text.replace(",", " ").split()) for text in (proven, canary_on))
-    wanted = policies.checked(Policy(named, canary, tried, keys), f"the policy of {where}")
+    wanted = policies.normalize(ChannelPolicy(named, canary, tried, keys), f"the policy of {where}")
     after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
         emit_json(after.to_json())
@@ -149,7 +149,7 @@ def _key(path: Path) -> str:
     return public_key(path).public_key.decode()
 
 
-def _words(found: "Policy") -> str:
+def _words(found: "ChannelPolicy") -> str:
     rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
     rules += ["a canary's PASS"] if found.canary else []
     rules += [f"a canary's PASS on each of {', '.join(found.canary_on)}"] if found.canary_on else []

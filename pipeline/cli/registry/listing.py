@@ -29,9 +29,9 @@ def list_models(
 
 def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
     from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import listed_models
+    from enginery.registry.versions.views import list_models
 
-    rows = listed_models(open_store(registry), limit=limit + 1, after=after)
+    rows = list_models(open_store(registry), limit=limit + 1, after=after)
     more, rows = len(rows) > limit, rows[:limit]
     if more:
         say(f"at most {limit} models are shown; for more add --after {rows[-1].model}")
@@ -46,9 +46,9 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
 
 def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
     from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import listed_versions
+    from enginery.registry.versions.views import list_versions
 
-    rows = listed_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
+    rows = list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
     # One more than is shown says whether there are more; it is at the end where the next page begins.
     more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
     if more and after is None:

@@ -22,7 +22,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from enginery.client.client import Answer, Client, Machine, Pulled
+    from enginery.client.client import Client, EngineRanking, Machine, Pulled
     from enginery.client.hooks import Hook
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -132,7 +132,7 @@ def _machine(given: dict[str, Any]) -> "Machine":
 
     memory = given["memory_gib"]
     stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}
-    return Machine.named(given["target"]).stating(**stated, memory_bytes=memory and int(memory * (1 << 30)))
+    return Machine.from_name(given["target"]).with_facts(**stated, memory_bytes=memory and int(memory * (1 << 30)))
 
 
 def _client(registry: str, given: dict[str, Any]) -> "Client":
@@ -180,7 +180,7 @@ def _only_with_watch(context: click.Context) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
 
 
-def _show(answer: "Answer", as_json: bool) -> None:
+def _show(answer: "EngineRanking", as_json: bool) -> None:
     if as_json:
         emit_json(answer.to_json())
         return
@@ -191,7 +191,7 @@ def _show(answer: "Answer", as_json: bool) -> None:
         for number, one in enumerate(answer.candidates, 1)
     ]
     rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
-    facts = ", ".join(f"{name} {value}" for name, value in answer.machine.known().items())
+    facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
     echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
     print_table(("rank", "engine", "status", "why"), rows)
 

@@ -52,7 +52,7 @@ def show(
     """Show the version REF and its engines."""
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import shown
+    from enginery.registry.versions.views import show_version
 
     if quantization:
         _show_quantization(reference, registry, as_json)
@@ -63,7 +63,7 @@ def show(
     if provenance or sbom:
         _show_stored(reference, registry, "provenance statement" if provenance else "sbom")
         return
-    facts = shown(open_store(registry), parse_reference(reference))
+    facts = show_version(open_store(registry), parse_reference(reference))
     if as_json:
         emit_json(facts.to_json())
         return

@@ -80,18 +80,18 @@ def record_engine(
     store: Store, engine: Engine, seconds: float, extras: Mapping[str, str], refitted_from: str | None = None
 ) -> EngineRecord:
     """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
-    sealed = store.seal_file(engine.path)
+    stored = store.put_and_digest_file(engine.path)
     told = (
         engine.size_bytes,
         engine.suffix,
         seconds,
         engine.requires,
         engine.notes,
-        sealed.blake3,
+        stored.blake3,
         extras,
         refitted_from,
     )
-    record = EngineRecord(engine.request, sealed.digest, *told)
+    record = EngineRecord(engine.request, stored.digest, *told)
     key = digest_of({"build": engine.request.key})
     remember(store, "build", key, encode(record), [record.digest, *extras.values()])
     return record

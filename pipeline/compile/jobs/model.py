@@ -144,6 +144,6 @@ def store_model(place: Store, path: Path) -> ExportedModel:
 
     model = load_onnx(path, path.parent)
     inputs, outputs = specs_of(model)
-    stored = place.seal_file(path)
+    stored = place.put_and_digest_file(path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
     return ExportedModel(stored.digest, stored.blake3, tuple(inputs), tuple(outputs), opset, carries_qdq(model))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.parsing import Malformed, parse_json
-from enginery.registry.evidence.attestations import attestations, judged
+from enginery.registry.evidence.attestations import attestations, judge_entries
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.manifest import Manifest
@@ -40,7 +40,7 @@ def published_document(store: Store, manifest: Manifest) -> Json:
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:
         raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
-    engines = [asdict(entry) for entry in judged(store, manifest)]
+    engines = [asdict(entry) for entry in judge_entries(store, manifest)]
     document = _parsed(data, f"report.json of {where}")
     reports = {report["unit"]: report for report in document["reports"]} | _attested(store, manifest)
     today = {

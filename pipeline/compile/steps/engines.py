@@ -32,7 +32,7 @@ def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
     if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
         shop.progress.emit(Finished(unit.name, "cached"))
         return Built.from_record(unit, known, cached=True)
-    expected = shop.history.expected(spec.model, unit.request)
+    expected = shop.history.predict(spec.model, unit.request)
     if expected:
         shop.progress.emit(Predicted(unit.name, expected))
     try:

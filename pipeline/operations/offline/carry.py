@@ -5,7 +5,7 @@ from pathlib import Path
 
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.registry.build_request import request_of
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from pipeline.compile.jobs.blobs import fetch
@@ -24,7 +24,7 @@ def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[st
         raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
     chosen = [
         entry
-        for entry in judged(store, manifest)
+        for entry in judge_entries(store, manifest)
         if entry.digest is not None and (targets is None or entry.target in targets)
     ]
     if not chosen:

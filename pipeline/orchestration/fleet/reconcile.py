@@ -36,7 +36,7 @@ class Sources:
         found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
         groups = (
-            group if group.machine.is_cpu else group.stating(runtimes={**stated, **group.machine.runtimes})
+            group if group.machine.is_cpu else group.with_facts(runtimes={**stated, **group.machine.runtimes})
             for group in found.groups
         )
         return found.with_groups(groups)

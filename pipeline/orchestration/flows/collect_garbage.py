@@ -8,7 +8,7 @@ from prefect.states import Completed
 
 from enginery.core.text import pluralize
 from enginery.registry import DEFAULT_REGISTRY
-from enginery.registry.retention.gc import Collected, Item, collect
+from enginery.registry.retention.gc import Collected, GarbageItem, collect
 from enginery.registry.retention.marks import Rules
 from enginery.registry.store.base import open_store
 from pipeline.orchestration.flows.runner import PrefectRunner
@@ -40,5 +40,5 @@ def collect_garbage(
     )
 
 
-def _row(item: Item) -> dict[str, object]:
+def _row(item: GarbageItem) -> dict[str, object]:
     return {**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""}

@@ -103,7 +103,7 @@ class Trouble:
 
     def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
-        seen = io_errors.seen()
+        seen = io_errors.read_counts()
         yield family(names.ERRORS, {(): seen["errors"]})
         yield family(names.REPEATED, {(): seen["retries"]})
 

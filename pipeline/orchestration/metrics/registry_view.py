@@ -8,7 +8,7 @@ from datetime import datetime
 
 from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import Report
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.runs.journal import model_of, read_runs, run_ids
 from enginery.registry.runs.totals import Totals, read_totals
 from enginery.registry.store.base import Store
@@ -102,7 +102,7 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     """A version that is damaged counts for nothing here; `enginery verify` says what is wrong with it."""
     try:
         manifest = load(store, model, version)
-        statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judged(store, manifest))
+        statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judge_entries(store, manifest))
     except EngineryError:
         return ModelView()
     try:

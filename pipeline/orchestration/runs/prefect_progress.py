@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from enginery.registry.runs.state import OVER, Item, RunState
+from enginery.registry.runs.state import OVER, RunItem, RunState
 from pipeline.orchestration.artifacts import artifact_key, plain_text
 from pipeline.orchestration.runs.shown import Seen, seen
 
@@ -59,7 +59,7 @@ def description(one: Seen) -> str:
     return "\n".join(lines)
 
 
-def _share(one: Seen, item: Item) -> float:
+def _share(one: Seen, item: RunItem) -> float:
     if item.state in OVER:
         return 1.0
     if item.state != "running" or item.predicted is None or not item.predicted.seconds:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from enginery.core.origin.presence import Presence
-from enginery.registry.runs.state import OVER, Item, RunState
+from enginery.registry.runs.state import OVER, RunItem, RunState
 
 # A driver that has missed this many signs of life is taken for dead, even on another machine.
 MISSED_BEATS = 3
@@ -54,11 +54,11 @@ class Seen:
         found = Counter(self.item_state(item) for item in self.run.units)
         return ", ".join(f"{count} {state}" for state, count in found.items())
 
-    def item_state(self, item: Item) -> str:
+    def item_state(self, item: RunItem) -> str:
         """A unit's state; what a dead driver left running is lost."""
         return "lost" if self.lost and item.state not in OVER else item.state
 
-    def elapsed_s(self, item: Item) -> float | None:
+    def elapsed_s(self, item: RunItem) -> float | None:
         """Seconds that a unit took, or has taken so far; None when it has not begun."""
         if item.state in OVER and item.seconds is not None:
             return item.seconds
@@ -67,13 +67,13 @@ class Seen:
         end = item.ended_at or (self.run.heard_at if self.lost else None)
         return _seconds(item.started_at, _moment(end) if end else self.at)
 
-    def remaining(self, item: Item) -> str:
+    def remaining(self, item: RunItem) -> str:
         """'~40 s left (predicted from 3 builds of this unit)', of a unit that runs."""
         if item.predicted is None or self.item_state(item) != "running":
             return ""
-        return item.predicted.left(self.elapsed_s(item) or 0.0)
+        return item.predicted.describe_left(self.elapsed_s(item) or 0.0)
 
-    def told(self, item: Item) -> str:
+    def told(self, item: RunItem) -> str:
         """Why a unit waits or failed, how long it will take, and how often it was started again."""
         again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
         return "; ".join(part for part in (self.remaining(item), item.why, item.verdict, again) if part)

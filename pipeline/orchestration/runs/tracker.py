@@ -10,7 +10,7 @@ from enginery.core.errors import StepError
 from enginery.core.origin.moment import precise_now
 from enginery.core.text import pluralize
 from enginery.registry.runs.history import Past
-from enginery.registry.runs.state import OVER, Item, ItemState, RunState, State, told_of
+from enginery.registry.runs.state import OVER, ItemState, RunItem, RunState, State, limit_items
 from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 
@@ -25,7 +25,7 @@ class Tracker(events.Progress):
     def __init__(self, run: RunState, scrub: Callable[[str], str]) -> None:
         self._lock = threading.Lock()
         self._run, self._scrub = run, scrub
-        self._items: dict[str, Item] = {item.name: item for item in run.items}
+        self._items: dict[str, RunItem] = {item.name: item for item in run.items}
         self._graphs: dict[str, str] = {}
         self._logs: dict[str, KeptLog] = {}
         self._closed: list[tuple[str, KeptLog]] = []
@@ -78,7 +78,7 @@ class Tracker(events.Progress):
                 request, refused = unit.request, unit.action == "refused"
                 named = (request.target.name, request.precision, request.backend)
                 why = unit.reason if refused else ""
-                self._items[unit.name] = Item(unit.name, "refused" if refused else "planned", *named, why=why)
+                self._items[unit.name] = RunItem(unit.name, "refused" if refused else "planned", *named, why=why)
                 self._graphs[unit.name] = request.model
             self._changes += 1
 
@@ -152,7 +152,7 @@ class Tracker(events.Progress):
     def snapshot(self, heard_at: str) -> RunState:
         """The run as it is now."""
         with self._lock:
-            items = told_of(list(self._items.values()))
+            items = limit_items(list(self._items.values()))
             return replace(self._run, heard_at=heard_at, items=items, left_out=len(self._items) - len(items))
 
     def live(self) -> dict[str, str]:
@@ -178,7 +178,7 @@ class Tracker(events.Progress):
 
     def _note(self, name: str, **fields: object) -> None:
         with self._lock:
-            known = self._items.get(name) or Item(name, "running")
+            known = self._items.get(name) or RunItem(name, "running")
             self._items[name] = replace(known, **fields)  # type: ignore[arg-type]
             self._changes += 1
 

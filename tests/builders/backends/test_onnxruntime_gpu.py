@@ -19,7 +19,7 @@ from enginery.core.types import Engine, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 BACKENDS = [OnnxRuntimeCuda, OnnxRuntimeTensorRT]
-L4 = cuda.Gpu(0, "NVIDIA A100", (8, 0)), cuda.Gpu(1, "NVIDIA L4", (8, 9))
+L4 = cuda.GpuDevice(0, "NVIDIA A100", (8, 0)), cuda.GpuDevice(1, "NVIDIA L4", (8, 9))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from builders.backends import discovery
 from builders.backends.fitting import fitting_gpu, misfit
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.cuda import Gpu
+from enginery.core.hardware.cuda import GpuDevice
 from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
@@ -76,7 +76,7 @@ def test_which_gpu_runs_an_engine(options, precision, built, here, serves):
 
 
 def gpu(index, major, minor):
-    return Gpu(index, f"GPU {index}", (major, minor))
+    return GpuDevice(index, f"GPU {index}", (major, minor))
 
 
 def test_the_gpu_that_an_engine_was_built_for_comes_first():

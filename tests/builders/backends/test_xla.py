@@ -63,7 +63,7 @@ def test_an_option_out_of_range_is_an_input_error(options):
 def test_gpu_engines_run_where_the_gpu_and_jaxs_plugin_are(monkeypatch):
     l4 = xla_request("l4").target
     assert Xla().runs(l4) == "no sm_89 GPU on this machine" and Xla().runs(xla_request().target) is None
-    monkeypatch.setattr(cuda, "gpus", lambda: (cuda.Gpu(0, "NVIDIA L4", (8, 9)),))
+    monkeypatch.setattr(cuda, "gpus", lambda: (cuda.GpuDevice(0, "NVIDIA L4", (8, 9)),))
     assert Xla().runs(l4) is None
     monkeypatch.setattr(xla, "_CUDA_PLUGINS", ())
     assert "no CUDA plugin" in Xla().runs(l4)

@@ -5,7 +5,7 @@ import pytest
 
 from enginery.core.errors import IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware import machine
-from enginery.core.hardware.cuda import Gpu
+from enginery.core.hardware.cuda import GpuDevice
 from enginery.core.hardware.targets import CPU, parse_targets
 from enginery.core.names import Reference
 from enginery.core.types import Target
@@ -91,10 +91,10 @@ def test_a_destination_that_is_a_file_is_named(store: Store, tmp_path: Path) -> 
     ("gpus", "target"),
     [
         ([], CPU),
-        ([Gpu(0, "NVIDIA L4", (8, 9))], Target("l4", (8, 9), "l4")),
-        ([Gpu(0, "NVIDIA A100-SXM4-80GB", (8, 0))] * 2, Target("a100", (8, 0), "a100")),
-        ([Gpu(0, "NVIDIA GeForce RTX 4080", (8, 9))], Target("sm_89", (8, 9))),
-        ([Gpu(0, "Something New", (13, 0))], Target("sm_130", (13, 0))),
+        ([GpuDevice(0, "NVIDIA L4", (8, 9))], Target("l4", (8, 9), "l4")),
+        ([GpuDevice(0, "NVIDIA A100-SXM4-80GB", (8, 0))] * 2, Target("a100", (8, 0), "a100")),
+        ([GpuDevice(0, "NVIDIA GeForce RTX 4080", (8, 9))], Target("sm_89", (8, 9))),
+        ([GpuDevice(0, "Something New", (13, 0))], Target("sm_130", (13, 0))),
     ],
 )
 def test_auto_is_this_machines_gpu_or_its_cpu(gpus: list, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.target_named("l4") == Target("l4", (8, 9), "l4")
     with pytest.raises(UnknownNameError, match="is several: sm_80, sm_86"):
         machine.target_named("ampere")
-    two = (Gpu(0, "NVIDIA L4", (8, 9)), Gpu(1, "Tesla T4", (7, 5)))
+    two = (GpuDevice(0, "NVIDIA L4", (8, 9)), GpuDevice(1, "Tesla T4", (7, 5)))
     monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: two)
     with pytest.raises(UnknownNameError, match="sm_75, sm_89"):
         machine.target_named("auto")

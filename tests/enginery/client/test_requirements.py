@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginery.client.resolve import FALLBACK, PORTABLE, Policy, answer, rejection, remarks
+from enginery.client.resolve import FALLBACK, PORTABLE, Policy, rank_engines, rejection, remarks
 from enginery.core.errors import UnknownNameError
 from enginery.core.hardware import cpu_levels
 from enginery.core.hardware import machine as module
@@ -51,7 +51,7 @@ def said(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
 def test_what_an_engine_needs(entry: EngineEntry, machine: dict, reason: str | None) -> None:
     of_machine = {name: value for name, value in machine.items() if name in ("driver", "memory_bytes")}
     runtimes = {name: value for name, value in machine.items() if name not in of_machine}
-    found = unmet(entry, (H200 if entry is not RTX else L4).stating(**of_machine, runtimes=runtimes))
+    found = unmet(entry, (H200 if entry is not RTX else L4).with_facts(**of_machine, runtimes=runtimes))
     assert (found is None) if reason is None else re.match(reason, str(found))
 
 
@@ -86,7 +86,7 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
     h100, trt, old, rtx = map(with_requirements, (h100, TRT, old, RTX))
     entries = [model, portable, h100, trt, old, rtx]
-    found = answer(entries, H200, Policy(fallback="onnx"), "m@1")
+    found = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
     assert [candidate.entry for candidate in found.candidates] == [trt, h100, portable, model]
     assert "tuned for h100, another product of sm_90" in found.candidates[1].fit
     assert dict(found.rejected) == {
@@ -97,7 +97,7 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
         found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
         and found.to_json()["machine"]["target"] == "h200"
     )
-    nothing = answer([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
+    nothing = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
     with pytest.raises(UnknownNameError, match="unproven, and only proven"):
         nothing.resolution()
 
@@ -108,25 +108,27 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
         lambda: (module.Gpu(0, "NVIDIA L4", (8, 9), 23 * GIB), module.Gpu(1, "NVIDIA L4", (8, 9), 22 * GIB)),
     )
     monkeypatch.setattr("enginery.core.hardware.cuda.cuda_version", lambda: "12.4")
-    monkeypatch.setattr(module, "_installed", {"tensorrt-rtx-cu13-bindings": "1.7.1.116"}.get)
+    monkeypatch.setattr(module, "_find_installed_version", {"tensorrt-rtx-cu13-bindings": "1.7.1.116"}.get)
     monkeypatch.setattr(module, "_KERNEL_MODULE", tmp_path / "version")
     (tmp_path / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2\n"
     )
-    machine = Machine.named().looking_up(with_requirements(RTX).requires)
+    machine = Machine.from_name().with_installed(with_requirements(RTX).requires)
     installed = {"tensorrt-rtx-cu13-bindings": "1.7.1.116"}
     assert machine == Machine((8, 9), "l4", "550.54.15", "12.4", installed, memory_bytes=22 * GIB)
-    assert machine.known() == {"driver": "550.54.15", "CUDA": "12.4", **installed, "memory": "22.0 GiB"}
+    assert machine.list_facts() == {"driver": "550.54.15", "CUDA": "12.4", **installed, "memory": "22.0 GiB"}
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
     assert module.driver_version() == "580.65.06"
     monkeypatch.setattr("enginery.core.hardware.cuda.gpus", tuple)
     here = this_kind().name
-    assert Machine.named() == Machine.named("cpu") == Machine(cpu=here) and Machine.named("l4") == Machine((8, 9), "l4")
-    monkeypatch.setattr(module, "_installed", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
+    assert Machine.from_name() == Machine.from_name("cpu") == Machine(cpu=here) and Machine.from_name("l4") == Machine(
+        (8, 9), "l4"
+    )
+    monkeypatch.setattr(module, "_find_installed_version", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
     wanted = (Runtime("onnxruntime", "1.30"),)
-    assert Machine.named("cpu").looking_up(wanted) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
+    assert Machine.from_name("cpu").with_installed(wanted) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
     # What is installed here says nothing of another machine.
-    assert Machine.named("avx2").looking_up(wanted) == Machine(cpu="x86-64-v3")
+    assert Machine.from_name("avx2").with_installed(wanted) == Machine(cpu="x86-64-v3")
 
 
 PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
@@ -135,31 +137,33 @@ PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
 
 def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
     plus, trt = with_requirements(PLUS), with_requirements(TRT)
-    found = answer((plus, trt), H200, Policy())
+    found = rank_engines((plus, trt), H200, Policy())
     assert [candidate.entry for candidate in found.candidates] == [trt, plus]
     other = found.candidates[1]
     assert other.fit == "built for sm_80, and compatible with every generation from Ampere on"
     assert other.remarks == ("proven on sm_80, and not tried on sm_90",)
-    alone = answer((with_requirements(replace(PLUS, options={"hardware_compatibility": "none"})),), H200, Policy())
+    alone = rank_engines(
+        (with_requirements(replace(PLUS, options={"hardware_compatibility": "none"})),), H200, Policy()
+    )
     assert alone.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
     portable = replace(PLUS, target=PORTABLE, compute_capability=None, backend="xla")
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
-    assert [each.entry for each in answer((portable, plus), H200, Policy()).candidates] == [plus, portable]
+    assert [each.entry for each in rank_engines((portable, plus), H200, Policy()).candidates] == [plus, portable]
     fp8 = with_requirements(replace(PLUS, precision="fp8", target="sm_90", compute_capability=(9, 0)))
     ada = replace(H200, compute_capability=(8, 9), product=None)
-    (candidate,) = answer((fp8,), ada, Policy()).candidates
+    (candidate,) = rank_engines((fp8,), ada, Policy()).candidates
     assert candidate.fit == "built for sm_90, and compatible with every generation from Ada on"
-    assert answer((fp8,), replace(ada, compute_capability=(8, 6)), Policy()).candidates == ()
+    assert rank_engines((fp8,), replace(ada, compute_capability=(8, 6)), Policy()).candidates == ()
 
 
 def test_a_proof_on_one_generation_is_none_on_another() -> None:
     plus = with_requirements(PLUS)
-    found = answer((plus,), H200, Policy(proven_only=True))
+    found = rank_engines((plus,), H200, Policy(proven_only=True))
     assert found.candidates == ()
     assert found.rejected == (
         ("sm_80 fp16 tensorrt", "proven on sm_80 and not on sm_90, and only proven engines may be used"),
     )
-    assert answer((plus,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
+    assert rank_engines((plus,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
 
 
 def test_another_product_is_remarked_on_unless_the_engine_was_built_for_that() -> None:
@@ -198,8 +202,8 @@ def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
 
 def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(entry: EngineEntry, versions: dict[str, str]) -> tuple[str, str]:
-        monkeypatch.setattr(module, "_installed", versions.get)
-        found = answer((with_requirements(entry),), Machine(here=True), Policy())
+        monkeypatch.setattr(module, "_find_installed_version", versions.get)
+        found = rank_engines((with_requirements(entry),), Machine(here=True), Policy())
         assert found.machine.runtimes == versions
         return dict(found.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in found.candidates] or [()])
 

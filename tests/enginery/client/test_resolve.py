@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.client.resolve import PORTABLE, Policy, Resolution, answer
+from enginery.client.resolve import PORTABLE, Policy, Resolution, rank_engines
 from enginery.core.errors import UnknownNameError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.hardware.machine import Machine
@@ -39,7 +39,7 @@ def resolve(
     what: str = "this version",
 ) -> Resolution:
     """Choose for a machine of which only its kind is known."""
-    return answer(entries, Machine.of(target), Policy(precision, proven_only=proven_only), what).resolution()
+    return rank_engines(entries, Machine.of(target), Policy(precision, proven_only=proven_only), what).resolution()
 
 
 def chosen(entries: list[EngineEntry], target: Target, precision: str | None = None, **options: bool) -> EngineEntry:
@@ -182,26 +182,26 @@ SATURATES = (Cpu("cpu"), SessionOption(*EXACT_SESSION))
 def test_a_server_is_told_how_to_open_an_engine_whose_weights_saturate_there() -> None:
     engine = replace(on_cpus("int8", v4_vnni="proven"), requires=SATURATES)
     said = "x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1, or its sums saturate"
-    assert said in answer([engine], V3, Policy()).candidates[0].remarks
-    assert said not in answer([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates[0].remarks
-    assert not answer([engine], VNNI, Policy()).candidates[0].remarks
+    assert said in rank_engines([engine], V3, Policy()).candidates[0].remarks
+    assert said not in rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates[0].remarks
+    assert not rank_engines([engine], VNNI, Policy()).candidates[0].remarks
 
 
 def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
     engine = on_cpus("int8", v4_vnni="proven")
-    assert answer([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
-    found = answer([engine], V3, Policy()).candidates[0]
+    assert rank_engines([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
+    found = rank_engines([engine], V3, Policy()).candidates[0]
     assert found.entry.status == "unproven" and found.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
-    refused = dict(answer([engine], V3, Policy(proven_only=True)).rejected)
+    refused = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
     assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
-    assert answer([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
+    assert rank_engines([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
 
 
 def test_what_is_proven_on_this_kind_of_cpu_comes_first() -> None:
     foreign = on_cpus("int8", v4_vnni="proven")
     attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
     own = on_cpus("fp16", "x86-64-v3", v3="proven")
-    order = [item.entry.precision for item in answer([foreign, attested, own], V3, Policy()).candidates]
+    order = [item.entry.precision for item in rank_engines([foreign, attested, own], V3, Policy()).candidates]
     assert order == ["fp32", "fp16", "int8"]
 
 
@@ -213,14 +213,14 @@ def test_among_equals_the_fastest_as_timed_on_this_kind_of_machine() -> None:
         sizes = {item.digest: ("batch=1",) if item.precision in odd else ("batch=1", "batch=8") for item in entries}
         return {str(d): MeasuredSpeed(times[d], sizes[d]) for d in sizes if d not in missing}
 
-    found = answer(engines, VNNI, Policy(), timed=timed)
+    found = rank_engines(engines, VNNI, Policy(), timed=timed)
     assert [item.entry.precision for item in found.candidates] == ["fp16", "fp32", "int8"]
     assert found.resolution().why.endswith(
         "the fastest as timed on such a machine: cpu fp32 onnxruntime takes 2.00 times as long, "
         "cpu int8 onnxruntime takes 3.00 times as long"
     )
     for incomparable in (lambda e: timed(e, engines[1].digest), lambda e: timed(e, odd=("fp32",)), lambda _: {}):
-        found = answer(engines, VNNI, Policy(), timed=incomparable)
+        found = rank_engines(engines, VNNI, Policy(), timed=incomparable)
         assert [item.entry.precision for item in found.candidates] == ["int8", "fp32", "fp16"]
         assert "timed" not in found.resolution().why
 
@@ -231,7 +231,7 @@ def test_what_was_timed_on_a_busy_machine_is_not_ranked_by_speed_and_says_so() -
         str(engines[0].digest): MeasuredSpeed(1.0, ("batch=1",)),
         str(engines[1].digest): MeasuredSpeed(9.0, ("batch=1",), True),
     }
-    found = answer(engines, VNNI, Policy(), timed=lambda _: speeds)
+    found = rank_engines(engines, VNNI, Policy(), timed=lambda _: speeds)
     assert [item.entry.precision for item in found.candidates] == ["int8", "fp32"]
     assert [bool(item.remarks) for item in found.candidates] == [True, False]
     assert found.candidates[0].remarks == ("timed on a busy machine, and so not ranked by speed",)
@@ -242,8 +242,8 @@ def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed(
     whole = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=SATURATES)
     reduced = on_cpus("int8", v4_vnni="proven", v3="proven")
     fp32 = on_cpus("fp32", v4_vnni="proven", v3="proven")
-    assert answer([whole, fp32], VNNI, Policy()).candidates[0].entry == whole
-    assert [item.entry.precision for item in answer([whole, fp32], V3, Policy()).candidates] == ["fp32", "int8"]
-    assert [item.entry.precision for item in answer([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
+    assert rank_engines([whole, fp32], VNNI, Policy()).candidates[0].entry == whole
+    assert [item.entry.precision for item in rank_engines([whole, fp32], V3, Policy()).candidates] == ["fp32", "int8"]
+    assert [item.entry.precision for item in rank_engines([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
     speeds = {str(whole.digest): MeasuredSpeed(1.0, ("batch=1",)), str(fp32.digest): MeasuredSpeed(2.0, ("batch=1",))}
-    assert answer([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"
+    assert rank_engines([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"

@@ -7,7 +7,7 @@ import pytest
 
 from enginery.client.client import Client, Policy
 from enginery.client.trust_recheck import MARK
-from enginery.client.watch import Swap, Watch
+from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import manifest_key
@@ -41,14 +41,16 @@ def signed(store: Store, folder: Path, data: bytes, name: str = "release") -> st
     return manifest.version
 
 
-def following(store: Store, dest: Path, trust: Path | None, hook=None, say: Callable[[str], None] = len) -> Watch:
+def following(
+    store: Store, dest: Path, trust: Path | None, hook=None, say: Callable[[str], None] = len
+) -> ChannelWatcher:
     from enginery.core.hardware.machine import Machine
     from enginery.core.names import parse_reference
 
     client = Client(store.uri)
-    return Watch(
+    return ChannelWatcher(
         lambda: client.store, parse_reference("digits:candidate"), Machine(), dest, policy=Policy(trust=trust),
-        way=lambda: client._way(lambda *_: None), interval_s=0.01, hook=hook, say=say,
+        fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.01, hook=hook, say=say,
     )  # fmt: skip
 
 

@@ -120,13 +120,13 @@ def test_an_unchanged_channel_costs_one_small_request(s3_uri: str, dest: Path) -
 
 
 def following(client: Client, dest: Path, hook=None, say=lambda text: None):
-    from enginery.client.watch import Watch
+    from enginery.client.watch import ChannelWatcher
     from enginery.core.hardware.machine import Machine
     from enginery.core.names import parse_reference
 
-    return Watch(
+    return ChannelWatcher(
         lambda: client.store, parse_reference("digits:candidate"), Machine(), dest,
-        policy=Policy(), way=lambda: client._way(lambda *_: None), interval_s=0.05, hook=hook, say=say,
+        policy=Policy(), fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.05, hook=hook, say=say,
     )  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from enginery.core.requirements import (
     Cpu,
     Driver,
     Gpu,
+    GpuMemory,
     Instructions,
     Library,
-    Memory,
     Product,
     Requirement,
     Runtime,
@@ -73,9 +73,9 @@ CPU = Machine(cpu="x86-64-v3")
         (Driver("580", "13"), Machine((8, 9), cuda="13.1"), "met", ""),
         (Driver("580", "13"), Machine((8, 9), cuda="12.4"), "unmet", "needs CUDA 13, the driver supports 12.4"),
         (Driver("580", "13"), Machine((8, 9)), "unknown", "needs driver >= 580; the driver here is unknown"),
-        (Memory(1 << 30), GPU, "met", ""),
-        (Memory(48 << 30), GPU, "unmet", "needs at least 48.0 GiB, the GPU has 24.0 GiB"),
-        (Memory(1), Machine((8, 9)), "unknown", "the GPU's memory is unknown"),
+        (GpuMemory(1 << 30), GPU, "met", ""),
+        (GpuMemory(48 << 30), GPU, "unmet", "needs at least 48.0 GiB, the GPU has 24.0 GiB"),
+        (GpuMemory(1), Machine((8, 9)), "unknown", "the GPU's memory is unknown"),
         (Product("l4", "errors are warned of"), GPU, "met", ""),
         (Product("l40s", "errors are warned of"), GPU, "unmet", "errors are warned of"),
         (Product("l40s", "errors are warned of"), Machine((8, 9)), "met", ""),
@@ -114,14 +114,15 @@ def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypatch, tmp_path) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
-        "enginery.core.hardware.machine._installed", lambda name: asked.append(name) or {"b": "2"}.get(name)
+        "enginery.core.hardware.machine._find_installed_version",
+        lambda name: asked.append(name) or {"b": "2"}.get(name),
     )
     wanted = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), Library(str(tmp_path / "none"), "a" * 64))
-    machine = Machine(runtimes={"known": "1"}, here=True).looking_up(wanted)
+    machine = Machine(runtimes={"known": "1"}, here=True).with_installed(wanted)
     assert machine.runtimes == {"known": "1", "b": "2"} and asked == ["a", "b"]
     assert machine.libraries == {str(tmp_path / "none"): ""}
     there = Machine()
-    assert there.looking_up(wanted) is there
+    assert there.with_installed(wanted) is there
 
 
 @pytest.mark.parametrize("name", ["cpu", "x86-64-v3", "l4", "sm_120"])
@@ -178,7 +179,7 @@ def test_each_wider_match_takes_what_the_narrower_one_takes(built: tuple[int, in
 
 EVERY: tuple[Requirement, ...] = (
     Gpu("l4", (8, 9)), Cpu("cpu", "x86-64-v3"), Instructions("x86-64-v3", ("amx_int8",)),
-    Runtime("x", "1", "X", (("1", "2"),), ("y",), strict=False, remark="saved by"), Driver("580", "13"), Memory(5),
+    Runtime("x", "1", "X", (("1", "2"),), ("y",), strict=False, remark="saved by"), Driver("580", "13"), GpuMemory(5),
     Product("l4", "warned"), Library("/a.so", "a" * 64), SessionOption("a", "1"), Weights("d" * 64),
 )  # fmt: skip
 

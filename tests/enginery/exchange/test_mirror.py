@@ -6,14 +6,14 @@ from enginery.core.errors import ConflictError, InputError, IntegrityError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
 from enginery.exchange.mirror import mirror
-from enginery.registry.evidence.attestations import attest, judged
+from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.keys import page_key
 from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.lookup import locate
-from enginery.registry.versions.policies import Policy
+from enginery.registry.versions.policies import ChannelPolicy
 from enginery.registry.versions.publish import attach_page
 from tests.enginery.registries import engine, flip, on_each_store, publish_engines, pull, report
 from tests.enginery.registry.retention.memory import Actor, Killed, MemoryStore, interleave
@@ -43,7 +43,7 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert (found.versions, found.copied, found.present, found.moved) == (("digits@1",), blobs, 0, ("digits:stable",))
     assert found.size_bytes == sum(dest.size(digest) for digest in manifest.blobs())
     assert verify(dest).problems == () and locate(dest, parse_reference("digits")).manifest == manifest
-    assert [entry.status for entry in judged(dest, manifest)] == ["proven", "proven"]
+    assert [entry.status for entry in judge_entries(dest, manifest)] == ["proven", "proven"]
     assert dest.read(page_key("digits", "1")) == b"<html>"
     move = channels.read(dest, "digits", "stable").history[-1]  # type: ignore[union-attr]
     assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
@@ -104,10 +104,10 @@ def test_channels_take_their_evidence_along_and_meet_the_other_sites_policy(stor
     found = passed(store, two, one)
     channels.promote(store, two, "stable", canaries=[found])
     dest = open_store(tmp_path / "other", create=True)
-    policies.write(dest, None, "stable", Policy(canary=True))
+    policies.write(dest, None, "stable", ChannelPolicy(canary=True))
     mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)
     assert dest.has(found.report) and channels.read(dest, "digits", "stable").history[-1].canary == (found.report,)  # type: ignore[union-attr]
-    policies.write(dest, None, "stable", Policy(("sm_90",)))
+    policies.write(dest, None, "stable", ChannelPolicy(("sm_90",)))
     third = publish(store, "c")
     channels.promote(store, third, "stable")
     with pytest.raises(InputError, match="needs a proven engine for sm_90"):

@@ -15,7 +15,7 @@ import pytest
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.names import parse_reference
-from enginery.exchange.oci import Exported, export_oci
+from enginery.exchange.oci import OciExport, export_oci
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import locate
@@ -26,7 +26,7 @@ DESCRIPTOR = {"mediaType", "digest", "size"}
 TAG = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+][A-Za-z0-9]+|--[A-Za-z0-9]+)*")
 
 
-def exported(store: Store, dest: Path, reference: str = "digits", **how: bool) -> Exported:
+def exported(store: Store, dest: Path, reference: str = "digits", **how: bool) -> OciExport:
     return export_oci(store, locate(store, parse_reference(reference)), dest, **how)
 
 

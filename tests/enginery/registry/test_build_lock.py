@@ -11,20 +11,20 @@ import pytest
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.origin.presence import this_process
 from enginery.registry import build_lock
-from enginery.registry.build_lock import Holder, forget_litter, turn
+from enginery.registry.build_lock import LockHolder, hold_build_lock, remove_stale_locks
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import turn_key
+from enginery.registry.store.keys import build_lock_key
 from enginery.registry.writers import clock
 from tests.enginery.registries import on_each_store
 
 NAME = digest_of("what is worked on")
 
 
-def other(store: Store, **changed: object) -> Holder:
+def other(store: Store, **changed: object) -> LockHolder:
     """Somebody's turn, on another machine unless said otherwise."""
     stamp = clock.stamp(clock.now())
-    holder = replace(Holder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp, stamp), **changed)  # type: ignore[arg-type]
-    store.replace(turn_key(NAME), canonical_json(asdict(holder)), store.read(turn_key(NAME)))
+    holder = replace(LockHolder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp, stamp), **changed)  # type: ignore[arg-type]
+    store.replace(build_lock_key(NAME), canonical_json(asdict(holder)), store.read(build_lock_key(NAME)))
     return holder
 
 
@@ -36,7 +36,7 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
 
     def work() -> None:
         nonlocal at_once, most, done
-        with turn(store, NAME, "compiling"):
+        with hold_build_lock(store, NAME, "compiling"):
             with lock:
                 at_once += 1
                 most = max(most, at_once)
@@ -51,20 +51,20 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
     for thread in threads:
         thread.join()
     assert (most, done) == (1, 6)
-    assert store.read(turn_key(NAME)) is None
+    assert store.read(build_lock_key(NAME)) is None
 
 
 def test_who_works_says_since_when(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     before = clock.stamp(clock.now())
-    with turn(store, NAME, "mine"):
-        holder = build_lock._read(store.read(turn_key(NAME)))
+    with hold_build_lock(store, NAME, "mine"):
+        holder = build_lock._read(store.read(build_lock_key(NAME)))
         assert holder and before <= holder.since <= clock.stamp(clock.now())
 
 
 def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    with turn(store, NAME, "one"), turn(store, digest_of("other"), "two"):
+    with hold_build_lock(store, NAME, "one"), hold_build_lock(store, digest_of("other"), "two"):
         pass
 
 
@@ -76,7 +76,7 @@ def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(
     monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
     monkeypatch.setattr(build_lock, "DEAD_AFTER_S", 0.2)
     said: list[str] = []
-    with turn(store, NAME, "mine", said.append):
+    with hold_build_lock(store, NAME, "mine", said.append):
         assert said == ["compiling is being done by elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
 
 
@@ -85,7 +85,7 @@ def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once
     here = this_process()
     other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
     begun = time.monotonic()
-    with turn(store, NAME, "mine"):
+    with hold_build_lock(store, NAME, "mine"):
         assert time.monotonic() - begun < build_lock.DEAD_AFTER_S / 2
 
 
@@ -94,25 +94,25 @@ def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alo
 ) -> None:
     store = open_store(tmp_path / "r", create=True)
     monkeypatch.setattr(build_lock, "BEAT_S", 0.01)
-    with turn(store, NAME, "mine"):
-        before = store.read(turn_key(NAME))
+    with hold_build_lock(store, NAME, "mine"):
+        before = store.read(build_lock_key(NAME))
         deadline = time.monotonic() + 20
-        while store.read(turn_key(NAME)) == before and time.monotonic() < deadline:
+        while store.read(build_lock_key(NAME)) == before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert store.read(turn_key(NAME)) != before, "it beats"
+        assert store.read(build_lock_key(NAME)) != before, "it beats"
         theirs = None
         while theirs is None:  # the heart may beat in between
             holder = other(store)
-            theirs = build_lock._read(store.read(turn_key(NAME)))
+            theirs = build_lock._read(store.read(build_lock_key(NAME)))
             theirs = theirs if theirs == holder else None
-    assert build_lock._read(store.read(turn_key(NAME))) == theirs
+    assert build_lock._read(store.read(build_lock_key(NAME))) == theirs
 
 
 def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     other(store)
-    forget_litter(store)
-    assert store.read(turn_key(NAME)) is not None
-    other(store, touched=clock.stamp(clock.now() - build_lock.LITTER - timedelta(minutes=1)))
-    forget_litter(store)
-    assert store.read(turn_key(NAME)) is None
+    remove_stale_locks(store)
+    assert store.read(build_lock_key(NAME)) is not None
+    other(store, touched=clock.stamp(clock.now() - build_lock.STALE_AFTER - timedelta(minutes=1)))
+    remove_stale_locks(store)
+    assert store.read(build_lock_key(NAME)) is None

@@ -31,7 +31,7 @@ from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import locate
-from enginery.registry.versions.views import listed_models, listed_versions, shown
+from enginery.registry.versions.views import list_models, list_versions, show_version
 from tests.enginery.registries import engine, publish_engines, pull, refusal, report
 from tests.enginery.registry.trust.keys import written
 from tests.hostile import NAMES, damaged, either
@@ -92,7 +92,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     found = Scene(tmp_path_factory.mktemp("hostile"))
-    shown(found.store, parse_reference("digits@1"))
+    show_version(found.store, parse_reference("digits@1"))
     assert verify(found.store).sound  # or the attacks would be on what is broken already
     return found
 
@@ -121,9 +121,9 @@ def everything(scene: Scene) -> None:
         lambda: pull(store, reference, CPU, folder / "dest"),
         lambda: pull(store, version, CPU, folder / "dest"),
         lambda: pull(store, version, CPU, folder / "dest", trust=policy),
-        lambda: json.dumps(shown(store, version).to_json(), allow_nan=False),
-        lambda: json.dumps([row.to_json() for row in listed_versions(store, "digits")]),
-        lambda: json.dumps([vars(row) for row in listed_models(store)]),
+        lambda: json.dumps(show_version(store, version).to_json(), allow_nan=False),
+        lambda: json.dumps([row.to_json() for row in list_versions(store, "digits")]),
+        lambda: json.dumps([vars(row) for row in list_models(store)]),
         lambda: verify(store),
         lambda: quantization_records(store, locate(store, version).manifest),
         lambda: attributions(store, locate(store, version).manifest),
@@ -177,7 +177,7 @@ def test_a_latency_report_without_what_is_shown_of_it_is_damaged(scene: Scene, f
         moved = f"{scene.keys['latency'].rpartition('/')[0]}/{digest_of_bytes(data)}.json"
         scene.put("latency", data, moved)
         with pytest.raises(IntegrityError, match=f"{field} "):
-            shown(scene.store, parse_reference("digits@1"))
+            show_version(scene.store, parse_reference("digits@1"))
         (scene.folder / "registry" / moved).unlink()
 
 

@@ -1,5 +1,5 @@
 """Documents that say what stays and what goes, made hostile: a collection deletes nothing that is needed, or stops. And
-what lies on a client's own disk: stamps, journals of downloads, OCI layouts."""
+what lies on a client's own disk: verifications, journals of downloads, OCI layouts."""
 
 import hashlib
 import io
@@ -21,18 +21,18 @@ from enginery.core.names import parse_reference
 from enginery.exchange.oci import export_oci
 from enginery.registry.retention.gc import collect
 from enginery.registry.retention.marks import Rules
-from enginery.registry.retention.pins import pin, pinned
+from enginery.registry.retention.pins import list_pinned, pin
 from enginery.registry.store.base import open_store
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.download import Fill, download, journal_of
-from enginery.registry.store.keys import CONDEMNED, LEASES, lease_key, pin_key, policy_key
-from enginery.registry.store.verification_cache import Stamps
+from enginery.registry.store.keys import LEASES, TOMBSTONES, lease_key, pin_key, policy_key
+from enginery.registry.store.verification_cache import VerificationCache
 from enginery.registry.trust.policy import public_key
-from enginery.registry.verification.orphans import loose_documents
+from enginery.registry.verification.orphans import find_orphans
 from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.lookup import load, locate
-from enginery.registry.versions.policies import Policy
+from enginery.registry.versions.policies import ChannelPolicy
 from enginery.registry.writers import leases, tombstones
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.trust.keys import written
@@ -55,9 +55,9 @@ class Scene:
         pin(store, load(store, "digits", "2"), by="ada", why="the paper's")
         key = public_key(written(folder, "a")[1]).public_key.decode()
         policies.write(
-            store, "digits", "stable", Policy(("cpu",), canary=True, signed_by=(key,)), by="ada", why="rule 7"
+            store, "digits", "stable", ChannelPolicy(("cpu",), canary=True, signed_by=(key,)), by="ada", why="rule 7"
         )
-        policies.write(store, None, "candidate", Policy())
+        policies.write(store, None, "candidate", ChannelPolicy())
         held = leases.take(store, "publishing")
         collect(store, Rules(versions=1, moves=0), delete=True)
         leases.take(store, "publishing later")
@@ -66,7 +66,7 @@ class Scene:
             "policy of all": policy_key(None, "candidate"),
             "pin": pin_key("digits", "2"),
             "lease": lease_key(held.id),
-            "condemned": CONDEMNED,
+            "condemned": TOMBSTONES,
         }
         self.valid = {name: store.read(key) or b"" for name, key in self.keys.items()}
         assert all(self.valid.values()) and len(tombstones.read(store).waiting) > 1
@@ -98,15 +98,15 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
         for work in (
             lambda: policies.of_channel(store, "digits", "stable"),
             lambda: channels.promote(store, load(store, "digits", "3"), "stable"),
-            lambda: policies.write(store, "digits", "stable", Policy()),
+            lambda: policies.write(store, "digits", "stable", ChannelPolicy()),
             lambda: leases.leases(store),
             lambda: collect(store),
             lambda: pin(store, load(store, "digits", "3")),
             lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True),
         ):
             calm(work)
-        list(loose_documents(store))
-        assert pinned(store, "digits")[:1] == ["2"]
+        list(find_orphans(store))
+        assert list_pinned(store, "digits")[:1] == ["2"]
         faults = [problem for problem in verify(store).problems if problem.fault]
         assert {problem.kind for problem in faults} <= {"edited"}
         for version in "23":
@@ -133,7 +133,7 @@ def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
         "A" * 64,
         "@",
     ):
-        (place / CONDEMNED).write_text(json.dumps({**valid, "waiting": {**valid["waiting"], name: some}}))
+        (place / TOMBSTONES).write_text(json.dumps({**valid, "waiting": {**valid["waiting"], name: some}}))
         for _ in range(2):
             calm(lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True))
     assert (outside / "manifest.json").read_bytes() == b"mine" and verify(store).sound
@@ -141,11 +141,11 @@ def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
 
 def test_stamps_and_journals(tmp_path: Path) -> None:
     blob = bytes(range(256)) * 20
-    seal, stamps = Seal(digest_of_bytes(blob)), Stamps(tmp_path / "stamps")
+    blob_digest, verifications = BlobDigest(digest_of_bytes(blob)), VerificationCache(tmp_path / "stamps")
     (path := tmp_path / "blob").write_bytes(blob)
     (bad := tmp_path / "bad").write_bytes(b"x" + blob[1:])
-    stamps.add(seal, path)
-    stamp = json.loads((stamps.folder / seal.name).read_bytes())
+    verifications.add(blob_digest, path)
+    stamp = json.loads((verifications.folder / blob_digest.name).read_bytes())
 
     @contextmanager
     def source(start: int, size: int) -> Iterator[Fill]:
@@ -157,7 +157,7 @@ def test_stamps_and_journals(tmp_path: Path) -> None:
         yield fill
 
     part = 1000
-    assert download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part) == seal.digest
+    assert download(tmp_path / "part", blob_digest, len(blob), source, lambda _: None, part=part) == blob_digest.digest
     journal = journal_of(tmp_path / "part").read_bytes()
     numbers = st.sampled_from([b"9" * 5000, b"-1", b"\xd9\xa1", b"7", b"1e3", b"", b"\x00", b" 1"])
     more = numbers.map(lambda number: journal + number + b"\n")
@@ -165,17 +165,19 @@ def test_stamps_and_journals(tmp_path: Path) -> None:
     @settings(max_examples=EXAMPLES)
     @given(st.one_of(damaged(json.dumps(stamp).encode()), either({"a": stamp})), st.one_of(damaged(journal), more))
     def attack(stamped: bytes, journalled: bytes) -> None:
-        (stamps.folder / seal.name).write_bytes(stamped)
-        assert not stamps.sound(seal, bad) and stamps.sound(seal, path)
+        (verifications.folder / blob_digest.name).write_bytes(stamped)
+        assert not verifications.is_verified(blob_digest, bad) and verifications.is_verified(blob_digest, path)
         journal_of(tmp_path / "part").write_bytes(journalled)
-        assert download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part) == seal.digest
+        assert (
+            download(tmp_path / "part", blob_digest, len(blob), source, lambda _: None, part=part) == blob_digest.digest
+        )
 
     attack()
-    (stamps.folder / seal.name).write_bytes(b"[" * 100_000)
-    assert stamps.sound(seal, path)
+    (verifications.folder / blob_digest.name).write_bytes(b"[" * 100_000)
+    assert verifications.is_verified(blob_digest, path)
     (tmp_path / "part").write_bytes(bytes(len(blob)))  # a journal that says that all is there
-    found = download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part)
-    assert found == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != seal.digest
+    found = download(tmp_path / "part", blob_digest, len(blob), source, lambda _: None, part=part)
+    assert found == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != blob_digest.digest
 
 
 def test_oci_layouts_that_are_there_already(scene: Scene) -> None:

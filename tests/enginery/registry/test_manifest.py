@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.client.resolve import Policy, answer
+from enginery.client.resolve import Policy, rank_engines
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
 from enginery.core.parsing import Malformed
-from enginery.core.requirements import KINDS, Gpu, Memory, Runtime, to_json
+from enginery.core.requirements import KINDS, Gpu, GpuMemory, Runtime, to_json
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.requirements import read_requirement
@@ -37,7 +37,11 @@ ENTRY = EngineEntry(
     profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     report=D,
     checks={"passed": 3, "failed": 0},
-    requires=(Gpu("sm_89", (8, 9)), Runtime("tensorrt-rtx", "1.7.1", "TensorRT-RTX", loads=(("1", "2"),)), Memory(5)),
+    requires=(
+        Gpu("sm_89", (8, 9)),
+        Runtime("tensorrt-rtx", "1.7.1", "TensorRT-RTX", loads=(("1", "2"),)),
+        GpuMemory(5),
+    ),
     notes=("two layers stay in fp32",),
 )
 MANIFEST = Manifest(
@@ -134,7 +138,7 @@ def entry_without(name: str) -> list[Any]:
         ({"engines": entry_with(requires=[{"kind": 5}])}, r"requires\[0\].kind is '5'"),
         ({"engines": entry_with(requires=[{**SM89, "capability": [8]}])}, r"requires\[0\]: Gpu.capability"),
         ({"engines": entry_with(requires=[{**SM89, "target": None}])}, r"requires\[0\]: Gpu.target is None"),
-        ({"engines": entry_with(requires=[{"kind": "memory", "size_bytes": True}])}, "Memory.size_bytes is True"),
+        ({"engines": entry_with(requires=[{"kind": "memory", "size_bytes": True}])}, "GpuMemory.size_bytes is True"),
     ],
 )
 def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any], words: str) -> None:
@@ -157,7 +161,7 @@ def test_what_a_newer_writer_requires_rules_out_that_engine_alone(newer: dict[st
     found = parse(data)
     assert found.to_bytes() == data and found.digest == json.loads(data)["digest"]
     machine = Machine((8, 9), "l4")
-    answered = answer(found.engines, machine, Policy())
+    answered = rank_engines(found.engines, machine, Policy())
     assert [item.entry.unit for item in answered.candidates] == ["sm_89 int8 tensorrt-rtx"]
     ((unit, reason),) = answered.rejected
     assert unit == "l4 int8 tensorrt-rtx" and f"{kind}" in reason and "which this enginery does not know" in reason

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from enginery.client.client import Client
-from enginery.client.fetch import Way
+from enginery.client.fetch import BlobFetcher
 from enginery.client.resolve import Policy
-from enginery.client.watch import Watch
+from enginery.client.watch import ChannelWatcher
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import CPU
@@ -137,13 +137,13 @@ def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restor
 ) -> None:
     told: list[str] = []
     seen: list[str] = []
-    watch = Watch(
+    watch = ChannelWatcher(
         lambda: store,
         Reference("digits", channel="candidate"),
-        Machine.named("cpu"),
+        Machine.from_name("cpu"),
         tmp_path / "engines",
         policy=Policy(),
-        way=lambda: Way.usual(store),
+        fetcher=lambda: BlobFetcher.for_store(store),
         interval_s=0,
         hook=None,
         say=told.append,

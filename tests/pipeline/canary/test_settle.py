@@ -14,7 +14,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.keys import canary_key, manifest_key
 from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.policies import Policy
+from enginery.registry.versions.policies import ChannelPolicy
 from pipeline.canary.settle import settle, settle_newest
 from pipeline.canary.targets import attach, target_verdicts
 from tests.enginery.registries import engine, publish_engines
@@ -234,10 +234,10 @@ def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(stor
 def test_what_was_not_proven_when_its_canaries_passed_is_promoted_later(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     settled("cpu", two, one)
-    policies.write(store, "digits", "stable", Policy(proven=("sm_90",), canary_on=("cpu",)))
+    policies.write(store, "digits", "stable", ChannelPolicy(proven=("sm_90",), canary_on=("cpu",)))
     said = settle_newest(store, "digits", "stable", lambda _: None)
     assert said.startswith("PASS, and digits:stable was not moved: ") and "sm_90" in said
-    policies.write(store, "digits", "stable", Policy(canary_on=("cpu",)))
+    policies.write(store, "digits", "stable", ChannelPolicy(canary_on=("cpu",)))
     assert settle_newest(store, "digits", "stable", lambda _: None) == "promoted: digits:stable -> 2"
 
 

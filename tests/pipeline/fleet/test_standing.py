@@ -31,7 +31,9 @@ def group(
 ) -> Group:
     target = parse_targets(name)[0]
     product = None if mig else target.product
-    machine = Machine(target.compute_capability, product).stating(**{"driver": "580.95.05", **facts}, runtimes=runtimes)  # type: ignore[arg-type]
+    machine = Machine(target.compute_capability, product).with_facts(
+        **{"driver": "580.95.05", **facts}, runtimes=runtimes
+    )  # type: ignore[arg-type]
     return Group(Hardware(machine, name, target.product, mig), count, count)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
 from enginery.core.parsing import Malformed
-from enginery.registry.registered_specs import KEPT, Bundle, addresses, find, registrations
+from enginery.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
 from enginery.registry.retention.gc import collect
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.keys import registered_key
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "registry", create=True)
 
 
-def bundled(project: Project, **parts: object) -> Bundle:
+def bundled(project: Project, **parts: object) -> SpecBundle:
     project.change_spec(**parts)
     return bundle_of(load_spec(project.spec))
 
@@ -81,7 +81,7 @@ def test_too_large_too_many_and_outside_are_refused(project: Project, monkeypatc
 @given(st.sampled_from(["../x", "/x", "a/../../x", "", "a\\b", "a/..", "\x00"]))
 def test_a_bundle_that_leads_out_of_its_folder_is_not_read(name: str) -> None:
     with pytest.raises(Malformed):
-        Bundle.from_json({"model": "tiny", "spec": name, "files": {name: "0" * 64}})
+        SpecBundle.from_json({"model": "tiny", "spec": name, "files": {name: "0" * 64}})
 
 
 def test_a_registered_spec_is_built_where_only_the_registry_is(project: Project, store: Store) -> None:

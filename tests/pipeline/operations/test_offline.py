@@ -16,7 +16,7 @@ from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.requirements import Weights
 from enginery.registry.build_request import request_of
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
@@ -75,7 +75,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     assert found["cpu fp32 onnxruntime"][0] == found["cpu int8 onnxruntime"][0] == "proven"
     assert found["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
     store = open_store(built.registry)
-    now_is = {entry.unit: entry.reason for entry in judged(store, load(store, "tiny", "1"))}
+    now_is = {entry.unit: entry.reason for entry in judge_entries(store, load(store, "tiny", "1"))}
     assert "proven by attestation" in now_is["cpu int8 onnxruntime"]
     (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")
     text = json.loads(report.read_bytes())
@@ -109,7 +109,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     place: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, manifest = place
-    entries = judged(store, manifest)
+    entries = judge_entries(store, manifest)
     stripped = [replace(item, requires=(*item.requires, Weights(str(item.graph)))) for item in entries]
     monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
     with pytest.raises(InputError, match=r"without weights of its own.*carry other targets"):
@@ -174,7 +174,7 @@ def test_results_of_something_else_are_refused_and_leave_no_trace(
     change, said = DOCTORED[name]
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", change))
     assert found.verdict == "refused" and said in found.reason
-    assert [entry.status for entry in judged(*place)] == [entry.status for entry in place[1].engines]
+    assert [entry.status for entry in judge_entries(*place)] == [entry.status for entry in place[1].engines]
 
 
 def far_off(document: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ def test_drift_is_measured_here_whatever_the_results_say_of_it(
 ) -> None:
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", far_off))
     assert (found.verdict == "failed" and "sqnr" in found.reason) or "max_rel" in found.reason
-    assert {entry.unit: entry.status for entry in judged(*place)}["cpu int8 onnxruntime"] == "failed"
+    assert {entry.unit: entry.status for entry in judge_entries(*place)}["cpu int8 onnxruntime"] == "failed"
 
 
 def test_an_engine_that_broke_there_has_failed(place: tuple[Store, Manifest], returned_once: tuple[Path, Path]) -> None:
@@ -211,7 +211,7 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
 
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", late))
     assert found.verdict == "unproven" and "its limit of 1200 s" in found.reason
-    assert [entry.status for entry in judged(*place)] == [entry.status for entry in place[1].engines]
+    assert [entry.status for entry in judge_entries(*place)] == [entry.status for entry in place[1].engines]
 
 
 def test_a_version_with_a_contract_asks_for_runs_of_its_own(

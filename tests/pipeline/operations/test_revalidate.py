@@ -9,7 +9,7 @@ import pytest
 
 from builders.execution.local import LocalExecutor
 from enginery.core.errors import IntegrityError
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.publication.publish import resolved_spec
@@ -68,4 +68,4 @@ def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
     found = list(revalidate(manifest, Workshop(store, executor, executor), ["cpu"]))
     assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
     assert all(re.search(f"passed, on .*; not run here: {said}", item.reason) for item in found)
-    assert {entry.status for entry in judged(store, manifest) if entry.target == "cpu"} == {"proven"}
+    assert {entry.status for entry in judge_entries(store, manifest) if entry.target == "cpu"} == {"proven"}

@@ -13,7 +13,7 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.cuda import Device, Graph
+from enginery.core.hardware.cuda import CudaGraph, Device
 from enginery.core.types import Tensors, TensorSpec
 from enginery.core.untyped import Untyped
 
@@ -37,7 +37,7 @@ class Lane:
     ) -> None:
         self.context = context
         self._device, self._place, self._captures, self._on_host, self._must = device, place, captures, on_host, must
-        self._graph: Graph | None = None
+        self._graph: CudaGraph | None = None
         self._runs = 0
         self._results: dict[str, Array] = {}
         self._held: dict[str, Array] = {}
@@ -82,9 +82,9 @@ class Lane:
     def _enqueue(self) -> None:
         self._must(self.context.execute_async_v3(self._device.stream))
 
-    def _captured(self) -> Graph:
+    def _captured(self) -> CudaGraph:
         try:
-            return self._device.captured(self._enqueue)
+            return self._device.capture(self._enqueue)
         except EngineryError as error:
             raise EngineryError(
                 f"this engine cannot be captured as a CUDA graph: {error}; set cuda_graphs: false"

@@ -17,7 +17,7 @@ from botocore.parsers import ResponseParserError
 
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.registry.store import io_errors
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 
 T = TypeVar("T")
 
@@ -67,10 +67,10 @@ def pauses(attempts: int | None = None) -> Iterator[float | None]:
     yield None
 
 
-def ask(place: Place, doing: str, send: Callable[[], T], attempts: int | None = None) -> T:
+def ask(place: S3Location, doing: str, send: Callable[[], T], attempts: int | None = None) -> T:
     """Send a request that may be sent twice, until it is answered. doing: 'reading key', for messages.
 
-    Raises Declined, and what `translated` makes of all else.
+    Raises Declined, and the error that `translate_error` gives for all else.
     """
     for pause in pauses(attempts):
         try:
@@ -81,13 +81,13 @@ def ask(place: Place, doing: str, send: Callable[[], T], attempts: int | None = 
     raise AssertionError("unreachable")
 
 
-def refuse(place: Place, doing: str, error: Exception, *, last: bool) -> None:
+def refuse(place: S3Location, doing: str, error: Exception, *, last: bool) -> None:
     """Return if it is worth another attempt. Raises Declined and EngineryErrors otherwise."""
     raise_if_declined(error)
-    if last or not passing(error):
-        io_errors.failed()
-        raise translated(place, doing, error) from error
-    io_errors.repeated()
+    if last or not is_transient(error):
+        io_errors.count_error()
+        raise translate_error(place, doing, error) from error
+    io_errors.count_retry()
 
 
 def raise_if_declined(error: Exception) -> None:
@@ -120,7 +120,7 @@ def code_of(error: Exception) -> str:
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, aws.ClientError) else ""
 
 
-def passing(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     if isinstance(error, aws.ClientError):
         return (status_of(error) >= 500 and status_of(error) != 501) or code_of(error) in _PASSING
@@ -129,15 +129,15 @@ def passing(error: Exception) -> bool:
     return isinstance(error, _NO_WHOLE_ANSWER)
 
 
-def translated(place: Place, doing: str, error: Exception) -> EngineryError:
+def translate_error(place: S3Location, doing: str, error: Exception) -> EngineryError:
     """The error as ours: what, which place, and the remedy."""
     where = f"{doing} in {place.locator('')}"
     if isinstance(error, aws.ClientError):
-        return _answered(place, where, error)
-    return _unanswered(place, where, error)
+        return _explain_answer(place, where, error)
+    return _explain_no_answer(place, where, error)
 
 
-def _answered(place: Place, where: str, error: Any) -> EngineryError:
+def _explain_answer(place: S3Location, where: str, error: Any) -> EngineryError:
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
         return UnavailableError(
@@ -169,7 +169,7 @@ def _answered(place: Place, where: str, error: Any) -> EngineryError:
     return UnavailableError(f"{where}: the server refuses with {status} {code[:60]}; check the URI's options")
 
 
-def _unanswered(place: Place, where: str, error: Exception) -> EngineryError:
+def _explain_no_answer(place: S3Location, where: str, error: Exception) -> EngineryError:
     kind = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
         return UnavailableError(
@@ -191,5 +191,5 @@ def _unanswered(place: Place, where: str, error: Exception) -> EngineryError:
     return UnavailableError(f"{where}: {kind}{_at(place)}; check the URI's options and the AWS configuration")
 
 
-def _at(place: Place) -> str:
+def _at(place: S3Location) -> str:
     return f" at {place.endpoint}" if place.endpoint else " at AWS"

@@ -8,8 +8,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
-from enginery.registry.store.s3.answers import translated
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.answers import translate_error
+from enginery.registry.store.s3.place import S3Location
 
 CONNECT_TIMEOUT_S = 5.0
 # Longer than any server thinks about one request; a slow body is read in pieces, and this counts for each.
@@ -17,7 +17,7 @@ READ_TIMEOUT_S = 60.0
 CONNECTIONS = 32
 
 
-def client(place: Place) -> Any:
+def client(place: S3Location) -> Any:
     """The client, made at first use. Credentials, profile, proxies and CA bundle are found as boto3 finds them.
 
     Raises UnavailableError when the AWS configuration cannot be used.
@@ -32,7 +32,7 @@ def _session() -> Any:
 
 
 @lru_cache(maxsize=16)
-def _client(place: Place, _process: int) -> Any:
+def _client(place: S3Location, _process: int) -> Any:
     style = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -52,4 +52,4 @@ def _client(place: Place, _process: int) -> Any:
         region = place.region or session.region_name or "us-east-1"
         return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
-        raise translated(place, "configuring S3", error) from error
+        raise translate_error(place, "configuring S3", error) from error

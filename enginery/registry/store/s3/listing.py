@@ -6,10 +6,10 @@ from typing import Any
 
 from enginery.registry.store.s3.answers import ask, whole
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 
 
-def keys_below(place: Place, prefix: str) -> list[str]:
+def keys_below(place: S3Location, prefix: str) -> list[str]:
     """All keys under a prefix that ends in '/' or is empty, sorted part by part."""
     start = place.key(prefix)
     names = (item["Key"].removeprefix(place.key("")) for page in _pages(place, start) for item in page["Contents"])
@@ -26,7 +26,7 @@ class Object:
     tag: str
 
 
-def objects_below(place: Place) -> list[Object]:
+def objects_below(place: S3Location) -> list[Object]:
     """Every object under a place's prefix, sorted by name, whoever put it there."""
     start = place.key("")
     items = (item for page in _pages(place, start) for item in page["Contents"])
@@ -34,7 +34,7 @@ def objects_below(place: Place) -> list[Object]:
     return sorted((item for item in found if item.name and not item.name.endswith("/")), key=lambda item: item.name)
 
 
-def names_below(place: Place, prefix: str) -> list[str]:
+def names_below(place: S3Location, prefix: str) -> list[str]:
     """The names directly under a prefix, sorted; those that have more below end in '/'."""
     start = place.key(prefix)
     found: set[str] = set()
@@ -44,7 +44,7 @@ def names_below(place: Place, prefix: str) -> list[str]:
     return sorted(found - {""}, key=lambda name: name.removesuffix("/"))
 
 
-def _pages(place: Place, start: str, **how: str) -> Iterator[dict[str, Any]]:
+def _pages(place: S3Location, start: str, **how: str) -> Iterator[dict[str, Any]]:
     after: dict[str, str] = {}
     while True:
         page: dict[str, Any] = ask(

@@ -4,7 +4,7 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.store.keys import MARKER
 from enginery.registry.store.marker import CONTENT, check_format, refuse_other
 from enginery.registry.store.s3.listing import names_below
-from enginery.registry.store.s3.place import Place, parse_place
+from enginery.registry.store.s3.place import S3Location, parse_place
 from enginery.registry.store.s3.probe import require_conditional_writes
 from enginery.registry.store.s3.reading import read_document
 from enginery.registry.store.s3.store import S3Store
@@ -33,7 +33,7 @@ def open_bucket(uri: str, *, create: bool) -> S3Store:
     return store
 
 
-def _make(place: Place) -> None:
+def _make(place: S3Location) -> None:
     others = [name for name in names_below(place, "") if name != MARKER]
     if others:
         refuse_other([name.removesuffix("/") for name in others], place.locator(""), "give a prefix of its own")

@@ -20,7 +20,7 @@ _ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
 
 
 @dataclass(frozen=True)
-class Place:
+class S3Location:
     """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
 
     endpoint: URL of a server other than AWS.  region: None leaves it to boto3.  path_style: whether the bucket's name
@@ -59,10 +59,10 @@ class Place:
         return {name: value for name, value in asked.items() if value}
 
 
-OPTIONS = tuple(field.name for field in fields(Place) if field.name not in ("bucket", "prefix"))
+OPTIONS = tuple(field.name for field in fields(S3Location) if field.name not in ("bucket", "prefix"))
 
 
-def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> Place:
+def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Location:
     """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
     AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
     parts = urlsplit(text)
@@ -78,7 +78,7 @@ def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> Place
     if prefix and not is_key(prefix):
         raise InputError(f"{where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -")
     options = _options(parts.query, where)
-    return Place(
+    return S3Location(
         parts.netloc,
         prefix,
         endpoint=_endpoint(options.get("endpoint") or _first(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),

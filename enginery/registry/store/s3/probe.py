@@ -12,16 +12,16 @@ from botocore import exceptions as aws
 from enginery.core.errors import InputError, UnavailableError
 from enginery.registry.store.keys import MARKER
 from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, refuse
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import read_document
-from enginery.registry.store.s3.writing import ABSENT, put_once, unchanged
+from enginery.registry.store.s3.writing import ABSENT, match_etag, put_once
 
 # An ETag that no object has: that of an MD5 of zeros.
 _NOBODYS = f'"{"0" * 32}"'
 
 
 @lru_cache(maxsize=64)
-def require_conditional_writes(place: Place) -> None:
+def require_conditional_writes(place: S3Location) -> None:
     """Raise InputError for a server that ignores conditional writes; asked once per process and place.
 
     Raises UnavailableError when there is no registry, or it cannot be written.
@@ -29,8 +29,8 @@ def require_conditional_writes(place: Place) -> None:
     marker = read_document(place, MARKER)
     if marker is None:
         raise UnavailableError(f"there is no registry at {place.locator('')}; `enginery build` makes one")
-    for header, condition in (("If-None-Match: *", ABSENT), ("If-Match", unchanged(_NOBODYS))):
-        if not _honoured(place, marker[0], condition):
+    for header, condition in (("If-None-Match: *", ABSENT), ("If-Match", match_etag(_NOBODYS))):
+        if not _honours_condition(place, marker[0], condition):
             raise InputError(
                 f"the S3 server of {place.locator('')} ignores conditional writes: it took a PUT with {header} that it "
                 "had to refuse, so two publishers could overwrite each other. It can be read and not published to; "
@@ -38,7 +38,7 @@ def require_conditional_writes(place: Place) -> None:
             )
 
 
-def _honoured(place: Place, marker: bytes, condition: dict[str, str]) -> bool:
+def _honours_condition(place: S3Location, marker: bytes, condition: dict[str, str]) -> bool:
     for pause in pauses():
         try:
             put_once(place, MARKER, marker, condition)

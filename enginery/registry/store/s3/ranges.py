@@ -9,7 +9,7 @@ from urllib3.exceptions import HTTPError
 
 from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, raise_if_declined
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import wait
 
 _PARTIAL = 206
@@ -23,7 +23,7 @@ class Range:
     The pauses start anew whenever it came further. Not verified: that needs the whole object.
     """
 
-    def __init__(self, place: Place, key: str, start: int, size: int) -> None:
+    def __init__(self, place: S3Location, key: str, start: int, size: int) -> None:
         self._place, self._key = place, key
         self._at, self._end = start, start + size
         self._body: Any = None
@@ -36,7 +36,7 @@ class Range:
         while have < len(into):
             try:
                 if self._body is None:
-                    self._body = _opened(self._place, self._key, self._at, self._end - self._at)
+                    self._body = _open_range(self._place, self._key, self._at, self._end - self._at)
                 count = _some(self._body, into[have : have + _READ_BYTES])
             except FAILURES as error:
                 self.close()
@@ -71,7 +71,7 @@ def _some(body: Any, into: memoryview) -> int:
     return count
 
 
-def _opened(place: Place, key: str, start: int, length: int) -> Any:
+def _open_range(place: S3Location, key: str, start: int, length: int) -> Any:
     """The body of exactly that range. Raises Declined (416) if it ends before, or the server has no ranges."""
     last = start + length - 1
     asked = {"Bucket": place.bucket, "Key": place.key(key), "Range": f"bytes={start}-{last}"}

@@ -10,21 +10,21 @@ from botocore import exceptions as aws
 
 from enginery.core.digest import CHUNK_BYTES
 from enginery.core.errors import IntegrityError, UnavailableError
-from enginery.registry.store.blob_digest import blake3_hasher
+from enginery.registry.store.blob_digest import new_blake3_hasher
 from enginery.registry.store.s3.answers import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
 _FACTS = ("ContentLength", "ETag")
 # The documents that were read last, with their ETags: so many, and so small.
-_LAST_READ: dict[tuple[Place, str], tuple[bytes, str]] = {}
+_LAST_READ: dict[tuple[S3Location, str], tuple[bytes, str]] = {}
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1 << 20
 
 
-def head(place: Place, key: str) -> dict[str, Any] | None:
+def head(place: S3Location, key: str) -> dict[str, Any] | None:
     """What the server says of an object without its bytes (ContentLength, ETag, Metadata, ...); None if absent."""
     try:
         found: dict[str, Any] = ask(
@@ -38,7 +38,7 @@ def head(place: Place, key: str) -> dict[str, Any] | None:
     return found
 
 
-def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
+def read_document(place: S3Location, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
     try:
         found = ask(place, f"reading {key}", lambda: _document(place, key), attempts)
@@ -49,14 +49,14 @@ def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[
     return found
 
 
-def _check_absent(place: Place, key: str, declined: Declined) -> None:
+def _check_absent(place: S3Location, key: str, declined: Declined) -> None:
     """Raise UnavailableError if that is not what the server says."""
     if declined.status != 404:
         where = place.locator(key)
         raise UnavailableError(f"{where}: the server refuses with {declined}; look at the object") from declined
 
 
-def etag_of(place: Place, key: str, content: bytes) -> str | None:
+def etag_of(place: S3Location, key: str, content: bytes) -> str | None:
     """The ETag under which a document has had this content; None if it has another content now, or is absent.
 
     Who swaps a document has usually just read it, and need not read it again: whether the ETag is still the document's
@@ -68,7 +68,7 @@ def etag_of(place: Place, key: str, content: bytes) -> str | None:
     return found[1] if found is not None and found[0] == content else None
 
 
-def _remember(place: Place, key: str, found: tuple[bytes, str]) -> None:
+def _remember(place: S3Location, key: str, found: tuple[bytes, str]) -> None:
     _LAST_READ.pop((place, key), None)
     if len(found[0]) <= _REMEMBERED_BYTES:
         _LAST_READ[place, key] = found
@@ -77,7 +77,7 @@ def _remember(place: Place, key: str, found: tuple[bytes, str]) -> None:
             del _LAST_READ[next(iter(_LAST_READ))]
 
 
-def read_changed(place: Place, key: str, etag: str) -> tuple[bytes | None, str]:
+def read_changed(place: S3Location, key: str, etag: str) -> tuple[bytes | None, str]:
     """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent."""
     unless = {"IfNoneMatch": etag} if etag else {}
     try:
@@ -89,7 +89,7 @@ def read_changed(place: Place, key: str, etag: str) -> tuple[bytes | None, str]:
         return None, ""
 
 
-def _document(place: Place, key: str, **unless: str) -> tuple[bytes, str]:
+def _document(place: S3Location, key: str, **unless: str) -> tuple[bytes, str]:
     answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
     with closing(answer["Body"]) as body:
         if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
@@ -99,7 +99,7 @@ def _document(place: Place, key: str, **unless: str) -> tuple[bytes, str]:
         return body.read(), answer["ETag"]
 
 
-def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
+def stream_blob(place: S3Location, key: str, sink: "BinaryIO | CountingSink") -> str:
     """Write an object's bytes to `sink` and return their SHA-256. A body that breaks off is resumed at that byte.
 
     The pauses start anew whenever it came further, so that a bad network ends nothing while bytes move. Raises Declined
@@ -110,7 +110,7 @@ def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
     while True:
         have = sink.tell() - start
         try:
-            etag, blocks = _opened(place, key, have, etag)
+            etag, blocks = _open_from(place, key, have, etag)
             with closing(blocks):
                 for block in blocks:
                     sink.write(block)
@@ -131,7 +131,7 @@ def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
         wait(place, key, broken, next(waiting))
 
 
-class Nowhere:
+class CountingSink:
     """A sink that keeps nothing and knows how much came: to digest what is too large to keep."""
 
     def __init__(self) -> None:
@@ -156,12 +156,12 @@ class Nowhere:
         return self._size
 
 
-class Twice(Nowhere):
+class Blake3Sink(CountingSink):
     """Digests what came by BLAKE3 as well, where the library is there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._blake3 = blake3_hasher()
+        self._blake3 = new_blake3_hasher()
 
     @property
     def blake3(self) -> str | None:
@@ -176,11 +176,11 @@ class Twice(Nowhere):
 
     def seek(self, offset: int, /) -> int:
         """Start again from the beginning, which is the only place to go back to."""
-        self._blake3 = blake3_hasher()
+        self._blake3 = new_blake3_hasher()
         return super().seek(offset)
 
 
-def wait(place: Place, key: str, broken: Exception, pause: float | None) -> None:
+def wait(place: S3Location, key: str, broken: Exception, pause: float | None) -> None:
     """Before another attempt; raises when there is none."""
     if not isinstance(broken, Declined):
         refuse(place, f"reading {key}", broken, last=pause is None)
@@ -189,7 +189,7 @@ def wait(place: Place, key: str, broken: Exception, pause: float | None) -> None
     time.sleep(pause or 0)
 
 
-def _opened(place: Place, key: str, have: int, etag: str) -> tuple[str, Generator[bytes, None, None]]:
+def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, Generator[bytes, None, None]]:
     """The object's ETag, and its bytes from `have` on. Raises Declined when it is not the same object any more."""
     wanted = {"Range": f"bytes={have}-", "IfMatch": etag} if have else {}
     try:

@@ -9,21 +9,21 @@ from typing import BinaryIO
 
 from enginery.core.digest import check_digest, digest_of_bytes
 from enginery.core.errors import IntegrityError, UndecidedError
-from enginery.registry.store.atomic_write import copy_hashed, landing, make_folder, reachable, sweep
-from enginery.registry.store.blob_digest import Seal, sealed
+from enginery.registry.store.atomic_write import copy_hashed, make_folder, reachable, start_atomic_write, sweep
+from enginery.registry.store.blob_digest import BlobDigest, digest_stream
 from enginery.registry.store.cache import local_cache
 from enginery.registry.store.download import Fill
 from enginery.registry.store.keys import blob_key, check_key
 from enginery.registry.store.s3.answers import Declined, ask
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.listing import keys_below, names_below
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.probe import require_conditional_writes
 from enginery.registry.store.s3.ranges import Range
-from enginery.registry.store.s3.reading import Twice, etag_of, head, read_changed, read_document, stream_blob
-from enginery.registry.store.s3.strays import abandoned, abort_abandoned
-from enginery.registry.store.s3.upload import Source, put
-from enginery.registry.store.s3.writing import ABSENT, unchanged, write
+from enginery.registry.store.s3.reading import Blake3Sink, etag_of, head, read_changed, read_document, stream_blob
+from enginery.registry.store.s3.strays import abort_abandoned, list_abandoned
+from enginery.registry.store.s3.upload import UploadSource, put
+from enginery.registry.store.s3.writing import ABSENT, match_etag, write
 
 _DISCARDED = "discarded"
 
@@ -32,7 +32,7 @@ _DISCARDED = "discarded"
 class S3Store:
     """The store at `place`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
 
-    place: Place
+    place: S3Location
 
     @property
     def uri(self) -> str:
@@ -50,21 +50,21 @@ class S3Store:
 
     def put_file(self, path: Path) -> str:
         """See `Store.put_file`."""
-        return self.seal_file(path).digest
+        return self.put_and_digest_file(path).digest
 
-    def seal_file(self, path: Path) -> Seal:
-        """See `Store.seal_file`. What is uploaded must have the SHA-256 of what was digested, or it is not stored."""
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
+        """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
         self._check_writable()
         with reachable(f"reading {path}"), path.open("rb") as stream:
-            found = sealed(stream)
-            put(self.place, Source(stream, path.stat().st_size, found.digest))
+            found = digest_stream(stream)
+            put(self.place, UploadSource(stream, path.stat().st_size, found.digest))
         return found
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         self._check_writable()
         digest = digest_of_bytes(data)
-        put(self.place, Source(io.BytesIO(data), len(data), digest))
+        put(self.place, UploadSource(io.BytesIO(data), len(data), digest))
         return digest
 
     def has(self, digest: str) -> bool:
@@ -80,35 +80,35 @@ class S3Store:
         """See `Store.size`."""
         found = self.stored_size(digest)
         if found is None:
-            raise self._lost(digest)
+            raise self._lost_error(digest)
         return found
 
     def path(self, digest: str) -> Path:
-        """See `Store.path`. The file is this machine's cached copy, verified when it came."""
+        """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
         cache = local_cache()
         if cache is None:
             raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINERY_CACHE_BYTES is 0")
         with (
             reachable(f"caching blob {digest} in {cache.folder}"),
-            cache.held(digest, lambda sink: self._verified(digest, sink)) as path,
+            cache.hold(digest, lambda sink: self._stream_verified(digest, sink)) as path,
         ):
             return path
 
     def fetch(self, digest: str, dest: Path) -> None:
-        """See `Store.fetch`. What this machine has cached does not come again."""
+        """See `Store.fetch`. A blob in this machine's cache is not downloaded again."""
         size = self._size_unless_cached(digest)
         with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
             make_folder(dest.parent)
             sweep(dest.parent)
-            with landing(dest.parent) as file:
+            with start_atomic_write(dest.parent) as file:
                 if not self._from_cache(digest, size, file.stream):
-                    self._verified(digest, file.stream)
-                file.land(dest)
+                    self._stream_verified(digest, file.stream)
+                file.commit(dest)
 
     def read_blob(self, digest: str) -> bytes:
         """See `Store.read_blob`."""
         found = io.BytesIO()
-        self._verified(digest, found)
+        self._stream_verified(digest, found)
         return found.getvalue()
 
     @contextmanager
@@ -119,18 +119,18 @@ class S3Store:
             try:
                 found.fill(into)
             except Declined as declined:
-                raise self._lost(digest) if declined.status == 404 else self._shorter(digest) from declined
+                raise self._lost_error(digest) if declined.status == 404 else self._shorter_error(digest) from declined
 
         with closing(Range(self.place, blob_key(digest), start, size)) as found:
             yield fill
 
-    def rehash(self, digest: str) -> Seal:
+    def rehash(self, digest: str) -> BlobDigest:
         """See `Store.rehash`."""
         try:
-            sink = Twice()
-            return Seal(stream_blob(self.place, blob_key(digest), sink), sink.blake3)
+            sink = Blake3Sink()
+            return BlobDigest(stream_blob(self.place, blob_key(digest), sink), sink.blake3)
         except Declined as declined:
-            raise self._lost(digest) from declined
+            raise self._lost_error(digest) from declined
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -155,7 +155,7 @@ class S3Store:
         if expected is None:
             return write(self.place, key, data, ABSENT)
         etag = etag_of(self.place, key, expected)
-        return etag is not None and write(self.place, key, data, unchanged(etag))
+        return etag is not None and write(self.place, key, data, match_etag(etag))
 
     def remove(self, key: str) -> None:
         """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
@@ -174,7 +174,7 @@ class S3Store:
         return (name for name in found if prefix or name != f"{_DISCARDED}/")
 
     def discard(self, digest: str) -> None:
-        """See `Store.discard`. It is copied to discarded/ and deleted, unless it was healed in between."""
+        """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
         key = blob_key(digest)
         found = head(self.place, key)
         if found is None:
@@ -199,7 +199,7 @@ class S3Store:
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
-        return tuple(str(upload) for upload in abandoned(self.place))
+        return tuple(str(upload) for upload in list_abandoned(self.place))
 
     def sweep(self) -> int:
         """See `Store.sweep`."""
@@ -213,8 +213,9 @@ class S3Store:
             check_key(prefix.removesuffix("/"))
         return prefix
 
-    def _verified(self, digest: str, sink: BinaryIO) -> str:
-        """Write a blob's bytes to `sink`. What came wrong comes once more, because the way here may have spoilt it."""
+    def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
+        """Write a blob's bytes to `sink` and return its digest. A wrong blob is downloaded once more, since the network
+        may have changed it; then IntegrityError."""
         start, found = sink.tell(), ""
         for _ in range(2):
             sink.seek(start)
@@ -222,7 +223,7 @@ class S3Store:
             try:
                 found = stream_blob(self.place, blob_key(digest), sink)
             except Declined as declined:
-                raise self._lost(digest) from declined
+                raise self._lost_error(digest) from declined
             if found == digest:
                 return found
         raise IntegrityError(
@@ -231,18 +232,18 @@ class S3Store:
         )
 
     def _size_unless_cached(self, digest: str) -> int | None:
-        """A blob's size, or None when this machine has it. Raises IntegrityError before anything is made for it."""
+        """A blob's size in bytes, or None when this machine has it cached. Raises IntegrityError if it is missing."""
         cache = local_cache()
         return None if cache is not None and cache.holds(digest) else self.size(digest)
 
     def _from_cache(self, digest: str, size: int | None, sink: BinaryIO) -> bool:
-        """Write a blob's bytes to `sink` by way of the cache, if there is one that can take them."""
+        """Write a blob's bytes to `sink` through the cache; False where there is no cache that can hold them."""
         cache = local_cache()
         if cache is None or (size is not None and size > cache.limit_bytes):
             return False
         with ExitStack() as stack:
             try:
-                held = stack.enter_context(cache.held(digest, lambda file: self._verified(digest, file)))
+                held = stack.enter_context(cache.hold(digest, lambda file: self._stream_verified(digest, file)))
                 source = stack.enter_context(held.open("rb"))
             except OSError:
                 return False  # full, or read-only: a convenience, and nothing to fail for
@@ -254,10 +255,10 @@ class S3Store:
         sink.truncate()
         return False
 
-    def _lost(self, digest: str) -> IntegrityError:
+    def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
 
-    def _shorter(self, digest: str) -> IntegrityError:
+    def _shorter_error(self, digest: str) -> IntegrityError:
         return IntegrityError(
             f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build again"
         )

@@ -16,7 +16,7 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.store.keys import BLOBS
 from enginery.registry.store.s3.answers import Declined, ask, whole
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 
 LEFT_AFTER = timedelta(days=1)
 
@@ -32,27 +32,27 @@ class Upload:
         return f"unfinished upload of {self.key}"
 
 
-def abandoned(place: Place) -> tuple[Upload, ...]:
+def list_abandoned(place: S3Location) -> tuple[Upload, ...]:
     """Uploads of blobs that began over a day ago. Raises UnavailableError."""
-    return tuple(_abandoned(place))
+    return tuple(_find_abandoned(place))
 
 
-def abort_abandoned(place: Place) -> int:
+def abort_abandoned(place: S3Location) -> int:
     """Abort them; how many. Someone who may not, or a server without the request, cleans nothing."""
     count = 0
     with suppress(UnavailableError):
-        for upload in _abandoned(place):
+        for upload in _find_abandoned(place):
             with suppress(Declined):
                 ask(place, f"aborting {upload}", lambda upload=upload: _abort(place, upload))  # type: ignore[misc]
                 count += 1
     return count
 
 
-def _abort(place: Place, upload: Upload) -> Any:
+def _abort(place: S3Location, upload: Upload) -> Any:
     return client(place).abort_multipart_upload(Bucket=place.bucket, Key=upload.key, UploadId=upload.upload_id)
 
 
-def _abandoned(place: Place) -> Iterator[Upload]:
+def _find_abandoned(place: S3Location) -> Iterator[Upload]:
     marker: dict[str, str] = {}
     while True:
         page = ask(

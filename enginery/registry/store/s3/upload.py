@@ -18,9 +18,9 @@ from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
 from enginery.registry.store.keys import blob_key
 from enginery.registry.store.s3.answers import FAILURES, Declined, ask, pauses, refuse, whole
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.place import Place
-from enginery.registry.store.s3.reading import Nowhere, head, stream_blob
-from enginery.registry.store.s3.writing import ABSENT, md5_of, put_once, unchanged
+from enginery.registry.store.s3.place import S3Location
+from enginery.registry.store.s3.reading import CountingSink, head, stream_blob
+from enginery.registry.store.s3.writing import ABSENT, match_etag, md5_of, put_once
 
 PART_BYTES = 16 << 20
 MAX_PARTS = 10_000
@@ -29,7 +29,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Source:
+class UploadSource:
     """Bytes to put: a seekable stream from its beginning, their size and their digest."""
 
     stream: BinaryIO
@@ -59,7 +59,7 @@ class Source:
         return f'"{hashlib.md5(b"".join(sums), usedforsecurity=False).hexdigest()}-{len(sums)}"'
 
 
-def put(place: Place, source: Source) -> None:
+def put(place: S3Location, source: UploadSource) -> None:
     """Make sure that the blob is there and sound; nothing is sent if it is. Raises UnavailableError, and IntegrityError
     when the source changes meanwhile."""
     key = blob_key(source.digest)
@@ -68,7 +68,7 @@ def put(place: Place, source: Source) -> None:
         if found is not None and _is_sound(place, key, found, source):
             return
         try:
-            _send(place, key, source, ABSENT if found is None else unchanged(found["ETag"]))
+            _send(place, key, source, ABSENT if found is None else match_etag(found["ETag"]))
             return
         except Declined:
             # Somebody else put it, or swept this upload away, or the answer to this very upload was lost: look again.
@@ -79,7 +79,7 @@ def put(place: Place, source: Source) -> None:
         time.sleep(pause or 0)
 
 
-def _is_sound(place: Place, key: str, found: dict[str, Any], source: Source) -> bool:
+def _is_sound(place: S3Location, key: str, found: dict[str, Any], source: UploadSource) -> bool:
     """Whether the object there has these bytes. Its ETag tells, if it was put as this module does; else it is read."""
     if found["ContentLength"] != source.size:
         return False
@@ -88,11 +88,11 @@ def _is_sound(place: Place, key: str, found: dict[str, Any], source: Source) -> 
     if "-" not in found["ETag"] and not str(found.get("ServerSideEncryption", "")).startswith("aws:kms"):
         return False  # the MD5 of other bytes
     with suppress(Declined):
-        return stream_blob(place, key, Nowhere()) == source.digest
+        return stream_blob(place, key, CountingSink()) == source.digest
     return False
 
 
-def _send(place: Place, key: str, source: Source, condition: dict[str, str]) -> None:
+def _send(place: S3Location, key: str, source: UploadSource, condition: dict[str, str]) -> None:
     if source.size > source.part_bytes:
         _send_parts(place, key, source, condition)
         return
@@ -102,7 +102,7 @@ def _send(place: Place, key: str, source: Source, condition: dict[str, str]) -> 
     put_once(place, key, data, condition)
 
 
-def _send_parts(place: Place, key: str, source: Source, condition: dict[str, str]) -> None:
+def _send_parts(place: S3Location, key: str, source: UploadSource, condition: dict[str, str]) -> None:
     """A multipart upload, which is aborted unless it is completed. Raises Declined."""
     where = {"Bucket": place.bucket, "Key": place.key(key)}
     begun = ask(
@@ -121,7 +121,7 @@ def _send_parts(place: Place, key: str, source: Source, condition: dict[str, str
         raise
 
 
-def _upload_parts(place: Place, upload: dict[str, Any], source: Source) -> list[dict[str, Any]]:
+def _upload_parts(place: S3Location, upload: dict[str, Any], source: UploadSource) -> list[dict[str, Any]]:
     sha = hashlib.sha256()
     running: deque[Future[str]] = deque()
     etags: list[str] = []
@@ -140,7 +140,7 @@ def _upload_parts(place: Place, upload: dict[str, Any], source: Source) -> list[
     return [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
 
 
-def _upload_part(place: Place, target: dict[str, Any], data: bytes) -> str:
+def _upload_part(place: S3Location, target: dict[str, Any], data: bytes) -> str:
     def send() -> str:
         answer = whole(client(place).upload_part(**target, Body=data, ContentMD5=md5_of(data)), "ETag")
         return str(answer["ETag"])
@@ -148,12 +148,12 @@ def _upload_part(place: Place, target: dict[str, Any], data: bytes) -> str:
     return ask(place, f"writing part {target['PartNumber']} of {target['Key']}", send)
 
 
-def _complete(place: Place, key: str, request: dict[str, Any]) -> None:
+def _complete(place: S3Location, key: str, request: dict[str, Any]) -> None:
     """Sending it twice is safe: an upload that was completed is gone, which the server declines (404)."""
     ask(place, f"completing {key}", lambda: whole(client(place).complete_multipart_upload(**request), "ETag"))
 
 
-def _check(source: Source, found: str) -> None:
+def _check(source: UploadSource, found: str) -> None:
     if found != source.digest:
         raise IntegrityError(
             f"blob {source.digest} changed while it was uploaded (its digest is {found} now); nothing was stored: "

@@ -15,14 +15,14 @@ from botocore import exceptions as aws
 from enginery.core.errors import UndecidedError
 from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, raise_if_declined, refuse
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import head
 
 TOKEN = "enginery-write"  # noqa: S105 - the name of a header
 ABSENT = {"IfNoneMatch": "*"}
 
 
-def unchanged(etag: str) -> dict[str, str]:
+def match_etag(etag: str) -> dict[str, str]:
     """The condition that an object still is the one with this ETag."""
     return {"IfMatch": etag}
 
@@ -32,7 +32,7 @@ def md5_of(data: bytes) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
-def write(place: Place, key: str, data: bytes, condition: dict[str, str]) -> bool:
+def write(place: S3Location, key: str, data: bytes, condition: dict[str, str]) -> bool:
     """Put an object if the condition holds; whether this call did. Raises UndecidedError when the answer was lost and
     another object is there by now, UnavailableError."""
     token, unsure = secrets.token_hex(16), False
@@ -52,7 +52,7 @@ def write(place: Place, key: str, data: bytes, condition: dict[str, str]) -> boo
     raise AssertionError("unreachable")
 
 
-def put_once(place: Place, key: str, data: bytes, condition: dict[str, str], token: str = "") -> None:
+def put_once(place: S3Location, key: str, data: bytes, condition: dict[str, str], token: str = "") -> None:
     """One PUT, not repeated. Raises Declined and botocore's errors."""
     try:
         client(place).put_object(
@@ -69,7 +69,7 @@ def put_once(place: Place, key: str, data: bytes, condition: dict[str, str], tok
         raise
 
 
-def _was_done(place: Place, key: str, token: str) -> bool:
+def _was_done(place: S3Location, key: str, token: str) -> bool:
     """Whether the object there is the one that was written under this token."""
     found: dict[str, Any] | None = head(place, key)
     if found is not None and found.get("Metadata", {}).get(TOKEN) == token:

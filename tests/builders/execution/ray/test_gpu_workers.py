@@ -17,7 +17,7 @@ from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import StepError
 from enginery.core.hardware.targets import parse_targets
 from enginery.recording.recorder import ObservationLog
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions import channels
@@ -104,11 +104,11 @@ def on_l4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_report(store, shop):
     item = unproven(store)
-    assert [entry.status for entry in judged(store, item.manifest)] == ["unproven"]
+    assert [entry.status for entry in judge_entries(store, item.manifest)] == ["unproven"]
     [row] = prove_on_worker(item, L4, shop)
     assert (row.verdict, row.reference, row.engine) == ("proven", "tiny@3", "cpu fp32 onnxruntime")
     assert shop.progress.started_on == ["prove tiny@3 on l4: sm_89"]
-    assert [entry.status for entry in judged(store, item.manifest)] == ["proven"]
+    assert [entry.status for entry in judge_entries(store, item.manifest)] == ["proven"]
 
 
 def test_what_a_worker_cannot_run_is_told_by_it(store, shop):

@@ -5,7 +5,7 @@ import pytest
 from builders.backends.fitting import misfit
 from builders.backends.tvm import Tvm
 from enginery.core.hardware import cpu_levels
-from enginery.core.hardware.cpu_levels import LEVELS, host_level, lacking, level_of
+from enginery.core.hardware.cpu_levels import LEVELS, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions
 from tests.builders import graphs
 
@@ -29,18 +29,22 @@ def cpu(monkeypatch):
 def test_the_highest_level_is_the_one_whose_flags_are_all_there(cpu, flags, level):
     cpu(flags)
     assert host_level() == LEVELS[level]
-    assert [name for name in LEVELS if not lacking(name)] == list(LEVELS[: level + 1])
+    assert [name for name in LEVELS if not find_missing_flags(name)] == list(LEVELS[: level + 1])
 
 
 def test_what_is_missing_is_named(cpu):
     cpu(V3 - {"fma", "avx2"})
-    assert lacking("x86-64-v3") == ("avx2", "fma")
-    assert lacking("aarch64") == ("aarch64",)
+    assert find_missing_flags("x86-64-v3") == ("avx2", "fma")
+    assert find_missing_flags("aarch64") == ("aarch64",)
 
 
 def test_another_architecture_is_its_own_level(cpu):
     cpu((), "aarch64")
-    assert host_level() == "aarch64" and lacking("aarch64") == () and lacking("x86-64") == ("x86_64",)
+    assert (
+        host_level() == "aarch64"
+        and find_missing_flags("aarch64") == ()
+        and find_missing_flags("x86-64") == ("x86_64",)
+    )
 
 
 def planned(level, toolchain=()):

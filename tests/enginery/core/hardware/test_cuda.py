@@ -9,7 +9,7 @@ from builders.backends import discovery
 from builders.backends.aotinductor import AotInductor
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.cuda import Device, Gpu, gpus
+from enginery.core.hardware.cuda import Device, GpuDevice, gpus
 from pipeline.canary.engines import check_shared_gpu
 from tests.builders import graphs
 from tests.builders.fake_cuda import compiled, counter
@@ -29,7 +29,7 @@ def driver(library, monkeypatch):
 
 
 def test_the_gpus_are_listed_with_name_and_capability(driver):
-    assert gpus() == (Gpu(0, "NVIDIA L4", (8, 9), 24 << 30), Gpu(1, "Tesla T4", (7, 5), 16 << 30))
+    assert gpus() == (GpuDevice(0, "NVIDIA L4", (8, 9), 24 << 30), GpuDevice(1, "Tesla T4", (7, 5), 16 << 30))
     assert cuda.cuda_version() == "13.2"
 
 
@@ -44,8 +44,10 @@ def test_a_gpu_for_one_process_alone_runs_no_canary(driver):
 
 def test_a_target_runs_where_its_capability_is(driver):
     cpu, t4, a100 = (graphs.request(name).target for name in ("cpu", "sm_75", "sm_80"))
-    assert cuda.lacking(cpu) is None and cuda.lacking(t4) is None
-    assert cuda.lacking(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
+    assert cuda.explain_missing_gpu(cpu) is None and cuda.explain_missing_gpu(t4) is None
+    assert (
+        cuda.explain_missing_gpu(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
+    )
 
 
 @pytest.mark.parametrize("name", discovery.names())

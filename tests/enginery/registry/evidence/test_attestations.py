@@ -5,7 +5,7 @@ import pytest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.reports.proof import Report
 from enginery.core.types import CPU_KIND
-from enginery.registry.evidence.attestations import attest, judged
+from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import attestation_key
 from enginery.registry.versions import channels
@@ -16,10 +16,10 @@ from tests.enginery.registries import FAILED, engine, on_each_store, publish_eng
 def test_a_report_from_the_hardware_proves_an_engine_and_leaves_the_manifest_alone(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry, engine(store)]).manifest
-    assert [item.status for item in judged(store, manifest)] == ["unproven", "proven"]
+    assert [item.status for item in judge_entries(store, manifest)] == ["unproven", "proven"]
     digest = attest(store, manifest, report(entry, "proven"))
     assert attest(store, manifest, report(entry, "proven")) == digest
-    now = judged(store, manifest)
+    now = judge_entries(store, manifest)
     assert [entry.status for entry in now] == ["proven", "proven"] and digest[:12] in now[0].reason
     assert manifest.engines[0].status == "unproven"
 
@@ -30,7 +30,7 @@ def test_a_machine_where_it_fails_outweighs_those_where_it_passes_until_it_passe
 
     def status(verdict: str, host: str, day: int) -> str:
         attest(store, manifest, report(entry, verdict, host, f"2026-01-{day:02}T00:00:00+00:00"))
-        return judged(store, manifest)[0].status
+        return judge_entries(store, manifest)[0].status
 
     assert status("proven", "one", 1) == "proven"
     assert status("failed", "two", 2) == "failed"
@@ -47,7 +47,7 @@ def test_what_decides_nothing_is_no_attestation(store: Store) -> None:
         attest(store, manifest, replace(report(entry, "proven"), checks=(FAILED,)))
     with pytest.raises(InputError, match="does not have"):
         attest(store, manifest, report(engine(store, data=b"other")))
-    assert judged(store, manifest)[0].status == "unproven"
+    assert judge_entries(store, manifest)[0].status == "unproven"
 
 
 def test_an_edited_attestation_is_refused(store: Store) -> None:
@@ -58,7 +58,7 @@ def test_an_edited_attestation_is_refused(store: Store) -> None:
     data = store.read(key) or b""
     assert store.replace(key, data.replace(b'"failed"', b'"proven"'), data)
     with pytest.raises(IntegrityError, match="edited by hand"):
-        judged(store, manifest)
+        judge_entries(store, manifest)
 
 
 def test_a_version_that_failed_on_its_hardware_is_no_easier_to_promote_than_an_unproven_one(store: Store) -> None:
@@ -79,7 +79,7 @@ def test_a_cpu_engine_has_a_status_on_each_kind_of_cpu(store: Store) -> None:
     manifest = publish_engines(store, [built]).manifest
 
     def status(kind: str | None) -> tuple[str, str]:
-        entry = judged(store, manifest)[0].on_cpu(kind)
+        entry = judge_entries(store, manifest)[0].on_cpu(kind)
         return entry.status, entry.reason
 
     assert status(None)[0] == status("x86-64-v4-vnni")[0] == "proven"

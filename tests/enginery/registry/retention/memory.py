@@ -9,7 +9,7 @@ from typing import Any
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.keys import blob_key, check_key
 
 
@@ -88,8 +88,8 @@ class MemoryStore:
             raise IntegrityError(f"lost blob {digest}")
         return found
 
-    def rehash(self, digest: str) -> Seal:
-        return Seal(digest_of_bytes(self.read_blob(digest)))
+    def rehash(self, digest: str) -> BlobDigest:
+        return BlobDigest(digest_of_bytes(self.read_blob(digest)))
 
     def read(self, key: str) -> bytes | None:
         return self._do("read", lambda: self.objects.get(check_key(key)))

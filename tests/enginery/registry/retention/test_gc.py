@@ -10,11 +10,11 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.records import recall, remember
 from enginery.registry.retention.gc import collect
 from enginery.registry.retention.marks import Rules
-from enginery.registry.retention.pins import pin, pinned, unpin
+from enginery.registry.retention.pins import list_pinned, pin, unpin
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import (
-    CONDEMNED,
     LEASES,
+    TOMBSTONES,
     attestation_key,
     channel_key,
     manifest_key,
@@ -92,7 +92,7 @@ def test_what_channels_may_go_back_to_stays(memory: MemoryStore) -> None:
 def test_pins(memory: MemoryStore) -> None:
     one, *_ = publish(memory, *"abc")
     assert pin(memory, one, by="ada", why="for the paper") and not pin(memory, one)
-    assert pinned(memory, "digits") == ["1"]
+    assert list_pinned(memory, "digits") == ["1"]
     collect(memory, ONE, AT_ONCE, delete=True)
     assert left(memory) == ["1", "3"] and verify(memory).problems == ()
     unpin(memory, "digits", "1")
@@ -162,7 +162,7 @@ def test_a_condemned_name_that_is_needed_again_is_taken_off(memory: MemoryStore)
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (CONDEMNED, "condemned.json: is not JSON"),
+        (TOMBSTONES, "condemned.json: is not JSON"),
         (f"{LEASES}0.json", "delete it when nobody publishes"),
         (channel_key("digits", "stable"), "channel digits:stable"),
     ],
@@ -202,7 +202,7 @@ def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore, monkeypatch: p
 
 def test_a_publication_leaves_no_lease(memory: MemoryStore) -> None:
     publish(memory, "a")
-    assert list(memory.list(LEASES)) == [] and memory.read(CONDEMNED) is None
+    assert list(memory.list(LEASES)) == [] and memory.read(TOMBSTONES) is None
 
 
 def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:

@@ -17,7 +17,7 @@ from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import find_published
 from enginery.registry.writers import clock
-from enginery.registry.writers.guard import writing
+from enginery.registry.writers.guard import hold_lease
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.retention.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
 
@@ -72,7 +72,7 @@ class World:
 
 
 def publish_again(world: World, store: MemoryStore) -> None:
-    with writing(store, "building"):
+    with hold_lease(store, "building"):
         publish_engines(store, [engine(store, data=DATA)], "new")
 
 
@@ -200,7 +200,7 @@ def test_killed_at_every_call(time: Callable[[timedelta], None]) -> None:
 
 def test_what_was_condemned_under_a_lease_stays_while_it_is_held(time: Callable[[timedelta], None]) -> None:
     world = World(condemned=False)
-    with writing(world.store, "building for days", timedelta(days=3)):
+    with hold_lease(world.store, "building for days", timedelta(days=3)):
         collect(world.store, RULES, GRACE, delete=True)
         time(GRACE + timedelta(hours=1))
         found = collect(world.store, RULES, GRACE, delete=True)
@@ -212,7 +212,7 @@ def test_what_was_condemned_under_a_lease_stays_while_it_is_held(time: Callable[
 
 def test_a_lease_that_is_over_holds_nothing_and_its_holder_is_told(time: Callable[[timedelta], None]) -> None:
     world = World(condemned=True)
-    with writing(world.store, "sleeping", timedelta(hours=1)) as guard:
+    with hold_lease(world.store, "sleeping", timedelta(hours=1)) as guard:
         time(timedelta(hours=2))
         with pytest.raises(ConflictError, match="sleeping took longer than its lease"):
             guard.secure([])

@@ -31,7 +31,7 @@ def request(graph: str, target: str = "sm_89") -> BuildRequest:
 
 
 def expected(store: Store, size: int, model: str = "digits", target: str = "sm_89") -> Expectation | None:
-    return History(store).expected(model, request(store.put_bytes(bytes(size)), target))
+    return History(store).predict(model, request(store.put_bytes(bytes(size)), target))
 
 
 def test_nothing_is_predicted_from_nothing(store: Store) -> None:
@@ -49,8 +49,8 @@ def test_failures_say_what_memory_was_needed_and_not_how_long_it_takes(store: St
     remember_builds(store, {"rtx": [at(1), at(2, outcome="failed", seconds=1.0, peak_mib=8192.0)]})
     assert expected(store, 5) == Expectation(10.0, 8192.0, 2, "2 builds of this unit")
     remember_builds(store, {"tvm": [at(3, outcome="failed")]})
-    only_failed = History(store).expected("digits", replace(request(store.put_bytes(b"x")), backend="tvm"))
-    assert only_failed and only_failed.seconds is None and only_failed.left(1.0) == ""
+    only_failed = History(store).predict("digits", replace(request(store.put_bytes(b"x")), backend="tvm"))
+    assert only_failed and only_failed.seconds is None and only_failed.describe_left(1.0) == ""
 
 
 def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -> None:
@@ -59,8 +59,8 @@ def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -
     assert found and found.builds == history.NEIGHBOURS and "scaled by the size of the graph" in found.basis
     assert found.seconds == 6.0, "the middle of m1 to m5, each stretched eightfold at most"
     remember_builds(store, {"tvm": [at(1, model="old", graph_bytes=1000, seconds=10.0, peak_mib=400.0)]})
-    twice = History(store).expected("new", replace(request(store.put_bytes(bytes(2000))), backend="tvm"))
-    half = History(store).expected("new", replace(request(store.put_bytes(bytes(500))), backend="tvm"))
+    twice = History(store).predict("new", replace(request(store.put_bytes(bytes(2000))), backend="tvm"))
+    half = History(store).predict("new", replace(request(store.put_bytes(bytes(500))), backend="tvm"))
     assert twice and (twice.seconds, twice.peak_mib) == (20.0, 800.0)
     assert half and (half.seconds, half.peak_mib) == (5.0, 400.0), "memory is never scaled down"
 
@@ -104,8 +104,8 @@ def test_a_prediction_reads_one_or_two_documents_a_run(store: Store, monkeypatch
     monkeypatch.setattr(type(store), "read", lambda self, key: reads.append(key) or true_read(self, key))
     known = History(store)
     for _ in range(10):
-        known.expected("m3", request(graph))
-        known.expected("m3", request(graph, "sm_75"))
+        known.predict("m3", request(graph))
+        known.predict("m3", request(graph, "sm_75"))
     assert reads == [history_key("rtx", "m3"), history_key("rtx")]
 
 
@@ -129,8 +129,8 @@ def test_a_store_that_does_not_answer_predicts_nothing(store: Store, monkeypatch
 
 def test_what_is_left_is_said_to_be_a_prediction() -> None:
     found = Expectation(70.0, 1.0, 3, "3 builds of this unit")
-    assert found.left(30.0) == "~40 s left (predicted from 3 builds of this unit)"
-    assert found.left(75.0) == "5 s over the prediction (predicted from 3 builds of this unit)"
+    assert found.describe_left(30.0) == "~40 s left (predicted from 3 builds of this unit)"
+    assert found.describe_left(75.0) == "5 s over the prediction (predicted from 3 builds of this unit)"
 
 
 def test_the_histogram_is_cumulative_and_ends_with_all(store: Store) -> None:

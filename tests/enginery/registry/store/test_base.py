@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.keys import blob_key
 from tests.enginery.registries import flip, in_child, on_each_store
 
@@ -96,8 +96,8 @@ def test_a_range_fills_the_memory_that_it_is_given(store: Store) -> None:
 
 def test_what_is_stored_is_sealed_by_both_digests_in_one_pass(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data := os.urandom(1 << 20) + b"more")
-    found = store.seal_file(tmp_path / "file")
-    assert found == Seal(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(found.digest)
+    found = store.put_and_digest_file(tmp_path / "file")
+    assert found == BlobDigest(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(found.digest)
     assert store.read_blob(found.digest) == data
 
 

@@ -25,7 +25,7 @@ def giving(data: bytes, calls: list[bytes] | None = None):
 
 
 def put(cache: BlobCache, data: bytes) -> str:
-    with cache.held(digest(data), giving(data)) as path:
+    with cache.hold(digest(data), giving(data)) as path:
         assert path.read_bytes() == data
     return digest(data)
 
@@ -33,14 +33,14 @@ def put(cache: BlobCache, data: bytes) -> str:
 def test_a_blob_comes_once_and_is_read_only(tmp_path: Path) -> None:
     cache, calls = BlobCache(tmp_path / "cache"), []
     for _ in range(3):
-        with cache.held(digest(b"x"), giving(b"x", calls)) as path:
+        with cache.hold(digest(b"x"), giving(b"x", calls)) as path:
             assert path.read_bytes() == b"x" and path.stat().st_mode & 0o222 == 0
     assert calls == [b"x"] and cache.holds(digest(b"x"))
 
 
 def test_other_bytes_are_not_kept(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache")
-    with pytest.raises(IntegrityError, match="other bytes"), cache.held(digest(b"x"), giving(b"y")):
+    with pytest.raises(IntegrityError, match="other bytes"), cache.hold(digest(b"x"), giving(b"y")):
         pass
     assert not cache.holds(digest(b"x")) and names_in(tmp_path / "cache" / "tmp") == []
 
@@ -59,7 +59,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 def test_what_is_being_read_stays_and_one_that_is_too_large_is_alone(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=100)
-    with cache.held(digest(b"a" * 80), giving(b"a" * 80)) as path:
+    with cache.hold(digest(b"a" * 80), giving(b"a" * 80)) as path:
         large = put(cache, b"b" * 200)
         assert path.read_bytes() == b"a" * 80 and cache.holds(large)
     put(cache, b"c" * 50)
@@ -74,7 +74,7 @@ def test_of_many_processes_that_want_a_blob_one_fetches_it(tmp_path: Path) -> No
             (tmp_path / f"fetched-{os.getpid()}").touch()
             return giving(b"x" * 100_000)(sink)
 
-        with cache.held(digest(b"x" * 100_000), download) as path:
+        with cache.hold(digest(b"x" * 100_000), download) as path:
             assert path.stat().st_size == 100_000
 
     children = [in_child(want) for _ in range(6)]
@@ -88,7 +88,7 @@ def test_threads_that_fill_and_evict_always_see_whole_blobs(tmp_path: Path) -> N
     def use(seed: int) -> None:
         for number in range(40):
             data = bytes([(seed + number) % 5]) * 100
-            with cache.held(digest(data), giving(data)) as path:
+            with cache.hold(digest(data), giving(data)) as path:
                 wrong.extend([data] if path.read_bytes() != data else [])
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from enginery.client.fetch import Way
+from enginery.client.fetch import BlobFetcher
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store import download as module
 from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.cache import BlobCache
 from enginery.registry.store.download import download, journal_of, parts_of
-from enginery.registry.store.pace import CONNECTIONS, Pace
+from enginery.registry.store.pace import CONNECTIONS, ConnectionScaler
 from enginery.registry.store.s3.store import S3Store
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
 from tests.enginery.registries import flip, in_child, names_in, on_each_store
@@ -24,7 +24,7 @@ from tests.enginery.registries import flip, in_child, names_in, on_each_store
 PART = 1000
 DATA = os.urandom(10 * PART + 123)
 DIGEST = hashlib.sha256(DATA).hexdigest()
-SEAL = Seal(DIGEST)
+BLOB = BlobDigest(DIGEST)
 
 
 class Source:
@@ -58,7 +58,7 @@ def breaks(at: int):
 
 
 def run(path: Path, source, told=lambda there: None) -> str:
-    return download(path, SEAL, len(DATA), source, told, part=PART)
+    return download(path, BLOB, len(DATA), source, told, part=PART)
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 25_000])
@@ -118,7 +118,7 @@ def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: 
 
 def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
-    monkeypatch.setattr(Pace, "more", lambda self, size, now, connections: 1 if connections < 7 else 0)
+    monkeypatch.setattr(ConnectionScaler, "more", lambda self, size, now, connections: 1 if connections < 7 else 0)
     used: list[int] = []
     end = module._Arrivals.__exit__
     monkeypatch.setattr(
@@ -141,7 +141,7 @@ def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(
     rates: list[float], connections: int
 ) -> None:
     """rates: of one connection, in bytes a second, as long as a number of them lasts."""
-    pace, now, found = Pace(0.0), 0.0, CONNECTIONS
+    pace, now, found = ConnectionScaler(0.0), 0.0, CONNECTIONS
     for rate in rates:
         now += 1e9 / rate
         added = [pace.more(10**9, now, found) for _ in range(found)]
@@ -194,15 +194,21 @@ def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
-    seal, way = Seal(store.put_bytes(DATA)), Way(BlobCache(tmp_path / "cache") if cached else None)
+    blob_digest, fetcher = (
+        BlobDigest(store.put_bytes(DATA)),
+        BlobFetcher(BlobCache(tmp_path / "cache") if cached else None),
+    )
     told: list[tuple[int, int]] = []
     dest = tmp_path / "out" / "engine"
-    assert Way(way.cache, lambda *there: told.append(there)).deliver(store, seal, len(DATA), dest) == "registry"
+    assert (
+        BlobFetcher(fetcher.cache, lambda *there: told.append(there)).fetch(store, blob_digest, len(DATA), dest)
+        == "registry"
+    )
     assert dest.read_bytes() == DATA and told[-1] == (len(DATA), len(DATA)) and len(told) == 11
     assert names_in(dest.parent) == ["engine"]
-    assert way.deliver(store, seal, len(DATA), dest) == "there"
+    assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"
     dest.unlink()
-    again = way.deliver(store, seal, len(DATA), dest)
+    again = fetcher.fetch(store, blob_digest, len(DATA), dest)
     assert again == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
 
 
@@ -211,14 +217,14 @@ def test_spoilt_bytes_never_land(store: Store, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store.put_bytes(DATA)
     flip(store, digest)
-    for way in (Way(BlobCache(tmp_path / "cache")), Way()):
+    for fetcher in (BlobFetcher(BlobCache(tmp_path / "cache")), BlobFetcher()):
         with pytest.raises(IntegrityError, match=rf"{digest}.*--repair"):
-            way.deliver(store, Seal(digest), len(DATA), tmp_path / "out" / "engine")
+            fetcher.fetch(store, BlobDigest(digest), len(DATA), tmp_path / "out" / "engine")
     assert names_in(tmp_path / "out") == []
     with pytest.raises(IntegrityError, match="0000"):
-        Way().deliver(store, Seal("0" * 64), 5, tmp_path / "out" / "engine")
+        BlobFetcher().fetch(store, BlobDigest("0" * 64), 5, tmp_path / "out" / "engine")
     with pytest.raises(IntegrityError, match=r"ends before|other bytes"):
-        Way().deliver(store, Seal(store.put_bytes(b"short")), 50_000, tmp_path / "out" / "engine")
+        BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"short")), 50_000, tmp_path / "out" / "engine")
 
 
 def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: Path) -> None:
@@ -236,7 +242,7 @@ def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: P
     about = {"digest": digest, "size_bytes": len(DATA), "part_bytes": module.PART_BYTES}
     with module._Journal(journal_of(partial), about) as journal:
         os.write(journal.fileno(), b"0\n")
-    assert Way(cache).deliver(Far(), Seal(digest), len(DATA), tmp_path / "out") == "registry"  # type: ignore[arg-type]
+    assert BlobFetcher(cache).fetch(Far(), BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"  # type: ignore[arg-type]
     assert (tmp_path / "out").read_bytes() == DATA and names_in(cache.folder / "partial") == []
 
 
@@ -250,10 +256,11 @@ def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_
             (tmp_path / f"asked-{os.getpid()}-{start}").touch()
             return store.open_range(digest, start, size)
 
-    for way in (Way(BlobCache(tmp_path / "cache")), Way()):
-        dest = tmp_path / f"out-{way.cache is None}"
+    for fetcher in (BlobFetcher(BlobCache(tmp_path / "cache")), BlobFetcher()):
+        dest = tmp_path / f"out-{fetcher.cache is None}"
         work = [
-            in_child(lambda way=way, dest=dest: way.deliver(Far(), Seal(digest), len(DATA), dest)) for _ in range(4)
+            in_child(lambda fetcher=fetcher, dest=dest: fetcher.fetch(Far(), BlobDigest(digest), len(DATA), dest))
+            for _ in range(4)
         ]
         assert [os.waitpid(pid, 0)[1] for pid in work] == [0] * 4
         asked = list(tmp_path.glob("asked-*"))
@@ -276,8 +283,8 @@ def test_parts_that_meet_faults_come_in_the_end(
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store_behind_proxy.put_bytes(DATA)
     proxy.plan(lambda request: Fault(kind, at=at) if request.number in (2, 5) else None)
-    way = Way(BlobCache(tmp_path / "cache"))
-    assert way.deliver(store_behind_proxy, Seal(digest), len(DATA), tmp_path / "out") == "registry"
+    fetcher = BlobFetcher(BlobCache(tmp_path / "cache"))
+    assert fetcher.fetch(store_behind_proxy, BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"
     assert (tmp_path / "out").read_bytes() == DATA and proxy.faults > 0
     # Bytes that came wrong unnoticed are all that costs a second download.
     assert kind.startswith("flipped") or proxy.count("GET") < 2 * 11

@@ -166,19 +166,19 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_pa
     open_store(root, create=True)
 
     def die_writing() -> None:
-        with atomic_write.landing(root / "tmp") as file:
+        with atomic_write.start_atomic_write(root / "tmp") as file:
             file.stream.write(b"half")
             file.stream.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert os.waitpid(in_child(die_writing), 0)[1] == signal.SIGKILL
-    with atomic_write.landing(root / "tmp") as mine:
+    with atomic_write.start_atomic_write(root / "tmp") as mine:
         assert len(names_in(root / "tmp")) == 2
         assert len(open_store(root).strays()) == 1
         assert open_store(root, create=True).strays() == ()
         assert names_in(root / "tmp") == [mine.path.name]
         mine.stream.write(b"whole")
-        mine.land(root / "landed")
+        mine.commit(root / "landed")
     assert (root / "landed").read_bytes() == b"whole"
 
 

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.base import open_store
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.keys import blob_key
 from enginery.registry.store.s3 import answers, ranges, strays, upload
 from enginery.registry.store.s3.client import client
@@ -72,7 +72,7 @@ def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: S3Store, pro
         return Fault("cut answer", at=0.9) if request.number == 1 else None
 
     proxy.plan(plan)
-    assert store.rehash(digest) == Seal(digest, blake3(data).hexdigest()) and proxy.count("GET") == 3
+    assert store.rehash(digest) == BlobDigest(digest, blake3(data).hexdigest()) and proxy.count("GET") == 3
 
 
 def test_a_bit_that_flips_on_the_way_costs_a_second_reading_and_no_blob(store: S3Store, proxy: FaultyProxy) -> None:
@@ -117,7 +117,7 @@ def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: S3S
 
 def test_a_source_that_changes_while_it_is_sent_is_not_stored(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (500, 3500):
-        source = upload.Source(io.BytesIO(b"x" * size), size, ABSENT)
+        source = upload.UploadSource(io.BytesIO(b"x" * size), size, ABSENT)
         with pytest.raises(IntegrityError, match="changed while it was uploaded"):
             upload.put(store.place, source)
     assert not store.has(ABSENT) and uploads(store) == 0

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.errors import InputError
-from enginery.registry.store.s3.place import Place, parse_place
+from enginery.registry.store.s3.place import S3Location, parse_place
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9.-]{1,20}[a-z0-9]", fullmatch=True)
 PARTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), max_size=3).map("/".join)
@@ -11,7 +11,7 @@ PARTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True
 
 @given(
     st.builds(
-        Place,
+        S3Location,
         bucket=NAMES,
         prefix=PARTS,
         endpoint=st.sampled_from([None, "http://127.0.0.1:9000", "https://s3.example.org/base"]),
@@ -20,23 +20,23 @@ PARTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True
         sse=st.sampled_from([None, "AES256", "aws:kms"]),
     )
 )
-def test_a_place_survives_its_uri(place: Place) -> None:
+def test_a_place_survives_its_uri(place: S3Location) -> None:
     assert parse_place(place.uri, {}) == place
 
 
 def test_the_environment_gives_what_the_uri_leaves_open() -> None:
     environment = {"AWS_ENDPOINT_URL": "http://a:1", "AWS_REGION": "eu-west-1"}
-    assert parse_place("s3://bkt/a/b/", environment) == Place("bkt", "a/b", "http://a:1", "eu-west-1")
+    assert parse_place("s3://bkt/a/b/", environment) == S3Location("bkt", "a/b", "http://a:1", "eu-west-1")
     environment["AWS_ENDPOINT_URL_S3"] = "http://b:2"
     assert parse_place("s3://bkt", environment).endpoint == "http://b:2"
-    assert parse_place("s3://bkt?endpoint=http://c:3&region=x", environment) == Place("bkt", "", "http://c:3", "x")
+    assert parse_place("s3://bkt?endpoint=http://c:3&region=x", environment) == S3Location("bkt", "", "http://c:3", "x")
 
 
 def test_keys_and_what_a_write_asks_for() -> None:
     place = parse_place("s3://bkt/team?sse=aws:kms&kms_key=arn:aws:kms:eu-west-1:1:key/k", {})
     assert place.key("models/a.json") == "team/models/a.json" and place.locator("a") == "s3://bkt/team/a"
     assert place.encryption() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:eu-west-1:1:key/k"}
-    assert parse_place(place.uri, {}) == place and Place("bkt").encryption() == {}
+    assert parse_place(place.uri, {}) == place and S3Location("bkt").encryption() == {}
 
 
 @pytest.mark.parametrize(

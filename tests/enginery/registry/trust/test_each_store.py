@@ -12,7 +12,7 @@ from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.lookup import locate
-from enginery.registry.versions.policies import Policy
+from enginery.registry.versions.policies import ChannelPolicy
 from tests.enginery.registries import engine, on_each_store, publish_engines
 from tests.enginery.registry.trust.keys import written
 
@@ -33,7 +33,7 @@ def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> 
 def test_a_channel_takes_only_what_one_of_its_keys_has_signed(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)], channel=None).manifest
     (release, public), (other, _) = written(tmp_path, "release"), written(tmp_path, "other")
-    policies.write(store, "digits", "stable", Policy(signed_by=(public.read_text(),)))
+    policies.write(store, "digits", "stable", ChannelPolicy(signed_by=(public.read_text(),)))
     sign(store, manifest, SigningKey(other))
     with pytest.raises(InputError, match=r"policy of digits:stable needs a signature.*has not signed.*enginery sign"):
         channels.promote(store, manifest, "stable")
@@ -41,4 +41,4 @@ def test_a_channel_takes_only_what_one_of_its_keys_has_signed(store: Store, tmp_
     sign(store, manifest, SigningKey(release))
     assert channels.promote(store, manifest, "stable").version == "1"
     with pytest.raises(InputError, match=r"a key of the policy of digits:beta .*openssl"):
-        policies.write(store, "digits", "beta", Policy(signed_by=("-----BEGIN PUBLIC KEY-----",)))
+        policies.write(store, "digits", "beta", ChannelPolicy(signed_by=("-----BEGIN PUBLIC KEY-----",)))

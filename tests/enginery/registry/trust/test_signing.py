@@ -9,7 +9,7 @@ from enginery.core.digest import canonical_json, digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
-from enginery.registry.evidence.attestations import attest, judged
+from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import FileStore, open_store
 from enginery.registry.store.keys import attestation_key, manifest_key, signature_key
@@ -177,10 +177,10 @@ def test_an_unsigned_attestation_can_take_trust_away_and_never_give_it(store: Fi
 
     def status() -> str:
         counts = require(store, locate(store, parse_reference("digits@1")).manifest, policy).counts
-        return judged(store, manifest, counts)[0].status
+        return judge_entries(store, manifest, counts)[0].status
 
     attest(store, manifest, report(entry, "proven"))
-    assert judged(store, manifest)[0].status == "proven" and status() == "unproven"
+    assert judge_entries(store, manifest)[0].status == "proven" and status() == "unproven"
     signed = sign(store, manifest, key(tmp_path))
     assert [item.new for item in signed] == [False, True] and status() == "proven"
     attest(store, manifest, report(entry, "failed", "elsewhere"))

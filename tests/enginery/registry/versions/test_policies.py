@@ -12,7 +12,7 @@ from enginery.registry.store.keys import policy_key
 from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.channel_history import history
-from enginery.registry.versions.policies import CanaryPass, Policy
+from enginery.registry.versions.policies import CanaryPass, ChannelPolicy
 from tests.enginery.registries import engine, on_each_store, publish_engines, report
 
 
@@ -32,22 +32,22 @@ def passed(store: Store, manifest: Manifest, baseline: Manifest, which: int = 0)
 def test_targets_that_need_a_proven_engine(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish(store, "a", engine(store), entry)
-    policies.write(store, "digits", "stable", Policy(("ada", "CPU")), by="ada")
+    policies.write(store, "digits", "stable", ChannelPolicy(("ada", "CPU")), by="ada")
     with pytest.raises(InputError, match=r"policy of digits:stable needs a proven engine for sm_89.*enginery validate"):
         channels.promote(store, manifest, "stable", proven_only=True)
     attest(store, manifest, report(entry, "proven"))
     assert channels.promote(store, manifest, "stable").version == "1"
     # candidate takes anything, unless a policy says otherwise
-    policies.write(store, None, "candidate", Policy(("sm_90",)))
+    policies.write(store, None, "candidate", ChannelPolicy(("sm_90",)))
     found = publish_engines(store, [engine(store, data=b"b")], "b")
     assert found.channel_refusal and "needs a proven engine for sm_90" in found.channel_refusal
     assert channels.read(store, "digits", "candidate") is None
 
 
 def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:
-    policies.write(store, None, "stable", Policy(("sm_90",)))
+    policies.write(store, None, "stable", ChannelPolicy(("sm_90",)))
     assert policies.of_channel(store, "digits", "stable").proven == ("sm_90",)
-    policies.write(store, "digits", "stable", Policy(), by="ada", why="has no GPU")
+    policies.write(store, "digits", "stable", ChannelPolicy(), by="ada", why="has no GPU")
     found = policies.of_channel(store, "digits", "stable")
     assert found.proven == () and (found.by, found.why) == ("ada", "has no GPU")
     assert channels.promote(store, publish(store, "a"), "stable").version == "1"
@@ -59,7 +59,7 @@ def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:
 )
 def test_targets_are_names_of_one(store: Store, target: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        policies.write(store, "digits", "stable", Policy((target,)))
+        policies.write(store, "digits", "stable", ChannelPolicy((target,)))
 
 
 @on_each_store
@@ -68,7 +68,7 @@ def test_a_canary_for_every_engine_of_the_targets(store: Store) -> None:
     channels.promote(store, one, "stable")
     pair = engine(store, data=b"x"), engine(store, precision="int8", data=b"y")
     two = publish(store, "b", *pair)
-    policies.write(store, "digits", "stable", Policy(("cpu",), canary=True))
+    policies.write(store, "digits", "stable", ChannelPolicy(("cpu",), canary=True))
     with pytest.raises(InputError, match=r"needs a canary's PASS: run `enginery canary run --candidate digits@2"):
         channels.promote(store, two, "stable")
     first, second = passed(store, two, one), passed(store, two, one, 1)
@@ -89,7 +89,7 @@ def test_a_canary_for_every_engine_of_the_targets(store: Store) -> None:
 def test_without_targets_one_pass_is_enough(store: Store) -> None:
     one = publish(store, "a")
     channels.promote(store, one, "stable")
-    policies.write(store, "digits", "stable", Policy(canary=True))
+    policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     two = publish(store, "b", engine(store, data=b"x"), engine(store, precision="int8", data=b"y"))
     assert channels.promote(store, two, "stable", canaries=[passed(store, two, one)]).version == "2"
 
@@ -114,7 +114,7 @@ def test_a_blob_that_is_no_pass(store: Store) -> None:
 
 def test_a_policy_edited_by_hand_is_refused_and_reported(store: Store) -> None:
     manifest = publish(store, "a")
-    policies.write(store, "digits", "stable", Policy(("cpu",)))
+    policies.write(store, "digits", "stable", ChannelPolicy(("cpu",)))
     key = policy_key("digits", "stable")
     document = json.loads(store.read(key) or b"")
     for edited in ({**document, "format": 2}, {**document, "extra": 1}, {**document, "canary": "no"}, {}):

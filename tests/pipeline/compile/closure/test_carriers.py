@@ -10,7 +10,7 @@ from builders.backends import discovery
 from builders.execution.jobs import Job
 from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.blob_digest import BlobDigest
 from pipeline.compile.closure.carriers import CARRIERS, is_carrier
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import _walk, reach_definitions
@@ -45,10 +45,10 @@ class Bytes:
     def put_file(self, path: Path) -> str:
         return self.put_bytes(path.read_bytes())
 
-    def seal_file(self, path: Path) -> Seal:
+    def put_and_digest_file(self, path: Path) -> BlobDigest:
         import blake3
 
-        return Seal(self.put_file(path), blake3.blake3(path.read_bytes()).hexdigest())
+        return BlobDigest(self.put_file(path), blake3.blake3(path.read_bytes()).hexdigest())
 
     def read_blob(self, digest: str) -> bytes:
         return self.blobs.get(digest) or behind(self.uri).read_blob(digest)

@@ -12,9 +12,9 @@ import pytest
 
 from enginery.core.digest import canonical_json
 from enginery.core.origin.presence import this_process
-from enginery.registry.build_lock import Holder
+from enginery.registry.build_lock import LockHolder
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import turn_key
+from enginery.registry.store.keys import build_lock_key
 from enginery.registry.writers import clock
 from tests.pipeline.projects import Project
 
@@ -84,25 +84,25 @@ def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
 def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
     names: list[str] = []
-    monkeypatch.setattr("pipeline.compile.waiting.turn", noting(names))
+    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", noting(names))
     assert project.build().code == 0 and len(names) == 2
     store, here = open_store(project.registry, create=True), this_process()
     stamp = clock.stamp(clock.now())
     for name in names:
-        holder = Holder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp, stamp)
-        store.replace(turn_key(name), canonical_json(asdict(holder)), None)
-    monkeypatch.setattr("pipeline.compile.waiting.turn", lambda *_: pytest.fail("it waits"))
+        holder = LockHolder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp, stamp)
+        store.replace(build_lock_key(name), canonical_json(asdict(holder)), None)
+    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", lambda *_: pytest.fail("it waits"))
     again = project.build()
     assert again.code == 0 and again.json["cached"] is True
     assert "turn: done: every step is on record" in again.err
 
 
 def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
-    """`turn`, which notes what it is asked for."""
-    from enginery.registry.build_lock import turn
+    """`hold_build_lock`, which notes what it is asked for."""
+    from enginery.registry.build_lock import hold_build_lock
 
     def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         names.append(name)
-        return turn(store, name, what, say)
+        return hold_build_lock(store, name, what, say)
 
     return noted

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from builders.execution.events import Usage
 from enginery.registry.runs.history import Expectation
-from enginery.registry.runs.state import Item, RunState
+from enginery.registry.runs.state import RunItem, RunState
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import run_key
 from pipeline.orchestration.runs.tracker import Tracker
@@ -77,5 +77,5 @@ def tell_all(told: Tracker, log: str = "compiling\n") -> None:
 
 def running(number: int = 0, **item: object) -> RunState:
     """A run in which one unit was started 30 seconds after its begin."""
-    one = Item(UNIT, "running", "sm_89", "fp16", "tensorrt-rtx", "compiling", "here", started_at=stamp(number + 30))
+    one = RunItem(UNIT, "running", "sm_89", "fp16", "tensorrt-rtx", "compiling", "here", started_at=stamp(number + 30))
     return run_state(number, state="running", items=(replace(one, **item),))  # type: ignore[arg-type]

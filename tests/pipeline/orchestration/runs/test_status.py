@@ -94,7 +94,7 @@ def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Pr
     (item,) = [item for item in project.run("status", "tiny", "--json").json["items"] if item["name"] == UNIT]
     assert (item["state"], item["why"], item["peak_mib"]) == ("failed", "held 9000 MiB, password=[hidden]", 9000.0)
     assert project.run("status", "tiny", "--log", UNIT).out == "api_key=[hidden]\nno room\n"
-    again = History(store).expected("tiny", planned.units[0].request)
+    again = History(store).predict("tiny", planned.units[0].request)
     assert again and again.peak_mib == 9000.0 and again.seconds is None
 
 
