@@ -1,8 +1,8 @@
-"""The registry: where engines, their proof and their history live, and from where serving nodes pull them.
+"""The registry: stores engines, their proof and their history; serving nodes pull engines from it.
 
-Bytes are blobs, named by their SHA-256. Everything that gives blobs a meaning is a small JSON document under a readable
-key (see `keys`). A version exists from the moment its manifest does, and a manifest is written once, last and whole.
+Bytes are blobs, named by their SHA-256. Everything else is small JSON documents under readable keys (see `keys`) that
+refer to blobs. A version exists once its manifest does; a manifest is written once, atomically, after everything else.
 """
 
-# Where a command or a flow looks that was told of no other.
+# The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"

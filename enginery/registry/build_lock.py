@@ -1,8 +1,8 @@
-"""Taking turns: of several runs on the same thing, wherever they are, one works and the others wait for what it makes.
+"""Build locks: of several runs that build the same thing, on any machines, one builds and the others wait.
 
-A turn saves work and nothing hangs on it: two that work at once, by a network that fell apart, make the same version
-twice, and records and publication join them. So it may be taken from a holder that seems dead: one whose document did
-not change for `DEAD_AFTER_S` by the clock of whoever waits, or whose process is gone from this very machine.
+A lock saves work and is not needed for correctness: two runs that build at once make the same version twice, and
+records and publication join them. So a lock may be taken from a holder that seems dead: one whose document did not
+change for `DEAD_AFTER_S` by the clock of the waiting run, or whose process has ended on this machine.
 """
 
 import random
@@ -23,7 +23,7 @@ from enginery.registry.writers import clock
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 45.0
-# A collection deletes what was not touched for so long.
+# Garbage collection deletes locks that were not renewed for so long.
 STALE_AFTER = timedelta(days=1)
 _POLL_S = 0.5
 MAX_BYTES = 1 << 16
@@ -31,8 +31,9 @@ MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who works. host, namespace, pid, began: as a `Presence`.  thread: two of one process are two holders.
-    beat: counts up.  touched: ISO 8601, for people and collections.  since: when it began to work, likewise.
+    """The holder of a build lock. what: the work, for messages.  host, namespace, pid, began: as in `Presence`.
+    thread: two threads of a process are two holders.  beat: counter of renewals.  touched: time of the last renewal
+    (ISO 8601).  since: when it got the lock (ISO 8601).
     """
 
     what: str
@@ -47,7 +48,7 @@ class LockHolder:
 
     @property
     def gone(self) -> bool:
-        """Whether its process was on this machine and is not there any more."""
+        """Whether its process ran on this machine and has ended."""
         return Presence(self.host, self.namespace, self.pid, self.began).gone
 
     def __str__(self) -> str:
@@ -59,9 +60,9 @@ class LockHolder:
 def hold_build_lock(
     store: Store, name: str, what: str, say: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
-    """Work while nobody else works on `name`, a digest. what: in words, for those who wait.
+    """Hold the build lock `name`, a digest, while the block runs; waits as long as another run holds it.
 
-    say: is told who works and since when, each time that it is somebody else.
+    what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
     mine = _take(store, name, _myself(what), say)
     stop = threading.Event()
@@ -79,13 +80,13 @@ def hold_build_lock(
 
 
 def is_held(store: Store, name: str) -> bool:
-    """Whether somebody works on `name` now, as far as the document tells."""
+    """Whether a run holds the build lock `name` whose process is not known to have ended."""
     holder = _read(store.read(build_lock_key(name)))
     return holder is not None and not holder.gone
 
 
 def remove_stale_locks(store: Store) -> None:
-    """Delete what dead holders left behind, for a collection."""
+    """Delete build locks that were not renewed for a day, or cannot be read; garbage collection calls this."""
     for key in store.list(BUILD_LOCKS):
         holder = _read(store.read(key))
         if holder is None or clock.read_stamp(holder.touched, "touched") < clock.now() - STALE_AFTER:
@@ -113,7 +114,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
 
 
 def _beat(store: Store, name: str, mine: LockHolder, stop: threading.Event) -> None:
-    """Say every `BEAT_S` that the holder lives; end when somebody else took the turn."""
+    """Renew the lock every `BEAT_S` seconds, until `stop` is set or another holder has taken it."""
     while not stop.wait(BEAT_S):
         after = replace(mine, beat=mine.beat + 1, touched=clock.stamp(clock.now()))
         with suppress(EngineryError):  # another beat follows
@@ -135,7 +136,7 @@ def _myself(what: str) -> LockHolder:
 
 
 def _read(data: bytes | None) -> LockHolder | None:
-    """A holder; None where nobody is, or what is there cannot be read."""
+    """The holder in a lock's document; None if the document is absent or cannot be read."""
     try:
         document = parsing.parse_json(data or b"{}", MAX_BYTES)
         words = ("what", "host", "namespace", "began", "since")

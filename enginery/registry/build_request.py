@@ -6,10 +6,8 @@ from enginery.registry.manifest import EngineEntry
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
-    """The request as it was when the engine was built.
-
-    Raises IntegrityError when the entry does not give its own build key.
-    """
+    """The build request that an engine was built from. Raises IntegrityError if the entry's fields do not give its
+    build key."""
     request = make_request(entry)
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
@@ -17,7 +15,7 @@ def request_of(entry: EngineEntry) -> BuildRequest:
 
 
 def make_request(entry: EngineEntry) -> BuildRequest:
-    """The request as the entry's fields have it, whatever its build key is."""
+    """A build request from an entry's fields; the entry's build key is not checked."""
     return BuildRequest(
         model=entry.graph or "",
         precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser

@@ -1,7 +1,7 @@
-"""The manifest: one immutable document that says everything about a version, and by digest where its bytes are.
+"""The manifest: one immutable document that describes a version and names its blobs by digest.
 
-Its bytes are canonical JSON that carries the digest of all the rest, so that an edit by hand is found when it is read.
-Whatever is read from it (names, digests, sizes) is checked before anything uses it.
+It is canonical JSON with the digest of its other fields, so that an edit by hand is detected when it is read. All
+names, digests and sizes are checked before they are used.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
-    """A sound manifest of another model or version than the place it was found at."""
+    """A valid manifest of another model or version than its key says."""
 
 
 Status = Literal["proven", "unproven", "failed", "refused"]
@@ -41,14 +41,14 @@ USABLE = ("proven", "unproven")
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """One unit of a version: an engine that can be pulled, or why there is none.
+    """One unit of a version: an engine that can be pulled, or the reason why there is none.
 
     status: 'proven' (ran on its hardware and passed), 'unproven' (never ran there), 'failed', 'refused'.
-    reason: what stands behind the status, in words.  build_key: digest of the build request.
-    graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges behind an int8 one.
+    reason: of the status, in words.  build_key: digest of the build request.
+    graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges of an int8 engine.
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
-    checks: how many passed and failed.  requires: what a machine must have to run it.
-    notes: what the compiler or a cast said that a person should know.
+    checks: numbers of checks that passed and failed.  requires: what a machine must have to run it.
+    notes: messages of the compiler or a cast that users should know.
     """
 
     target: str
@@ -81,26 +81,26 @@ class EngineEntry:
 
     @property
     def usable(self) -> bool:
-        """Whether there is an engine that may be pulled."""
+        """Whether the unit has an engine that may be pulled: proven or unproven."""
         return self.status in USABLE
 
     @property
     def is_stripped(self) -> bool:
-        """Whether its file leaves the weights to the ONNX model."""
+        """Whether the engine's file has no weights, so that the ONNX model is needed too."""
         return any(isinstance(item, Weights) for item in self.requires)
 
     @property
     def cpu(self) -> str | None:
-        """The kind of CPU that a CPU engine was built for, and proven on if its status says so; None for a GPU's."""
+        """The kind of CPU that a CPU engine was built for, and that its status is about; None for a GPU engine."""
         return self.toolchain.get(CPU_KIND)
 
     @property
     def hardware(self) -> Target:
-        """The target as a value."""
+        """The build target."""
         return Target(self.target, self.compute_capability, self.product)
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object that `read_entry` reads back; requirements that are not known stay as they were written."""
+        """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
         return {**asdict(self), "requires": [to_json(item) for item in self.requires]}
 
 
@@ -108,10 +108,10 @@ class EngineEntry:
 class Manifest:
     """A version of a model.
 
-    content: digest of everything that went in; two runs with equal content are the same version.
-    spec: the spec with every default filled in.  sources: what was compiled and measured against, name -> digest; kept
-    as blobs.  provenance: what those were made from (spec, weights, data files), name -> digest; not kept.
-    blake3: of blobs that are pulled, SHA-256 -> BLAKE3, where whoever uploaded them had the library.
+    content: digest of all inputs; two runs with equal content are the same version.
+    spec: the spec with every default filled in.  sources: models and data that engines were built from and measured
+    against, name -> digest; stored as blobs.  provenance: what those were made from (spec, weights, data files),
+    name -> digest; not stored.  blake3: SHA-256 -> BLAKE3 of blobs that are pulled, where the uploader had the library.
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
@@ -153,7 +153,7 @@ class Manifest:
         return {**asdict(replace(self, engines=())), "engines": [entry.to_json() for entry in self.engines]}
 
     def to_bytes(self) -> bytes:
-        """The document as it is stored; the same manifest always gives the same bytes. Raises Malformed, ValueError."""
+        """The document as it is stored; equal manifests give equal bytes. Raises Malformed, and ValueError for NaN."""
         document = {**self.to_json(), "digest": self.digest}
         data = canonical_json(document)
         parse(data)
@@ -161,16 +161,16 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the manifest: of everything but this digest itself."""
+        """SHA-256 of the manifest's other fields as canonical JSON."""
         return digest_of(self.to_json())
 
     def with_blake3(self, known: Mapping[str, str | None]) -> "Manifest":
-        """The manifest with the BLAKE3 of blobs, by their digests; None is left out."""
+        """A copy with the BLAKE3 of blobs added. known: SHA-256 -> BLAKE3; None values are left out."""
         found = {digest: blake3 for digest, blake3 in known.items() if blake3}
         return replace(self, blake3={**self.blake3, **found})
 
     def blobs(self) -> dict[str, str]:
-        """Every blob this version needs: digest -> what it is."""
+        """All blobs that this version refers to: digest -> description."""
         found = {digest: f"source {name}" for name, digest in self.sources.items()}
         for entry in self.engines:
             found |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
@@ -181,8 +181,8 @@ class Manifest:
 def parse(data: bytes, *, model: str | None = None, version: str | None = None, place: str = "") -> Manifest:
     """Read a manifest's bytes. place: the path or URI that they were read from, for errors.
 
-    Raises IntegrityError: not JSON, edited, a newer format, a field that is wrong, or (when given) another model or
-    version than the place it was found at.
+    Raises IntegrityError for what is not JSON, was edited, has a newer format or a wrong field; Misplaced if it is of
+    another model or version than the given ones.
     """
     where = f"manifest of {model}@{version}" if model else "manifest"
     where += f" ({place})" if place else ""
@@ -230,7 +230,7 @@ def _check_digest(data: Mapping[str, object]) -> None:
 
 
 def read_entry(value: object, path: str) -> EngineEntry:
-    """Read an `EngineEntry` that `asdict` wrote. Raises Malformed."""
+    """Read an `EngineEntry` that `EngineEntry.to_json` wrote. Raises Malformed."""
     data = parsing.mapping(value, path)
 
     def get(name: str, reader: Callable[[object, str], T]) -> T:
@@ -265,7 +265,7 @@ def read_entry(value: object, path: str) -> EngineEntry:
 
 
 def _check_usable(entry: EngineEntry, path: str) -> None:
-    """A usable engine has a file and a report; without either nobody could pull or trust it."""
+    """Raise Malformed for a usable engine without a file, a report or a processor requirement."""
     facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
     missing = [name for name, value in facts.items() if value is None]
     if entry.usable and missing:

@@ -1,7 +1,6 @@
-"""Whether the blobs that somebody is about to vouch for are there, at the price of one stat or one HEAD for each.
+"""Finds blobs that are missing, truncated, or links out of the registry, with one stat or HEAD request per blob.
 
-It finds what is missing, cut, or a link that leads out of the registry. Other bytes of the same size are found when
-they are read: by a pull, and by `verify`.
+Other bytes of the same size are found when they are read: by a pull, and by `verify`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Loss:
-    """What is wrong with a blob, in words; kind: 'missing' or 'size', as `verify` calls it."""
+    """A problem of a blob. kind: 'missing' or 'size', as in `verify`.  detail: the problem in words."""
 
     kind: str
     detail: str
@@ -30,7 +29,7 @@ MISSING = Loss("missing", "published, and no file of this registry: it is not th
 
 
 def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
-    """What is wrong with blobs, by digest; sound ones are left out. sizes: in bytes, None where it is not known."""
+    """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None where it is unknown."""
     if store.near or len(sizes) < 2:
         found = [store.stored_size(digest) for digest in sizes]
     else:
@@ -41,13 +40,13 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
 
 
 def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
-    """What is wrong with the blobs of a version, by digest. Sizes are known of engines."""
+    """Missing or truncated blobs of a version by digest. Only the engines' sizes are compared."""
     sizes = engine_sizes(manifest)
     return find_lost(store, {digest: sizes.get(digest) for digest in manifest.blobs()})
 
 
 def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str, Loss]:
-    """What is wrong with engines and the models that hold their weights, by the engine's digest."""
+    """Missing or truncated engines, or models with their weights, by the engine's digest."""
     sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
     models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
     lost = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})

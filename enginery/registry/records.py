@@ -1,7 +1,7 @@
-"""Memory of steps: what a step gave, by the digest of everything it read.
+"""Records of steps: the result of a step, by the digest of everything that it read.
 
-A record is only a memory: losing one costs a repeated step and never an answer. So a record that cannot be read, or
-whose blobs are gone, counts as forgotten, and a new one replaces it.
+Records are a cache: a lost one costs a repeated step. So a record that cannot be read, or whose blobs are gone, counts
+as absent, and a new one replaces it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Record:
-    """What is on record for a step: its value, a JSON object, and digests of the blobs that this speaks of."""
+    """A step's recorded result: its value, a JSON object, and the digests of the blobs that the value refers to."""
 
     value: dict[str, object]
     blobs: tuple[str, ...]
@@ -27,9 +27,9 @@ class Record:
 def recall(
     store: Store, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
 ) -> dict[str, object] | None:
-    """The value remembered for a step, if every blob it speaks of is still there. Cheap: blobs are not read.
+    """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
 
-    sizes: of blobs in bytes by digest, from the value, where it says them; one that was cut counts as gone.
+    Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated blob counts as gone.
     """
     record = read_record(store.read(record_key(kind, key)))
     if record is None:
@@ -41,7 +41,7 @@ def recall(
 
 
 def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blobs: Sequence[str] = ()) -> None:
-    """Remember a step's value (a JSON object) and the blobs it speaks of. Of two writers the last one stays.
+    """Record a step's value (a JSON object) and the blobs that it refers to. Of two writers the last one wins.
 
     Raises ValueError for NaN in the value, InputError for a bad kind, key or digest.
     """
@@ -51,7 +51,7 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
 
 
 def read_record(data: bytes | None) -> Record | None:
-    """A record, from its bytes; None where there are none, and for anything that is no record."""
+    """Parse a record; None for no bytes, and for anything that is no record."""
     try:
         record = parsing.parse_json(data or b"", MAX_BYTES)
         blobs = parsing.field(record, "blobs", parsing.many(parsing.digest))

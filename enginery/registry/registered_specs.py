@@ -33,16 +33,16 @@ class SpecBundle:
 
     @cached_property
     def digest(self) -> str:
-        """What names it: equal files under equal names are the same bundle, wherever they lie."""
+        """The bundle's identity: equal files under equal names give the same digest, in whatever folder they are."""
         return digest_of(self.to_json())
 
     def to_json(self) -> dict[str, object]:
-        """As a registry keeps it."""
+        """The bundle as a registry stores it."""
         return {"model": self.model, "spec": self.spec, "files": dict(self.files)}
 
     @classmethod
     def from_json(cls, value: object, path: str = "bundle") -> "SpecBundle":
-        """Read back. Raises Malformed; also for a path that would lead out of the folder it is unpacked into."""
+        """Read a bundle that `to_json` wrote. Raises Malformed, also for a path that leaves the bundle's folder."""
         data = parsing.mapping(value, path)
         files = parsing.field(data, "files", parsing.mapping_of(parsing.digest), path)
         for name in files:
@@ -64,23 +64,23 @@ class Registration:
 
     @property
     def address(self) -> str:
-        """How flows call it: 'registered:digits@8a41...'."""
+        """The address that flows use: 'registered:digits@8a41...'."""
         return f"registered:{self.bundle.model}@{self.bundle.digest}"
 
     def to_json(self) -> dict[str, object]:
-        """As it is stored."""
+        """The registration as it is stored."""
         return {"digest": self.bundle.digest, "bundle": self.bundle.to_json(), "at": self.at, "by": self.by}
 
 
 def registrations(store: Store, model: str) -> list[Registration]:
-    """What is registered of a model, newest last. Raises IntegrityError if that cannot be read."""
+    """A model's registrations, newest last. Raises IntegrityError if the document cannot be read."""
     return parse(store.read(registered_key(model)), model)
 
 
 def addresses(store: Store) -> list[str]:
     """The address of the newest registration of each model that has one, sorted by name.
 
-    One that cannot be read has an address without a digest, so that it fails where it is used, and stops no other.
+    One that cannot be read gets an address without a digest: it fails when it is used, and the others do not.
     """
     names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
     found = []
@@ -130,7 +130,7 @@ def _item(model: str) -> Callable[[object, str], Registration]:
 
 
 def outside(name: str) -> str | None:
-    """Why a name cannot be unpacked below a folder; None if it can."""
+    """The reason why a file name may not be unpacked into a folder; None if it may."""
     try:
         inside(name)
     except ValueError as error:

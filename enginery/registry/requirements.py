@@ -11,8 +11,8 @@ from enginery.core.requirements import KINDS, Requirement, Unknown
 
 
 def read_requirement(value: object, path: str) -> Requirement:
-    """A requirement that `core.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does not
-    know rules out its engine alone. Raises Malformed for a field of another type."""
+    """Read a requirement that `core.requirements.to_json` wrote; one of an unknown kind or with unknown fields becomes
+    `Unknown`, which rejects its engine only. Raises Malformed for a field of another type."""
     data = parsing.mapping(value, path)
     kind = parsing.field(data, "kind", parsing.text, path)
     known = KINDS.get(kind)

@@ -1,8 +1,8 @@
 """Attestations: validation reports made after a version was published, on machines that have the hardware.
 
-A manifest is never rewritten. What became known later lies beside it, keyed by the engine's digest, and everything that
-reads a version reads both: `judged` gives each engine the status it has today. A CPU engine has a status on each kind
-of CPU (`enginery.core.hardware.cpu_kinds`), since a run on one kind says nothing about the kernels of another.
+A manifest is never rewritten. Attestations are stored beside it under the engine's digest, and `judge_entries` combines
+both into each engine's current status. A CPU engine has a status on each kind of CPU
+(`enginery.core.hardware.cpu_kinds`), since a run on one kind says nothing about the kernels of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,8 @@ DECIDED = ("proven", "failed")
 
 @dataclass(frozen=True)
 class Attestation:
-    """What one report says about one engine. host: digest of the machine's description.  cpu: its kind of CPU."""
+    """The verdict of one report on one engine. engine, report: digests.  host: digest of the machine's description.
+    created_at: ISO 8601, UTC.  cpu: the machine's kind of CPU."""
 
     engine: str
     report: str
@@ -40,14 +41,15 @@ class Attestation:
 
 @dataclass(frozen=True)
 class JudgedEntry(EngineEntry):
-    """An engine with the status it has today. on: of a CPU engine, kind of CPU -> (status, reason) as tried there."""
+    """An engine with its current status. on: of a CPU engine, kind of CPU -> (status, reason) of runs there."""
 
     on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
 
     def on_cpu(self, kind: str | None) -> "JudgedEntry":
-        """The engine with the status it has on a kind of CPU; None, and a GPU engine, changes nothing.
+        """The engine with its status on a kind of CPU. Unchanged for None and for a GPU engine.
 
-        Proven on other kinds alone it is unproven; failed where it was tried, it stays failed.
+        An engine that was only proven on other kinds is unproven; one that failed on the kind it was built for stays
+        failed, unless it was run on this kind.
         """
         if kind is None or self.cpu is None or (kind not in self.on and not self.usable):
             return self
@@ -58,10 +60,10 @@ class JudgedEntry(EngineEntry):
 
 
 def attest(store: Store, manifest: Manifest, report: "Report") -> str:
-    """Attach a report to a published engine and return the report's digest.
+    """Attach a validation report to a published engine and return the report's digest.
 
-    A report that proves an engine must be one that `report.approve` approves; one that failed is welcome as
-    it is. Raises InputError for an engine that this version does not have, or a report that decides nothing.
+    Raises InputError for an engine that this version does not have, and for a report that is neither failed nor
+    approved by `proof.approve`.
     """
     from enginery.core.reports.proof import approve
 
@@ -82,10 +84,10 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 def judge_entries(
     store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
 ) -> tuple[JudgedEntry, ...]:
-    """The version's engines with the status they have today: a CPU engine on the kind of CPU it was built for.
+    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for.
 
+    counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all of them do.
     Raises IntegrityError for a damaged attestation.
-    counts: which attestations to believe, as a trust policy has it (`trust.Vouched.counts`); None believes all.
     """
     found: dict[str, list[Attestation]] = {}
     for attestation in attestations(store, manifest):
@@ -95,12 +97,12 @@ def judge_entries(
 
 
 def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
-    """Every attestation of a version. Raises IntegrityError for a damaged one."""
+    """All attestations of a version. Raises IntegrityError for a damaged one."""
     return (attestation for attestation, _ in attestation_documents(store, manifest))
 
 
 def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
-    """Every attestation of a version with its bytes. Raises IntegrityError for a damaged one."""
+    """All attestations of a version with their bytes. Raises IntegrityError for a damaged one."""
     prefix = attestations_prefix(manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
@@ -126,8 +128,8 @@ def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
 
 
 def _word(entry: EngineEntry, found: list[Attestation], published: bool = True) -> tuple[Status, str]:
-    """Status and reason. Each machine's newest word counts; one machine where the engine fails now outweighs all where
-    it passes. published: whether what the manifest says counts, too."""
+    """Status and reason from attestations: of each machine the newest counts, and one failure outweighs all passes.
+    published: whether the manifest's status counts, too."""
     newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
     failed = [item for item in newest.values() if item.verdict == "failed"]
     if not newest or (published and not entry.usable):

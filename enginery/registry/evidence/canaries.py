@@ -1,7 +1,7 @@
 """Verdicts of canaries, one for each target that a published version was tried on: a GPU generation, a kind of CPU.
 
-Like latency reports they lie beside the manifest, which never changes for them, and go with the version. Each names the
-canary's report, a blob. Several runs on a target are one verdict (`verdict_on`): a FAIL stands.
+They are stored beside the manifest, which does not change, and are deleted with the version. Each names the canary's
+report, a blob. Several runs on a target give one verdict (`verdict_on`), where a FAIL outweighs a PASS.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,9 +30,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class CanaryVerdict:
-    """What a canary on one target found. target: 'sm_89', or the kind of CPU.  engine: digest of the candidate's.
+    """The verdict of a canary on one target. target: 'sm_89', or the kind of CPU.  engine: digest of the candidate's.
 
-    baseline: digest of the manifest it was compared with.  against: its version.  report: digest of the report's blob.
+    baseline: digest of the manifest it was compared with.  against: that version.  report: digest of the report's blob.
+    created_at: ISO 8601, UTC.
     """
 
     target: str
@@ -51,10 +52,10 @@ class CanaryVerdict:
 
 
 def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> None:
-    """Put a verdict beside the version it is about. Does nothing where it is already.
+    """Store a verdict beside its version; nothing changes if it is there already.
 
-    Raises IntegrityError without its report, InputError for an engine that the version does not have or that does not
-    run on the target, and for what could not be read back.
+    Raises IntegrityError if its report is not stored, InputError for an engine that the version does not have or that
+    does not run on the target, and for a verdict with malformed fields.
     """
     entry = next((entry for entry in manifest.engines if entry.digest == found.engine), None)
     if entry is None:
@@ -82,7 +83,7 @@ def _runs(entry: EngineEntry, target: str) -> bool:
 
 
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
-    """Every verdict of a version, by target, the oldest first. Raises IntegrityError for a damaged one."""
+    """All verdicts of a version, sorted by target and then by time. Raises IntegrityError for a damaged one."""
     return sorted(_all(store, manifest), key=lambda found: (found.target, found.created_at))
 
 
@@ -115,31 +116,31 @@ def _read(data: bytes) -> CanaryVerdict:
 
 
 def verdict_on(target: str, baseline: str, found: Iterable[CanaryVerdict]) -> CanaryVerdict | None:
-    """The one verdict of a target against a baseline (digest of its manifest): a FAIL if any run failed, else a PASS if
-    one passed, else the newest; None where none ran. target: as `covers` takes it."""
+    """The combined verdict of a target against a baseline (digest of its manifest): a FAIL if any run failed, else a
+    PASS if one passed, else the newest; None without a run. target: as in `covers`."""
     mine = [item for item in found if item.baseline == baseline and covers(item.target, target)]
     ranked = sorted(mine, key=lambda item: (("INSUFFICIENT", "PASS", "FAIL").index(item.verdict), item.created_at))
     return ranked[-1] if ranked else None
 
 
 def covers(ran_on: str, target: str) -> bool:
-    """Whether a canary that ran on `ran_on` speaks for `target`; for 'cpu' it is one on any kind of CPU."""
+    """Whether a canary that ran on `ran_on` counts for `target`; for 'cpu', one on any kind of CPU does."""
     return ran_on == target or (target == "cpu" and (ran_on == "cpu" or kind_named(ran_on) is not None))
 
 
 def canary_target(target: Target) -> str:
-    """What a canary's verdict is about, of an engine's target or a machine's: the GPU generation, or the CPU's name."""
+    """The canary target of an engine's or a machine's target: the GPU generation, or the kind of CPU."""
     return target.name if target.is_cpu else target.sm
 
 
 def targets_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Targets of canaries by their names; a product stands for its generation, a family for each of its generations.
+    """Canary targets from names: a product gives its generation, a family each of its generations. Sorted.
 
-    Raises UnknownNameError.
+    Raises UnknownNameError for an unknown name.
     """
     return tuple(sorted({canary_target(item) for name in names for item in parse_targets(name)}))
 
 
 def select_served(entries: Sequence[EngineEntry], proven_only: bool) -> list[EngineEntry]:
-    """The engines that a channel serves. entries: with their status of today."""
+    """The engines that a channel serves. entries: with their current status."""
     return [entry for entry in entries if entry.status == "proven" or (entry.usable and not proven_only)]

@@ -1,6 +1,6 @@
-"""Latency reports: how fast a published engine was, on each kind of machine that it was timed on.
+"""Latency reports of published engines, for each kind of machine that they were timed on.
 
-Like attestations they lie beside the manifest, keyed by the engine's digest, and a manifest never changes for them.
+Like attestations they are stored beside the manifest under the engine's digest; the manifest does not change.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ MAX_BYTES = 16 << 20
 
 
 def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
-    """Put the latency report of this digest, a blob, beside its version. Does nothing where it is already.
+    """Store a latency report, given as a blob's digest, beside its version; nothing changes if it is there already.
 
-    Raises IntegrityError for a blob that is none, or about an engine that the version does not have.
+    Raises IntegrityError for a blob that is no latency report, or about an engine that the version does not have.
     """
     engine = read_latency_report(store, report).engine
     if all(entry.digest != engine for entry in manifest.engines):
@@ -31,7 +31,7 @@ def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
 
 
 def read_latency_report(store: Store, report: str) -> LatencyReport:
-    """The latency report of this digest, a blob. Raises IntegrityError for a blob that is none."""
+    """Read the latency report with this blob digest. Raises IntegrityError for a blob that is no latency report."""
     try:
         return _parse(store.read_blob(report))
     except IntegrityError as error:
@@ -39,7 +39,8 @@ def read_latency_report(store: Store, report: str) -> LatencyReport:
 
 
 def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]]:
-    """By the engine's digest: the newest report of each kind of machine, the newest first. Raises IntegrityError."""
+    """Engine's digest -> the newest report of each kind of machine, newest first. Raises IntegrityError for a damaged
+    report."""
     newest: dict[tuple[str, MachineKind], LatencyReport] = {}
     for report in latency_reports(store, manifest):
         key = (report.engine, report.machine)
@@ -52,7 +53,7 @@ def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]
 
 
 def latency_reports(store: Store, manifest: Manifest) -> Iterator[LatencyReport]:
-    """Every report of a version. Raises IntegrityError for a damaged one."""
+    """All latency reports of a version. Raises IntegrityError for a damaged one."""
     prefix = latencies_prefix(manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")

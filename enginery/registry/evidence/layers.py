@@ -1,7 +1,7 @@
-"""What a compiler tells of the layers of a version's engines: blobs beside them, as its inspector wrote them.
+"""Layer information of a version's engines: blobs as the compiler's engine inspector wrote them.
 
-The JSON is a list of layers, each a name alone or an object with names, types, formats and the chosen tactic, by how
-much the engine was built to tell.
+The JSON has a list of layers, each a name, or an object with names, types, formats and the chosen tactic, depending on
+the profiling verbosity that the engine was built with.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ _WIDEST = 60
 
 
 def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry, dict[str, Any]]:
-    """The engine that `unit` names ('sm_89 fp16 tensorrt', or how it begins), and what is told of its layers.
+    """The engine that `unit` names ('sm_89 fp16 tensorrt', or its first words), and its layer information as JSON.
 
-    Raises UnknownNameError with the reason when there is nothing or the name fits several, IntegrityError for damage.
+    Raises UnknownNameError if no unit or several match, or there is no layer information; IntegrityError for damage.
     """
     entry = _entry(manifest, unit)
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
@@ -35,7 +35,7 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
 
 
 def row(layer: Any) -> tuple[str, ...]:
-    """A layer as a row of COLUMNS."""
+    """A layer's fields in the order of COLUMNS, as text."""
     if not isinstance(layer, dict):
         return _short(layer), "", "", "", ""
     tactic = layer.get("TacticName") or layer.get("TacticValue") or ""

@@ -1,4 +1,4 @@
-"""The quantization records of a version: what quantizing did, per graph, kept as blobs beside the graphs."""
+"""The quantization records of a version: one per graph variant, stored as blobs beside the graphs."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from enginery.registry.store.base import Store
 if TYPE_CHECKING:
     from enginery.core.reports.quantization import QuantizationRecord
 
-# The manifest's sources of this name, with the flavour behind it, are records.
+# The manifest's sources of this name, followed by the graph variant, are records.
 RECORD = "quantization"
 # And of this name, recipes: how a graph was written (`pipeline.compile.jobs.graphs`).
 RECIPE = "recipe"
@@ -20,19 +20,19 @@ MAX_BYTES = 64 << 20
 
 
 def quantization_records(store: Store, manifest: Manifest) -> dict[str, "QuantizationRecord"]:
-    """Record by the flavour's name. Raises IntegrityError."""
+    """Graph variant's name -> quantization record. Raises IntegrityError for a damaged record or another format."""
     names = {name.removeprefix(f"{RECORD} "): digest for name, digest in manifest.sources.items() if _is_record(name)}
-    return {flavour: _read(store, flavour, digest) for flavour, digest in sorted(names.items())}
+    return {variant: _read(store, variant, digest) for variant, digest in sorted(names.items())}
 
 
 def _is_record(source: str) -> bool:
     return source.startswith(f"{RECORD} ")
 
 
-def _read(store: Store, flavour: str, digest: str) -> "QuantizationRecord":
+def _read(store: Store, variant: str, digest: str) -> "QuantizationRecord":
     from enginery.core.reports.quantization import QuantizationRecord
 
     document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
     if document.get("format") != FORMAT:
-        raise IntegrityError(f"the quantization record of {flavour} is not of format {FORMAT}: upgrade enginery")
+        raise IntegrityError(f"the quantization record of {variant} is not of format {FORMAT}: upgrade enginery")
     return decode(document, QuantizationRecord)

@@ -1,4 +1,4 @@
-"""How fast a version's engines were on machines of one kind, where latency reports of such a machine lie beside it."""
+"""The speed of a version's engines on one kind of machine, from the latency reports stored beside the version."""
 
 import math
 from collections.abc import Iterable
@@ -18,9 +18,10 @@ Timed = Literal["runtime", "session"]
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """The median time of a run in seconds, added up over `buckets`, which are named as in the report.
+    """The median time of a run in seconds, summed over `buckets`, which are named as in the report.
 
-    busy: whether the machine was busy with other work meanwhile: then it ranks nothing.  timed: what was.
+    busy: whether other work ran on the machine; such a speed ranks no engine.  timed: the runtime's call, or
+    `Session.run`.
     """
 
     seconds: float
@@ -32,7 +33,7 @@ class MeasuredSpeed:
 def measured_speeds(
     store: Store, manifest: Manifest, machine: Machine, engines: Iterable[EngineEntry]
 ) -> dict[str, MeasuredSpeed]:
-    """By the engine's digest: its speed on machines of this kind, by the newest report; without those not measured.
+    """Engine's digest -> its speed on machines of this kind, by the newest report; unmeasured engines are left out.
 
     The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
     Reads every latency report of the version. Raises IntegrityError for a damaged one.

@@ -1,4 +1,4 @@
-"""What is garbage now: versions that no rule keeps, remains of versions, and blobs that nothing kept names."""
+"""Finds garbage: versions that no rule keeps, remains of versions, and blobs that nothing kept refers to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from enginery.registry.writers.guard import digests_in
 
 @dataclass(frozen=True)
 class Garbage:
-    """kept: versions that stay, with why.  versions: those that go.  remains: folders without a manifest.
-    blobs: digests that go -> (why, size in bytes)."""
+    """What a registry can delete. kept: versions that stay -> reasons.  versions: to be deleted.  remains: versions'
+    folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes)."""
 
     kept: dict[Version, tuple[str, ...]]
     versions: tuple[Version, ...]
@@ -25,11 +25,11 @@ class Garbage:
 
     @property
     def names(self) -> list[str]:
-        """As the list of condemned names has them."""
+        """All names to be deleted, as the garbage marks have them."""
         return [*(f"{model}@{version}" for model, version in (*self.versions, *self.remains)), *self.blobs]
 
     def rows(self) -> Iterator[tuple[str, str, str, int]]:
-        """Kind, name, why, and bytes of each."""
+        """Kind, name, reason, and size in bytes of each item."""
         for model, version in self.versions:
             yield "version", f"{model}@{version}", "no channel, pin or rule keeps it", 0
         for model, version in self.remains:
@@ -39,7 +39,7 @@ class Garbage:
 
 
 def find(store: Store, rules: Rules) -> Garbage:
-    """Look through a registry. Raises IntegrityError for a channel or a kept manifest that cannot be read."""
+    """Find the garbage of a registry. Raises IntegrityError for a channel or a kept manifest that cannot be read."""
     stored = [key.rpartition("/")[2] for key in store.list(BLOBS)]
     known = marks.inventory(store)
     kept = marks.find_kept_versions(store, known, rules)
@@ -54,7 +54,7 @@ def find(store: Store, rules: Rules) -> Garbage:
 
 
 def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ...]) -> dict[str, str]:
-    """Of what each orphaned blob was a part."""
+    """The reason why each orphaned blob is one: what it was a part of."""
     found: dict[str, str] = {}
     for key in store.list(RECORDS):
         record = read_record(store.read(key))
@@ -68,7 +68,7 @@ def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ..
 
 
 def _size(store: Store, digest: str) -> int:
-    """A blob's size; 0 when it went meanwhile."""
+    """A blob's size in bytes; 0 if it was deleted meanwhile."""
     try:
         return store.size(digest)
     except IntegrityError:

@@ -1,4 +1,4 @@
-"""Collecting garbage in two phases: condemn it now, and delete after a grace period what still is garbage.
+"""Garbage collection in two phases: mark garbage now, and after a grace period delete what still is garbage.
 
 Sound at every interleaving with writers that hold a `guard`; see docs/retention.md for the argument.
 """
@@ -23,14 +23,14 @@ from enginery.registry.writers import clock, leases, tombstones
 from enginery.registry.writers.tombstones import Sweeper, Tombstone, Tombstones
 
 GRACE = timedelta(days=7)
-# What one sweep may take before another collection counts it as dead.
+# The longest time of one sweep; after it another collection counts it as dead.
 SWEEPING = timedelta(hours=1)
 BATCH = 1000
 
 
 @dataclass(frozen=True)
 class GarbageItem:
-    """One thing to go. name: `model@version`, a digest or a key.  state: 'new' (not condemned yet), 'waiting' (until
+    """One item of garbage. name: `model@version`, a digest or a key.  state: 'new' (not marked yet), 'waiting' (until
     `due`), 'due', 'held' (by a lease) or 'deleted'.  size_bytes: of a blob."""
 
     kind: str
@@ -43,7 +43,8 @@ class GarbageItem:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection found and did. kept: each version that stays, with why.  leases: who was writing."""
+    """The result of a collection. kept: version that stays -> reasons.  leases: running writers in words.  acted:
+    whether garbage was marked and deleted."""
 
     items: tuple[GarbageItem, ...]
     kept: Mapping[str, tuple[str, ...]]
@@ -51,7 +52,7 @@ class Collected:
     acted: bool
 
     def size_bytes(self, *states: str) -> int:
-        """Bytes of the blobs in these states."""
+        """Total size in bytes of the blobs in these states."""
         return sum(item.size_bytes for item in self.items if item.state in states)
 
 
@@ -63,10 +64,11 @@ def collect(
     delete: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Collected:
-    """Find garbage; with `delete`, condemn what is new and delete what was condemned longer than `grace` ago.
+    """Find garbage; with `delete`, mark new garbage and delete what was marked longer than `grace` ago.
 
-    Raises ConflictError while another collection deletes, IntegrityError for a channel, lease, manifest that stays or
-    list of condemned names that cannot be read: what cannot be read may need anything.
+    rules: which versions are kept.  say: called with each name that is deleted.
+    Raises ConflictError while another collection deletes, IntegrityError for a channel, a lease, a kept manifest or the
+    garbage marks that cannot be read, since these may refer to anything.
     """
     found = find(store, rules or Rules())
     if not delete:
@@ -91,7 +93,7 @@ class _Sweep:
     until: datetime = field(default_factory=clock.now)
 
     def mark_garbage(self, found: Garbage) -> None:
-        """Phase 1: put new garbage on the list, take off what is needed again; take over what a dead sweep left."""
+        """Phase 1: mark new garbage, unmark what is needed again, and take over what a dead sweep left."""
         names, now = set(found.names), clock.now()
 
         def change(known: Tombstones) -> Tombstones:
@@ -106,7 +108,7 @@ class _Sweep:
         tombstones.update(self.store, change)
 
     def run(self) -> None:
-        """Phase 2, in batches: make them going, look again who needs them, delete the rest, and say so."""
+        """Phase 2, in batches: set names to going, find again what is needed, delete the rest, update the marks."""
         held: set[str] = set()
         while batch := sorted(name for name in self._due() if name not in held)[:BATCH]:
             taken = self._take(batch)
@@ -138,8 +140,8 @@ class _Sweep:
         return dict(tombstones.update(self.store, change).going)
 
     def _find_deletable(self, taken: Mapping[str, Tombstone]) -> list[str]:
-        """What no lease holds and nothing needs. First the leases are read and then the marks: a writer whose lease is
-        over by then has written what it wanted to, and the marks show it. Versions first."""
+        """Names that no lease protects and nothing refers to, versions first. The leases are read before the
+        references: a writer whose lease is over by then has written its references, which are then found."""
         now = clock.now()
         oldest = min((lease.seen for lease in leases.leases(self.store) if lease.is_held(now)), default=None)
         known = marks.inventory(self.store)
@@ -156,7 +158,7 @@ class _Sweep:
             self.store.remove(blob_key(name))
         else:
             model, _, version = name.partition("@")
-            # The manifest first: a version that is half deleted is no version.
+            # The manifest first: without it the version does not exist.
             self.store.remove(manifest_key(model, version))
             for key in list(self.store.list(version_prefix(model, version))):
                 self.store.remove(key)

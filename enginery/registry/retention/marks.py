@@ -1,8 +1,8 @@
-"""What is kept: versions by rule, and every blob that a document of theirs names.
+"""Finds what is kept: versions by rule, and every blob that one of their documents names.
 
-Which blobs a version needs is not asked of the fields that this release knows. Every 64 hexadecimal digits in a
-document of a kept version count as a digest, so that what a later release adds beside a manifest (a signature, a bill
-of materials) is kept by this one too. Keeping a blob too many costs space; one too few costs an engine.
+Any 64 hexadecimal digits in a document of a kept version count as a digest, whatever the field, so that blobs of
+documents that a later release adds beside a manifest (a signature, a bill of materials) are kept, too. A blob kept
+needlessly costs space; one deleted wrongly costs an engine.
 """
 
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ Version = tuple[str, str]
 
 @dataclass(frozen=True)
 class Rules:
-    """Which versions are kept. versions: the newest so many of each model.  moves: of each channel, where it points,
-    where its last so many moves led, and where so many rollbacks would lead."""
+    """Which versions are kept. versions: number of newest versions of each model.  moves: of each channel its version,
+    those of its last `moves` moves, and those that `moves` rollbacks would lead to."""
 
     versions: int = 10
     moves: int = 5
@@ -35,8 +35,8 @@ class Rules:
 class RegistryInventory:
     """The documents of a registry, from one listing. folders: each version's documents, a manifest among them or not.
 
-    others: the remaining documents under models/: channels, policies, pins.  outside: documents elsewhere that name
-    blobs: runs name their logs, and GPUs their timing caches."""
+    others: the remaining documents under models/: channels, policies, pins.  outside: documents not under models/ that
+    name blobs: runs name their logs, timing documents the timing caches."""
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
@@ -49,7 +49,7 @@ class RegistryInventory:
 
 
 def inventory(store: Store) -> RegistryInventory:
-    """What lies under models/, and what else names blobs. Lists keys, and reads nothing."""
+    """The keys of a registry's documents that may name blobs. Lists keys, and reads no document."""
     folders: dict[Version, list[str]] = {}
     others: list[str] = []
     for key in store.list(MODELS):
@@ -63,7 +63,7 @@ def inventory(store: Store) -> RegistryInventory:
 
 
 def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> dict[Version, tuple[str, ...]]:
-    """The versions that stay, each with why. Raises IntegrityError for a channel that cannot be read."""
+    """Version to keep -> reasons, in words. Raises IntegrityError for a channel that cannot be read."""
     reasons: dict[Version, list[str]] = {}
     by_model: dict[str, list[str]] = {}
     for model, version in known.versions:
@@ -84,7 +84,7 @@ def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> 
 
 
 def find_served_versions(channel: Channel, moves: int) -> set[str]:
-    """The versions a channel points to, was at in its last moves, and would come back to by rolling back."""
+    """The versions that a channel points to, that its last `moves` moves led to, and that rollbacks would lead to."""
     recent = [move.version for move in channel.history[-(moves + 1) :]]
     return {*recent, *[move.version for move in channel.active_promotions()[-(moves + 1) :]]}
 
@@ -92,11 +92,11 @@ def find_served_versions(channel: Channel, moves: int) -> set[str]:
 def find_needed_digests(
     store: Store, known: RegistryInventory, versions: Iterable[Version], *, damaged: bool = False
 ) -> set[str]:
-    """The digests that documents of these versions name, or have in their keys, and those in channels (their canaries),
-    policies, pins, runs (their logs) and timing caches.
+    """The digests in the documents of these versions and in their keys, and those in channels (canary reports),
+    policies, pins, runs (logs) and timing documents.
 
-    Raises IntegrityError for a manifest that cannot be read, as it may have named anything; with `damaged`, the digests
-    that are left in it are among them.
+    damaged: whether to accept a manifest that cannot be read, and use the digests that are left in it. Otherwise it
+    raises IntegrityError, as it may have named anything.
     """
     manifests = {manifest_key(*version): version for version in versions}
     keys = [*(key for version in manifests.values() for key in known.folders[version]), *known.others, *known.outside]
@@ -119,8 +119,8 @@ def _check(place: str, data: bytes, version: Version) -> None:
 
 
 def _newest(versions: list[str], count: int) -> set[str]:
-    """The newest by name, and the highest number: the next version's number is counted from it, so that no number is
-    ever given twice."""
+    """The `count` newest versions by name, and the highest number: the next version's number is derived from it, so
+    that no number is used twice."""
     found = sorted(versions, key=version_order)
     numbers = sorted((version for version in versions if version.isdecimal()), key=int)
     return {*found[max(0, len(found) - count) :], *numbers[-1:]}

@@ -1,4 +1,4 @@
-"""Pins: versions that no collection deletes, whatever their age and whether or not a channel serves them."""
+"""Pins: versions that garbage collection never deletes, whatever their age and channels."""
 
 from enginery.core.digest import canonical_json
 from enginery.core.errors import UnknownNameError
@@ -12,14 +12,14 @@ from enginery.registry.writers.guard import hold_lease, secure_version
 
 
 def list_pinned(store: Store, model: str) -> list[str]:
-    """A model's pinned versions, oldest name first. Reads no pin."""
+    """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""
     prefix = pins_prefix(model)
     names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
     return sorted(filter(is_name, names), key=version_order)
 
 
 def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> bool:
-    """Pin a version; whether it was not pinned before. Raises IntegrityError when it was deleted meanwhile."""
+    """Pin a version and return whether it was not pinned before. Raises IntegrityError if it was deleted meanwhile."""
     document = canonical_json({"at": stamp(clock.now()), "by": by, "why": why})
     with hold_lease(store, f"pinning {manifest.model}@{manifest.version}") as guard:
         secure_version(guard, manifest)
@@ -27,7 +27,7 @@ def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> boo
 
 
 def unpin(store: Store, model: str, version: str) -> None:
-    """Take a pin away. Raises UnknownNameError when there is none."""
+    """Remove a version's pin. Raises UnknownNameError when there is none."""
     if store.read(pin_key(model, version)) is None:
         raise UnknownNameError(
             f"{model}@{version} is not pinned; pinned: {', '.join(list_pinned(store, model)) or 'nothing'}"

@@ -1,1 +1,1 @@
-"""Runs of the pipeline on record: their state, how they ended, what builds took."""
+"""Records of pipeline runs: state, result, and the time and memory of builds."""

@@ -1,9 +1,8 @@
-"""What builds took before, and so what the next one will probably take: seconds and memory.
+"""The history of builds, and the prediction of a build's seconds and memory from it.
 
-Two kinds of document for each backend: the builds of one model, and the newest of all models. Each is small, bounded,
-compared and swapped; a run reads them when it builds its first unit and writes what it has seen in a few batches. So a
-prediction costs one or two reads a run, however many records the registry has. A history is only a memory: one that
-cannot be read is empty, and one that cannot be written is not.
+Two documents for each backend: the builds of one model, and the newest of all models. Each is bounded in size and
+changed by compare-and-swap; a run reads them when it builds its first unit, and appends its builds in a few batches. So
+a prediction costs one or two reads per run. A history is a cache: one that cannot be read counts as empty.
 """
 
 import math
@@ -27,15 +26,15 @@ MAX_BYTES = 4 << 20
 MOST_OF_UNIT = 10
 MOST_OF_MODEL = 300
 MOST_OF_BACKEND = 200
-# How many of the nearest in size stand for a unit that was never built, and how far they are stretched.
+# Number of builds nearest in graph size that predict a unit that was never built, and the largest factor between sizes.
 NEIGHBOURS = 5
 MOST_STRETCH = 8.0
 
 
 @dataclass(frozen=True)
 class Past:
-    """One build that ended. graph_bytes: size of its ONNX file.  seconds: wall clock of its process; peak_mib: the most
-    memory it held.  outcome: 'built' or 'failed'.  at: ISO 8601, UTC."""
+    """One finished build. graph_bytes: size of its ONNX file.  seconds: wall clock time of its process; peak_mib: its
+    peak memory in MiB.  outcome: 'built' or 'failed'.  at: ISO 8601, UTC."""
 
     model: str
     target: str
@@ -48,7 +47,7 @@ class Past:
 
     @property
     def unit(self) -> tuple[str, str, str]:
-        """What tells units of one backend apart."""
+        """Model, target and precision: the identity of a unit within its backend."""
         return self.model, self.target, self.precision
 
 
@@ -60,9 +59,9 @@ class _HistoryDocument:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A prediction. builds: how many builds it rests on.  basis: which, in words.
+    """The prediction of a build. builds: number of builds that it is based on.  basis: which builds, in words.
 
-    seconds: the middle of theirs, None when none ended well.  peak_mib: the most of theirs.
+    seconds: the median of successful builds, None without one.  peak_mib: the largest peak memory in MiB.
     """
 
     seconds: float | None
@@ -71,7 +70,7 @@ class Expectation:
     basis: str
 
     def describe_left(self, elapsed_s: float) -> str:
-        """'~40 s left (predicted from 3 builds of this unit)'; '' when there is nothing to say."""
+        """The remaining time as text: '~40 s left (predicted from 3 builds of this unit)'; '' if it is unknown."""
         if self.seconds is None:
             return ""
         rest = self.seconds - elapsed_s
@@ -80,7 +79,7 @@ class Expectation:
 
 
 class History:
-    """The history of one registry, as one run sees it: read once. Safe from several threads."""
+    """The build history of one registry, read once per document. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -88,10 +87,10 @@ class History:
         self._read: dict[str, tuple[Past, ...]] = {}
 
     def predict(self, model: str, request: BuildRequest) -> Expectation | None:
-        """What building this unit of `model` will probably take; None when nothing like it was built.
+        """The predicted time and memory of building this unit of `model`; None without similar builds.
 
-        From builds of the same unit, else from those of its backend that are nearest in size of the graph, stretched by
-        the ratio of sizes. A store that does not answer is no reason to fail: None.
+        From builds of the same unit, else from the backend's builds nearest in graph size, scaled by the ratio of the
+        sizes. None, too, where the store cannot be read.
         """
         try:
             with self._lock:
@@ -122,9 +121,9 @@ class History:
 
 
 def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
-    """Add what ended, by backend. Of concurrent writers each adds to what the other wrote.
+    """Append finished builds, by backend; concurrent writers lose nothing.
 
-    Raises UnavailableError, and ConflictError when a document never stands still.
+    Raises UnavailableError, and ConflictError when a document keeps changing.
     """
     for backend, pasts in builds.items():
         by_model: dict[str, list[Past]] = {}
@@ -153,7 +152,7 @@ def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
 
 
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
-    """The builds in a document; none where it is absent or not what it should be."""
+    """The builds in a history document; empty where it is absent or malformed."""
     try:
         return parsing.parse_as(data, MAX_BYTES, _HistoryDocument).builds if data else ()
     except IntegrityError:
@@ -161,8 +160,8 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
 
 
 def _expectation(found: Sequence[tuple[Past, float]], basis: str) -> Expectation:
-    """The middle of the seconds of what was built. The most of the memory, never scaled down: what a compiler holds
-    before it sees the model does not shrink with it, and asking for too little costs a killed build."""
+    """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
+    own share does not shrink with the model, and too small a reservation gets a build killed."""
     seconds = [past.seconds * ratio for past, ratio in found if past.outcome == "built"]
     peak = max(past.peak_mib * max(1.0, ratio) for past, ratio in found)
     return Expectation(statistics.median(seconds) if seconds else None, round(peak, 1), len(found), basis)

@@ -1,4 +1,4 @@
-"""Runs in the registry: their names, reading them, and how many are kept."""
+"""Runs in the registry: names, reading, and deletion of old ones."""
 
 import re
 import secrets
@@ -24,30 +24,30 @@ _LIVE_BYTES = 8 << 20
 
 
 def new_id(model: str) -> str:
-    """A name that sorts by time and says the model: '20261120T181105Z.digits.3fa9c1'."""
+    """A new run name, which sorts by time and contains the model: '20261120T181105Z.digits.3fa9c1'."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.{model}.{secrets.token_hex(3)}"
 
 
 def model_of(run: str) -> str:
-    """The model in a run's name; '' for what is no name of a run."""
+    """The model in a run's name; '' if it is no run's name."""
     found = _ID.fullmatch(run)
     return found[2] if found and is_name(found[2]) else ""
 
 
 def run_ids(store: Store) -> list[str]:
-    """Names of runs, newest first. One listing; reads nothing."""
+    """The names of all runs, newest first. Lists keys, and reads no document."""
     names = (name.removesuffix(".json") for name in store.children(RUNS) if name.endswith(".json"))
     return sorted((run for run in names if model_of(run)), reverse=True)
 
 
 def read_run(store: Store, run: str) -> RunState | None:
-    """A run; None when it is not there. Raises IntegrityError."""
+    """Read a run; None if it does not exist. Raises IntegrityError if it cannot be read."""
     data = store.read(run_key(run))
     return None if data is None else parse_run(run_key(run), data)
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:
-    """These runs; those that went meanwhile, or cannot be read, are left out."""
+    """Read these runs; those that were deleted meanwhile or cannot be read are left out."""
     for run in runs:
         with suppress(IntegrityError):
             if (found := read_run(store, run)) is not None:
@@ -66,7 +66,7 @@ def find_run(store: Store, name: str) -> RunState:
 
 
 def read_live(store: Store, run: str) -> dict[str, str]:
-    """The end of what each running job of a run printed, by its name."""
+    """Job's name -> the end of its output, for the running jobs of a run; empty where it cannot be read."""
     data = store.read(run_live_key(run))
     try:
         return decode(parsing.parse_json(data, _LIVE_BYTES), dict[str, str]) if data else {}
@@ -75,7 +75,7 @@ def read_live(store: Store, run: str) -> dict[str, str]:
 
 
 def surplus(store: Store) -> list[str]:
-    """Names of runs beyond what is kept, oldest first. One listing; reads nothing."""
+    """The names of runs beyond the number that is kept, oldest first. Lists keys, and reads no document."""
     seen: dict[str, int] = {}
     gone = []
     for number, run in enumerate(run_ids(store)):
@@ -86,7 +86,8 @@ def surplus(store: Store) -> list[str]:
 
 
 def prune(store: Store) -> list[str]:
-    """Delete the surplus, but what may still run; return what went. Logs go with the next `enginery gc`."""
+    """Delete surplus runs that cannot still be running, and return their names. The next `enginery gc` deletes their
+    logs."""
     gone = [run for run in surplus(store) if not _may_run(store, run)]
     for run in gone:
         for key in (run_live_key(run), run_key(run)):

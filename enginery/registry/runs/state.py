@@ -1,4 +1,4 @@
-"""The state of a run as values: what its document in the registry says."""
+"""The state of a run as values, as its document in the registry stores it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ from enginery.registry.runs.history import Expectation
 
 FORMAT = 1
 MAX_BYTES = 32 << 20
-# Of a run; what runs or failed comes before what is well.
+# The most items of a run that are stored; running and failed ones come first.
 MOST_ITEMS = 5000
 State = Literal["running", "done", "failed", "interrupted"]
 ItemState = Literal["planned", "waiting", "running", "done", "built", "cached", "failed", "refused", "cancelled"]
@@ -21,11 +21,12 @@ OVER = ("done", "built", "cached", "failed", "refused", "cancelled")
 
 @dataclass(frozen=True)
 class RunItem:
-    """One step or unit. target, precision, backend: '' for a step.
+    """One step or unit of a run. target, precision, backend: '' for a step.
 
-    why: what it waits for, or the reason of its end.  retries: why it was started again, each time.
+    why: what it waits for, or the reason why it ended.  retries: the reason of each restart.
     verdict: 'proven', 'unproven' or 'failed', with the reason.  started_at, ended_at: ISO 8601, UTC.
-    seconds, peak_mib: what its process took.  log: digest of what it printed, scrubbed; log_bytes: how much that was.
+    seconds, peak_mib: time and peak memory of its process.  log: digest of its output without credentials; log_bytes:
+    the output's size.
     """
 
     name: str
@@ -48,18 +49,18 @@ class RunItem:
 
     @property
     def is_unit(self) -> bool:
-        """Whether this is an engine of the plan, and no step before or after."""
+        """Whether this is a unit of the plan, and not a step."""
         return bool(self.backend)
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run. id: its name in the registry.  spec: what it was started from, as `enginery build` takes it.  host, pid,
-    user: where and whose; namespace, began: of the process, as a `Presence` has them.
+    """A run. id: its name in the registry.  spec: the spec's path or address.  host, pid, user: of its process;
+    namespace, began: as in `Presence`.
 
     state: 'running', 'done', 'failed' (nothing published, a unit failed, or an error) or 'interrupted'.
     heard_at: when this was written; while it runs, at the latest every `beats_every_s`.
-    version: what was published.  reason: why it failed.  left_out: how many items beyond `MOST_ITEMS` are not told of.
+    version: the published version.  reason: why it failed.  left_out: number of items beyond `MOST_ITEMS`, not stored.
     """
 
     id: str
@@ -84,20 +85,21 @@ class RunState:
 
     @property
     def units(self) -> tuple[RunItem, ...]:
-        """The engines of the plan."""
+        """The units of the plan, without the steps."""
         return tuple(item for item in self.items if item.is_unit)
 
     def item(self, name: str) -> RunItem | None:
-        """A unit or step by its name."""
+        """The unit or step of this name; None if there is none."""
         return next((item for item in self.items if item.name == name), None)
 
     def to_bytes(self) -> bytes:
-        """The document as it is stored. Fields that say nothing are left out of items: a run may have thousands."""
+        """The document as it is stored. Items leave out empty fields, since a run may have thousands of items."""
         return canonical_json({**asdict(self), "items": [_drop_empty(asdict(item)) for item in self.items]})
 
 
 def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
-    """As many as a document tells of: in their order, but where there are too many."""
+    """The items that a run's document stores: all in their order; of more than MOST_ITEMS, running and failed ones
+    first."""
     if len(items) <= MOST_ITEMS:
         return tuple(items)
     return tuple(sorted(items, key=lambda item: item.state in OVER and item.state != "failed")[:MOST_ITEMS])

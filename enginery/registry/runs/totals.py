@@ -1,7 +1,7 @@
-"""How many builds ended how, and how long they took, over the life of a registry: counters that only grow.
+"""Totals of builds by state over the life of a registry, and a histogram of their times: counters that only increase.
 
-A flow's process lives for minutes, too short to be scraped; so each run adds what it has seen to one document, and
-`enginery metrics` shows that. The histogram's buckets are Prometheus's: how many took at most so many seconds.
+A flow's process lives for minutes, too short to be scraped; so each run adds its builds to one document, which
+`enginery metrics` prints. The histogram's buckets are cumulative, as Prometheus has them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ MOST_LINES = 2000
 
 @dataclass(frozen=True)
 class BuildTally:
-    """Builds of a backend for a target that ended in one state: count, seconds (their sum), and how many took at most
-    each of `BUCKETS_S`."""
+    """Builds of a backend for a target with one final state: count, seconds (their sum), and the number that took at
+    most each of `BUCKETS_S`."""
 
     state: str
     target: str
@@ -41,14 +41,14 @@ class BuildTally:
         return self.state, self.target, self.backend
 
     def and_one_of(self, seconds: float) -> "BuildTally":
-        """With one build more."""
+        """The tally with one more build that took `seconds`."""
         buckets = tuple(n + (seconds <= bound) for n, bound in zip(self.buckets, BUCKETS_S, strict=True))
         return replace(self, count=self.count + 1, seconds=round(self.seconds + seconds, 3), buckets=buckets)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The document. hits, misses: units that were found built, and that were not."""
+    """The totals document. hits, misses: units that were in the build cache, and that were not."""
 
     builds: tuple[BuildTally, ...] = ()
     hits: int = 0
@@ -58,9 +58,9 @@ class Totals:
 
 
 def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: int, misses: int) -> None:
-    """Add what ended, by backend. A write whose answer was lost may count its builds twice: these are statistics.
+    """Add finished builds, by backend. A write whose response was lost may be counted twice.
 
-    Raises UnavailableError, and ConflictError when the document never stands still.
+    Raises UnavailableError, and ConflictError when the document keeps changing.
     """
 
     def add(data: bytes | None) -> bytes:
@@ -78,7 +78,8 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
 
 
 def read_totals(data: bytes | None) -> Totals:
-    """What the document says; nothing where it is absent or not what it should be."""
+    """Parse the totals document; zeros where it is absent or malformed."""
+
     try:
         found = parsing.parse_as(data, MAX_BYTES, Totals) if data else Totals()
     except IntegrityError:

@@ -123,8 +123,8 @@ def promote(
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
-    canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: the canaries' baseline was served
-    in another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
+    canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
+    another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
     Raises InputError when the channel's policy does not allow it, ConflictError if the channel keeps changing or serves
     another version than a canary's baseline by now, IntegrityError if the version was deleted or has lost a blob.
     """

@@ -103,8 +103,8 @@ def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
 def find_published(store: Store, manifest: Manifest) -> Manifest | None:
     """The published version that equals a manifest, or None. Reads no blob.
 
-    Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines' bytes
-    may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
+    Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines'
+    bytes may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
     """
     found = recall(store, _RECORD, _memo_key(manifest))
     theirs = _alike(store, manifest, str(found.get("version"))) if found else None
@@ -151,7 +151,7 @@ def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Publ
 
 
 def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> Published:
-    """Write the manifest under its name or the next number. seen: numbered versions up to this one are known to differ."""
+    """Write the manifest under its name or the next number. seen: the highest number known to differ."""
     store = guard.store
     guard.secure(manifest.blobs())
     _check_blobs(store, manifest)
