@@ -111,7 +111,7 @@ class _Bench:
         """What is known by now."""
         return Results(
             created_at=now(),
-            device=self.device.record(),
+            device=self.device,
             host=describe_host(),
             software=devices.software(),
             peaks=self.peaks,
@@ -229,37 +229,30 @@ def _peers_for(bench: _Bench) -> list[Peer]:
 
 
 def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
-    request = BuildRequest(
-        "", model.precision, bench.device.target, "torch", model.inputs, model.outputs, (model.profile,)
-    )
-    trial = TryPeer(peer, request, model.path, bench.cases[model_key(model)], bench.terms())
-    found = bench.try_(f"{PEERS[peer]}, {model_key(model)}", trial)
+    target, key = bench.device.target, model_key(model)
+    request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
+    found = bench.try_(f"{PEERS[peer]}, {key}", TryPeer(peer, request, model.path, bench.cases[key], bench.terms()))
     return KitTrial(
         **vars(found),
         kind="peer",
-        model=model_key(model),
+        model=key,
         precision=model.precision,
         backend=peer,
-        built_for=bench.device.target.name,
+        built_for=target.name,
         options={},
     )
 
 
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
-    peers = _peers_for(bench)
-    raced: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
-    portable = kind == ANY_GENERATION
-    place = task.model.path, bench.cases[model_key(task.model)]
-    trial = TryEngine(task.request, dict(task.options), bench.device.target, *place, bench.terms(raced), portable)
-    found = replace(bench.try_(task.name, trial), versions=dict(task.request.toolchain))
+    peers, request, key = _peers_for(bench), task.request, model_key(task.model)
+    compared: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
+    portable, place = kind == ANY_GENERATION, (task.model.path, bench.cases[key])
+    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared), portable)
+    found = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
+    built_for = ANY_GENERATION if portable else request.target.name
+    precision, backend, options = request.precision, request.backend, dict(task.options)
     return KitTrial(
-        **vars(found),
-        kind=kind,
-        model=model_key(task.model),
-        precision=task.request.precision,
-        backend=task.request.backend,
-        built_for=ANY_GENERATION if portable else task.request.target.name,
-        options=dict(task.options),
+        **vars(found), kind=kind, model=key, precision=precision, backend=backend, built_for=built_for, options=options
     )
 
 

@@ -26,6 +26,7 @@ from enginery.core.reports.latency import Quantile
 from enginery.core.reports.paired import Ratio
 from enginery.core.reports.proof import Check
 from enginery.core.types import Scalar
+from validation.gpu.devices import KitDevice
 from validation.gpu.recorded import Answers
 from validation.gpu.timing.peaks import Peaks
 
@@ -158,25 +159,11 @@ class ModelCosts:
 
 
 @dataclass(frozen=True)
-class DeviceRecord:
-    """The device, as `validation.gpu.devices.Device` has it."""
-
-    device: str
-    name: str
-    label: str = ""
-    memory_bytes: int = 0
-    driver: str = ""
-    cuda: str = ""
-    compute_capability: tuple[int, int] | None = None
-    product: str | None = None
-
-
-@dataclass(frozen=True)
 class Results:
     """See the module's words. seconds: of each latency.  size: of the kit's models."""
 
     created_at: str
-    device: DeviceRecord
+    device: KitDevice
     host: Mapping[str, str]
     software: Mapping[str, str]
     peaks: Peaks | None

@@ -35,8 +35,9 @@ from pipeline.operations.jobs.recorded import CheckRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
+from validation.gpu.devices import KitDevice
 from validation.gpu.recorded import Answers
-from validation.gpu.results import MAX_BYTES, CarriedTrial, DeviceRecord, Results
+from validation.gpu.results import MAX_BYTES, CarriedTrial, Results
 
 # Clocks differ; more than this in the future is no clock's fault.
 _CLOCKS = timedelta(minutes=10)
@@ -111,7 +112,7 @@ def _entry(manifest: Manifest, item: CarriedTrial) -> EngineEntry:
     return entry
 
 
-def _check_device(entry: EngineEntry, device: DeviceRecord) -> None:
+def _check_device(entry: EngineEntry, device: KitDevice) -> None:
     """Raise _Refused where the device is none that the engine is for."""
     capability = device.compute_capability
     if capability != entry.compute_capability:

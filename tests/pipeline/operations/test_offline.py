@@ -28,9 +28,10 @@ from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.carried import Carried
 from validation.gpu.cases import load_cases
+from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.recorded import PackedArray, RecordingSession, pack, unpack
-from validation.gpu.results import CarriedTrial, DeviceRecord, Results, now
+from validation.gpu.results import CarriedTrial, Results, now
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -242,7 +243,7 @@ def of_a_gpu(
         model="tiny", version="1", manifest=manifest.digest, golden=digest, engine=str(entry.digest),
         build_key=request.key, unit=unit, created_at=now(), outcome="passed", answers=recorder.answers,
     )  # fmt: skip
-    gpu = DeviceRecord("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
+    gpu = KitDevice("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
     gpu = replace(gpu, **device)
     results = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
     (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
@@ -264,7 +265,7 @@ def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
 
 def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Project, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    empty = Results(now(), DeviceRecord("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
+    empty = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
     texts = {
         empty.to_bytes(): "holds no carried engines",
         b"[": "is not JSON",

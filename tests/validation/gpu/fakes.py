@@ -17,7 +17,7 @@ from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationS
 from validation.gpu.devices import KitDevice
 
 HOPPER = KitDevice(
-    "cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0"
+    "cuda", "NVIDIA H100", "NVIDIA-H100-PCIe", 0, "580.1", "13.0", compute_capability=(9, 0), product="h100"
 )
 
 

@@ -220,7 +220,7 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     )  # fmt: skip
     sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
     found = Results(
-        "2026-11-22T03:00:00+00:00", HOPPER.record(), {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
+        "2026-11-22T03:00:00+00:00", HOPPER, {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
         (ENGINE, other), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
     )  # fmt: skip
     text = page([found])
@@ -245,6 +245,6 @@ def test_a_machine_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert devices.driver_version(path) == "580.95.05"
     assert devices.driver_version(tmp_path / "none") == ""
     here = devices.find_device("cpu")
-    assert here.is_cpu and here.record().compute_capability is None and here.memory_bytes > 1 << 28
-    assert HOPPER.record().compute_capability == (9, 0)
+    assert here.is_cpu and here.compute_capability is None and here.memory_bytes > 1 << 28
+    assert (HOPPER.target.name, HOPPER.target.product) == ("sm_90", "h100")
     assert devices.software()["numpy"] and now()[10] == "T"
