@@ -91,15 +91,15 @@ class Recorder(_Log):
 
         latency: seconds until it was answered. With it for every request the record shows how many were in flight.
         """
-        return self._sampled(at, latency, lambda: encode_inputs(inputs))
+        return self._append_sample(at, latency, lambda: encode_inputs(inputs))
 
     def append_json(
         self, inputs: Mapping[str, object], at: float | None = None, *, latency: float | None = None
     ) -> bool:
         """Record a request whose inputs are JSON already, as a traffic file has them. Returns whether it was kept."""
-        return self._sampled(at, latency, lambda: dict(inputs))
+        return self._append_sample(at, latency, lambda: dict(inputs))
 
-    def _sampled(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
+    def _append_sample(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
         if self._sampling < 1.0 and self._random.random() >= self._sampling:
             return False
         when = time.time() if at is None else at
@@ -123,7 +123,7 @@ class ObservationLog(_Log):
     """
 
     def __init__(self, path: Path | str, description: Path | str | None = None, *, max_bytes: int = MOST_BYTES) -> None:
-        super().__init__(path, header_of(_described(description)), max_bytes)
+        super().__init__(path, header_of(_read_description(description)), max_bytes)
 
     def append(
         self,
@@ -181,7 +181,7 @@ def header_of(identity: Mapping[str, object], planned: int | None = None) -> dic
     return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
 
 
-def _described(path: Path | str | None) -> dict[str, object]:
+def _read_description(path: Path | str | None) -> dict[str, object]:
     if path is None:
         return {}
     try:

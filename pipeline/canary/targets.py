@@ -11,7 +11,7 @@ from enginery.registry.evidence.canaries import (
     canaries,
     canary_target,
     covers,
-    served,
+    list_served,
     verdict_on,
 )
 from enginery.registry.manifest import Manifest
@@ -103,5 +103,5 @@ def _target_verdict(
 
 
 def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, ...]:
-    entries = served(judged(store, manifest), proven_only)
+    entries = list_served(judged(store, manifest), proven_only)
     return tuple(sorted({canary_target(entry.hardware) for entry in entries}))

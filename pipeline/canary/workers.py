@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, ThreadSafe
-from validation.canary.concurrent import Segment, Timed, serve_requests
-from validation.canary.replay import Clock, serve
+from validation.canary.concurrent import Timed, TrafficSegment, serve_requests
+from validation.canary.replay import ReplayClock, serve
 
-Job = tuple[Segment, list[Timed | None], float]
+Job = tuple[TrafficSegment, list[Timed | None], float]
 # So many seconds after it was asked for a segment begins: every thread is awake by then.
 LEAD_S = 0.002
 
@@ -48,10 +48,10 @@ class Workers:
             threading.Thread(target=self._work, name=f"in flight {number}", daemon=True).start()
         self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
 
-    def serve_segment(self, segment: Segment) -> deque[Timed]:
+    def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
         """What came of each request behind the lead, in order; nothing else refers to it."""
         found: list[Timed | None] = [None] * len(segment)
-        begun = Clock().now() + LEAD_S
+        begun = ReplayClock().now() + LEAD_S
         for _ in range(self._count):
             self._jobs.put((segment, found, begun))
         for _ in range(self._count):
@@ -67,7 +67,7 @@ class Workers:
             os._exit(ended.code if isinstance(ended.code, int) else 1)
 
     def _run(self) -> None:
-        clock = Clock()
+        clock = ReplayClock()
         try:
             opened = self._opener()
             session = opened.__enter__()

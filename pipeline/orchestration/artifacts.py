@@ -124,7 +124,7 @@ def latency_rows(views: "Sequence[LatencyView]") -> list[Json]:
 
 def canary_markdown(report: "CanaryReport", page: str | None) -> str:
     """Verdict, sides, criteria."""
-    from validation.canary.judging.describing import describe_interval, describe_value
+    from validation.canary.judging.formatting import describe_interval, describe_value
 
     rows = []
     for item in report.criteria:

@@ -83,8 +83,8 @@ def software() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    if "torch" in sys.modules:
-        found["torch"] = str(sys.modules["torch"].__version__)
+    if torch := sys.modules.get("torch"):
+        found["torch"] = str(torch.__version__)
     return found
 
 

@@ -6,7 +6,7 @@ Without results it says that there are none. Nothing is added by hand, so nothin
 from collections.abc import Iterator, Sequence
 
 from enginery.core.text import format_bytes
-from validation.gpu.results import BatchCosts, BatchLatency, CarriedTrial, KitTrial, PeerComparison, Results
+from validation.gpu.results import BatchCosts, BatchLatency, KitTrial, OfflineTrial, PeerComparison, Results
 from validation.gpu.timing.peaks import Peaks
 from validation.gpu.timing.peers import PEERS
 
@@ -125,7 +125,7 @@ def _others(tries: Sequence[KitTrial]) -> Iterator[tuple[str, ...]]:
             yield (item.backend, item.built_for, item.outcome, item.reason or "")
 
 
-def _list_carried(item: CarriedTrial) -> tuple[str, str, str]:
+def _list_carried(item: OfflineTrial) -> tuple[str, str, str]:
     return f"{item.model}@{item.version} {item.unit}", item.outcome, item.reason or ""
 
 

@@ -78,7 +78,7 @@ class PeerComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TrialOutcome:
     """What became of one try. outcome: an `Outcome`.  load_s: the first opening; load_again_s: the one after it.
 
     took_s: its process, in all.  answers: of a carried engine, by question.
@@ -101,7 +101,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KitTrial(Trial):
+class KitTrial(TrialOutcome):
     """A try of an engine of the kit's own, or of PyTorch. model: 'mlp fp16'.  options: the backend's."""
 
     kind: str
@@ -113,7 +113,7 @@ class KitTrial(Trial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CarriedTrial(Trial):
+class OfflineTrial(TrialOutcome):
     """A try of a published engine. manifest, golden, engine: digests."""
 
     model: str
@@ -170,7 +170,7 @@ class Results:
     models: tuple[ModelCosts, ...]
     tries: tuple[KitTrial, ...]
     skipped: tuple[Skipped, ...]
-    carried: tuple[CarriedTrial, ...]
+    carried: tuple[OfflineTrial, ...]
     seconds: float
     size: str
     kind: str = KIND

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import replace
 
 from builders.backends import discovery
-from builders.execution.jobs import Job, Needs, Reduced
+from builders.execution.jobs import Job, Needs, ReducedRequest
 from builders.execution.scrub import scrubber
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildFailure, BuildRequest, Target
@@ -95,7 +95,7 @@ def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
     return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
 
 
-def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
+def reduce_workspace(build: BuildEngine) -> ReducedRequest[EngineRecord] | None:
     """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
     is another request, with a build key of its own (`recall_reduced`)."""
     workspace = dict(build.request.options).get("workspace_mib")
@@ -103,7 +103,7 @@ def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
         return None
     mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
     smaller = build.request.with_option("workspace_mib", mib)
-    return Reduced(BuildEngine(smaller, instead_of=build.request), f"with workspace_mib {mib}")
+    return ReducedRequest(BuildEngine(smaller, instead_of=build.request), f"with workspace_mib {mib}")
 
 
 def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:

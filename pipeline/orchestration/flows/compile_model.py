@@ -27,7 +27,7 @@ from pipeline.outcome import Outcome
 
 def _run_name() -> str:
     """'compile digits.yaml', 'compile digits@8a41c0b2d9e7'."""
-    model, at, digest = str(runtime.flow_run.parameters["spec"]).removeprefix("registered:").partition("@")
+    model, at, digest = str(runtime.flow_run.parameters.get("spec")).removeprefix("registered:").partition("@")
     return f"compile {model}{at}{digest[:12]}"
 
 

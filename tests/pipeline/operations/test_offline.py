@@ -26,12 +26,12 @@ from pipeline.operations.offline.carry import carry
 from pipeline.operations.offline.returned import Imported, import_results
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
-from validation.gpu.carried import Carried
 from validation.gpu.cases import load_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
+from validation.gpu.offline_bundle import OfflineBundle
 from validation.gpu.recorded import PackedArray, RecordingSession, pack, unpack
-from validation.gpu.results import CarriedTrial, Results, now
+from validation.gpu.results import OfflineTrial, Results, now
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -87,7 +87,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
 def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
     done = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
     assert done.code == 0, done.err
-    made = Carried.load(tmp_path / "out")
+    made = OfflineBundle.load(tmp_path / "out")
     assert [item.digest for item in made.engines] == done.json["engines"]
     assert {item.request.target.name for item in made.engines} == {"sm_89"}
     again = built.run("validate", "tiny", "--carry", tmp_path / "out")
@@ -239,7 +239,7 @@ def of_a_gpu(
     for answer in recorder.answers.values():
         exact = unpack(answer["logits"])
         answer["logits"] = pack((exact * (1 + noise * rng.standard_normal(exact.shape))).astype(exact.dtype))
-    item = CarriedTrial(
+    item = OfflineTrial(
         model="tiny", version="1", manifest=manifest.digest, golden=digest, engine=str(entry.digest),
         build_key=request.key, unit=unit, created_at=now(), outcome="passed", answers=recorder.answers,
     )  # fmt: skip

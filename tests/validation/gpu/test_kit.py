@@ -21,10 +21,10 @@ from validation.gpu.page import page
 from validation.gpu.results import (
     BatchCosts,
     BatchLatency,
-    CarriedTrial,
     DeviceLatency,
     KitTrial,
     ModelCosts,
+    OfflineTrial,
     PeerComparison,
     Results,
     Skipped,
@@ -214,7 +214,7 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
         kind="other generation", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_80",
         options={}, outcome="load failed", reason="no\nkernel image",
     )  # fmt: skip
-    published = CarriedTrial(
+    published = OfflineTrial(
         model="digits", version="4", manifest="", golden="", engine="", build_key="", unit="sm_90 int8 x",
         created_at="", outcome="passed",
     )  # fmt: skip

@@ -54,15 +54,15 @@ def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float
     count = max(item.needed or 0 for item in lacking)
     if count <= requests:
         return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
-    found = f"some {_rounded(count)} requests"
+    found = f"some {_round_up(count)} requests"
     if seconds is not None:
-        found += f" ({_rounded(math.ceil(seconds * count / requests))} s of such traffic)"
+        found += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
     if any(item.note for item in lacking):
         return f"{found} or more are needed for a verdict"
     return f"{found} would likely suffice for an equal candidate"
 
 
-def _rounded(count: int) -> int:
+def _round_up(count: int) -> int:
     """A count to two digits, rounded up."""
     step = int(10 ** max(len(str(count)) - 2, 0))
     return math.ceil(count / step) * step

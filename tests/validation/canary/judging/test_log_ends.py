@@ -17,8 +17,8 @@ from tests.validation.canary.simulated_logs import (
     write_log,
 )
 from validation.canary import observations
-from validation.canary.judging.ends import MOST_IN_FLIGHT
 from validation.canary.judging.judge import judge
+from validation.canary.judging.log_ends import MOST_IN_FLIGHT
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import read_both, read_observations
 

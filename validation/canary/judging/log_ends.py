@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginery.core.text import pluralize
-from validation.canary.observations import Name, Observations
+from validation.canary.observations import Name, ObservationTable
 
 # So many requests in flight are not taken for the sign of a death.
 MOST_IN_FLIGHT = 8
@@ -31,7 +31,7 @@ class PairsEnd:
     notes: tuple[str, ...]
 
 
-def killed(role: str, side: Observations) -> str:
+def describe_kill(role: str, side: ObservationTable) -> str:
     """Why a side's log ends too early, whatever the other one holds: its engine or its replay was ended; else ''."""
     if side.died:
         return f"the {role}'s engine ended its process: {side.died}; find out why, mend it, run the canary again"
@@ -43,7 +43,7 @@ def killed(role: str, side: Observations) -> str:
     return ""
 
 
-def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing: bool) -> PairsEnd:
+def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore_missing: bool) -> PairsEnd:
     """What the end of two logs of the same requests says. ignore_missing: a side may see a part of the requests."""
     closed = candidate.ended and baseline.ended
     longest = 0.0 if candidate.ended or baseline.ended else _longest_in_flight(candidate, baseline)
@@ -60,7 +60,7 @@ def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing
         if len(young) > MOST_IN_FLIGHT:
             tail |= set(young)
         elif young:
-            notes.append(f"in flight to the {role} when the logs ended, and left out: request {_named(young)}")
+            notes.append(f"in flight to the {role} when the logs ended, and left out: request {_list_names(young)}")
             tail -= set(young)
         if not tail:
             continue
@@ -73,7 +73,9 @@ def end_of_pairs(candidate: Observations, baseline: Observations, ignore_missing
     return PairsEnd(tuple(in_flight), "; ".join(stopped), tuple(notes))
 
 
-def _unseen(side: Observations, other: Observations) -> tuple[dict[Name | None, float], set[Name | None], float]:
+def _unseen(
+    side: ObservationTable, other: ObservationTable
+) -> tuple[dict[Name | None, float], set[Name | None], float]:
     """Requests that only the other side saw, with their age in seconds when its log ends; which of them are behind the
     last one that both saw; the share of the others that this side saw."""
     seen, last = set(side.request), max(other.time)
@@ -84,12 +86,12 @@ def _unseen(side: Observations, other: Observations) -> tuple[dict[Name | None, 
     return unseen, tail, len(both) / float(both[-1] + 1)
 
 
-def _longest_in_flight(*sides: Observations) -> float:
+def _longest_in_flight(*sides: ObservationTable) -> float:
     """Seconds; the greatest latency counts for nothing unless it is the only one."""
     known = np.concatenate([np.asarray(side.latency, float) for side in sides])
     known = known[~np.isnan(known)]
     return float(np.quantile(known, _IN_FLIGHT, method="lower")) if len(known) else 0.0
 
 
-def _named(names: list[Name | None]) -> str:
+def _list_names(names: list[Name | None]) -> str:
     return ", ".join(str(name)[:60] for name in names)

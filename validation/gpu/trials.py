@@ -27,7 +27,7 @@ from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import load_cases
 from validation.gpu.probes import build_for_any_generation
 from validation.gpu.recorded import PackedArray, RecordingSession
-from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, Trial
+from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
 from validation.gpu.timing.clocks import DeviceClock
 from validation.gpu.timing.peaks import Peaks, measure_peaks
 from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
@@ -79,9 +79,9 @@ class TryEngine:
     terms: TrialTerms
     portable: bool = False
 
-    def run(self, context: WorkerContext) -> Trial:
+    def run(self, context: WorkerContext) -> TrialOutcome:
         """What became of it, with its times."""
-        backend, trial = discovery.configure(self.request.backend, dict(self.options)), Trial()
+        backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
         build = build_for_any_generation if self.portable else backend.build
         enter_phase("compiling")
         folder = context.workdir / "build"
@@ -90,7 +90,7 @@ class TryEngine:
         try:
             engine = _attempt("build failed", lambda: build(self.request, self.model, folder))
             build_s = time.perf_counter() - begun
-            trial = Trial(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
+            trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
             own = replace(engine, request=replace(self.request, target=self.here))
             return _measure(lambda: backend.open(own), self.request, self.model, self.cases, self.terms, trial)
         except _Failed as failed:
@@ -107,18 +107,18 @@ class TryPeer:
     cases: Path
     terms: TrialTerms
 
-    def run(self, context: WorkerContext) -> Trial:  # noqa: ARG002 - the protocol's
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """What became of it, with its times."""
         _share_caches(self.terms)
         try:
             opens = lambda: open_peer(self.peer, self.model, self.request, self.terms.device)  # noqa: E731
-            return _measure(opens, self.request, self.model, self.cases, replace(self.terms, peers=()), Trial())
+            return _measure(opens, self.request, self.model, self.cases, replace(self.terms, peers=()), TrialOutcome())
         except _Failed as failed:
-            return Trial(outcome=failed.outcome, reason=str(failed))
+            return TrialOutcome(outcome=failed.outcome, reason=str(failed))
 
 
 @dataclass(frozen=True)
-class ProveCarried:
+class ProveBundled:
     """Run an engine that was carried here on its golden cases, and keep its answers for who judges them."""
 
     request: BuildRequest
@@ -128,14 +128,14 @@ class ProveCarried:
     cases: Path
     terms: TrialTerms
 
-    def run(self, context: WorkerContext) -> Trial:  # noqa: ARG002 - the protocol's
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
         wanted, path = self.request, self.engine
         backend = discovery.configure(wanted.backend, dict(self.options))
         carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
-        trial = Trial(versions=dict(discovery.toolchain_of(backend)), answers=answers)
+        trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
 
         def check(session: Session) -> tuple[Check, ...]:
             return expected_checks("engine", RecordingSession(session, answers), golden, _budget(wanted))
@@ -158,7 +158,9 @@ class MeasurePeaks:
         return measure_peaks(self.device)
 
 
-def _measure(opens: Opens, request: BuildRequest, model: Path, cases: Path, terms: TrialTerms, trial: Trial) -> Trial:
+def _measure(
+    opens: Opens, request: BuildRequest, model: Path, cases: Path, terms: TrialTerms, trial: TrialOutcome
+) -> TrialOutcome:
     golden, _ = load_cases(cases)
     enter_phase("proving")
     trial = _prove(opens, lambda session: expected_checks("engine", session, golden, _budget(request)), trial)
@@ -170,7 +172,7 @@ def _measure(opens: Opens, request: BuildRequest, model: Path, cases: Path, term
     return replace(trial, races=tuple(_compare(opens, peer, request, model, golden, terms) for peer in terms.peers))
 
 
-def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: Trial) -> Trial:
+def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: TrialOutcome) -> TrialOutcome:
     """Load for the first time, which compiles kernels with some backends, and check the session."""
     begun = time.perf_counter()
     with _open(opens) as session:
@@ -188,7 +190,7 @@ def _budget(request: BuildRequest) -> Budgets:
     return budgets("quantization", request.precision, None)
 
 
-def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: Trial) -> Trial:
+def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
     """Latency at each size of the cases, copies included, and the device's own time where the session tells it."""
     begun = time.perf_counter()
     with _open(opens) as session:

@@ -16,9 +16,9 @@ from validation.gpu.cases import save_cases
 from validation.gpu.devices import find_device
 from validation.gpu.models import KitModel, write
 from validation.gpu.probes import any_generation_task, build_for_any_generation
-from validation.gpu.results import Skipped, Trial
+from validation.gpu.results import Skipped, TrialOutcome
 from validation.gpu.tasks import BuildTask, other_tasks, own_tasks, request_for
-from validation.gpu.trying import TrialTerms, TryEngine
+from validation.gpu.trials import TrialTerms, TryEngine
 from validation.limits.float64 import DoubleSession
 
 TERMS = TrialTerms("cpu", 0.01, Path())
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
     return made
 
 
-def tried(task: BuildTask, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> Trial:
+def tried(task: BuildTask, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> TrialOutcome:
     given = {**task.options, **options}
     trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS, portable)
     return trial.run(WorkerContext(workdir))

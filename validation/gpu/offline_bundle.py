@@ -39,7 +39,7 @@ class _Document:
 
 
 @dataclass(frozen=True)
-class CarriedEngine:
+class BundledEngine:
     """One engine. path: its file."""
 
     digest: str
@@ -53,14 +53,14 @@ class CarriedEngine:
 
 
 @dataclass(frozen=True)
-class Carried:
+class OfflineBundle:
     """What a folder holds. manifest, golden: digests of the version's manifest and golden set."""
 
     model: str
     version: str
     manifest: str
     golden: str
-    engines: tuple[CarriedEngine, ...]
+    engines: tuple[BundledEngine, ...]
     folder: Path
 
     def save(self) -> None:
@@ -70,7 +70,7 @@ class Carried:
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
     @classmethod
-    def load(cls, folder: Path) -> "Carried":
+    def load(cls, folder: Path) -> "OfflineBundle":
         """Read a folder and check its engines' digests. Raises IntegrityError for another, or a damaged one."""
         try:
             found = decode(json.loads((folder / "carry.json").read_bytes()), _Document)
@@ -84,7 +84,7 @@ class Carried:
             ) from error
 
 
-def _engines(document: _Document, folder: Path) -> Iterator[CarriedEngine]:
+def _engines(document: _Document, folder: Path) -> Iterator[BundledEngine]:
     for item in document.engines:
         digest, name = item.digest, item.file
         if not is_digest(digest) or Path(name).name != name:
@@ -92,4 +92,4 @@ def _engines(document: _Document, folder: Path) -> Iterator[CarriedEngine]:
         path = folder / "engines" / name
         if digest_of_file(path) != digest:
             raise ValueError(f"{path.name} was changed on the way")
-        yield CarriedEngine(digest, item.request, path)
+        yield BundledEngine(digest, item.request, path)
