@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from validation.latency.against import Ratio
 
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from enginery.core.errors import UnavailableError
+from enginery.core.reports.paired import Ratio
 from enginery.core.reports.proof import Check
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
