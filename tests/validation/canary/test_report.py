@@ -13,7 +13,6 @@ from validation.canary.judging.judge import Looks
 from validation.canary.report import continue_looks, read_report
 from validation.canary.views import mann_whitney
 
-
 LOOKS = {"requests": [4000], "fractions": [1.0], "level_pass": 0.05, "level_fail": 0.01}
 
 
