@@ -1,10 +1,11 @@
 """`enginery refit`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from builders.codec import encode
 from pipeline.commands.options import (
     emit_json,
     json_option,
@@ -17,8 +18,12 @@ from pipeline.commands.options import (
 from pipeline.commands.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.refit import Refit
+    from collections.abc import Sequence
+
+    from builders.types import BuildRequest
+    from pipeline.refit import PublishedRefit, Refit
     from pipeline.registry.manifest import Manifest
+    from pipeline.run import RunOptions
 
 
 @click.command()
@@ -47,7 +52,9 @@ def refit(
     registry: str,
     quiet: bool,
     as_json: bool,
-    **chosen: str | None,
+    targets: str | None,
+    precisions: str | None,
+    backends: str | None,
 ) -> None:
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
@@ -57,49 +64,47 @@ def refit(
     """
     base = _manifest(reference, registry)
     if Path(weights).suffix in (".yaml", ".yml"):
-        found, outcome = _with_spec(base, Path(weights), registry, quiet, dry_run, chosen)
+        from pipeline.run import RunOptions
+
+        options = RunOptions(registry, targets, precisions, backends)
+        found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
-        found, outcome = _with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
+        found, published = _refit_with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
     if as_json:
-        emit_json({"from": f"{base.model}@{base.version}", "units": [each.to_json() for each in found], **outcome})
+        units = [each.to_json() for each in found]
+        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(published) if published else {})})
     else:
-        _show(found, outcome, dry_run)
+        _show(found, published, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(each.engine for each in found) and not outcome.get("failed") else 1)
+        ctx.exit(0 if any(each.engine for each in found) and not (published and published.failed) else 1)
 
 
-def _with_spec(
-    base: "Manifest", spec: Path, registry: str, quiet: bool, dry_run: bool, chosen: dict[str, Any]
-) -> tuple[list["Refit"], dict[str, Any]]:
+def _refit_with_spec(
+    base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
+) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile import InProcess, compile_model, prepare
     from pipeline.intake.once import build_lock, lock_names
-    from pipeline.refit import refit_units, refitted
-    from pipeline.run import RunOptions, opened
+    from pipeline.refit import PublishedRefit, refit_units, refitted
+    from pipeline.run import opened
 
-    options = RunOptions(registry=registry, **chosen)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=not dry_run) as run:
         plan = prepare(run.spec, run.selection, run.shop, InProcess()).plan
         requests = [unit.request for unit in plan.wanted]
         if dry_run:
-            return _foreseen(requests, base), {}
+            return _foreseen(requests, base), None
         found = refit_units(requests, base, run.spec, run.shop)
         if not refitted(found):
-            return found, {}
+            return found, None
         with build_lock(run, lock_names(run, options)):
-            return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
+            built = compile_model(run.spec, run.selection, run.shop, InProcess())
+    return found, PublishedRefit.of(built)
 
 
-def _published(outcome: Any) -> dict[str, Any]:
-    failed = [f"{unit['target']} {unit['precision']} {unit['backend']}" for unit in outcome.failed]
-    place = {"model": outcome.model, "version": outcome.version, "channel_refusal": outcome.channel_refusal}
-    return {**place, "failed": failed}
-
-
-def _with_version(
+def _refit_with_version(
     base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
-) -> tuple[list["Refit"], dict[str, Any]]:
+) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from builders.local import LocalExecutor
-    from pipeline.refit import refit_units
+    from pipeline.refit import PublishedRefit, refit_units
     from pipeline.refit_version import publish_refitted, wanted_of
     from pipeline.registry.store import open_store
     from pipeline.revalidate import spec_of
@@ -107,22 +112,22 @@ def _with_version(
 
     wanted, without = wanted_of(base, other)
     if dry_run:
-        return [*_foreseen([each.request for each in wanted], base), *without], {}
+        return [*_foreseen([each.request for each in wanted], base), *without], None
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
         shop = Workshop(open_store(registry), executor, executor, progress)
         found = refit_units([each.request for each in wanted], base, spec_of(other), shop)
         done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
         if not done:
-            return [*found, *without], {}
+            return [*found, *without], None
         published = publish_refitted(base, other, done, "candidate", shop)
     units = {result.request.unit for result, _ in done}
-    failed = [entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable]
-    place = {"model": other.model, "version": published.version, "channel_refusal": published.channel_refusal}
-    return [*found, *without], {**place, "failed": failed}
+    failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
+    done_as = PublishedRefit(other.model, published.version, published.channel_refusal, failed)
+    return [*found, *without], done_as
 
 
-def _foreseen(requests: "list[Any]", base: "Manifest") -> list["Refit"]:
+def _foreseen(requests: "Sequence[BuildRequest]", base: "Manifest") -> list["Refit"]:
     from pipeline.refit import Refit, cannot
 
     entries = {entry.unit: entry for entry in base.engines if entry.usable}
@@ -145,13 +150,13 @@ def _manifest(reference: str, registry: str) -> "Manifest":
     return located.manifest
 
 
-def _show(found: "list[Refit]", outcome: dict[str, Any], dry_run: bool) -> None:
+def _show(found: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:
     done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
     rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
     print_table(("unit", "refitted", "why not"), rows)
-    if outcome.get("version"):
-        echo(f"{outcome['model']}@{outcome['version']} published")
+    if published and published.version:
+        echo(f"{published.model}@{published.version} published")
     elif not dry_run:
         echo("nothing was refitted and nothing published; `enginery build` compiles")
-    if outcome.get("channel_refusal"):
-        echo(f"the channel did not move: {outcome['channel_refusal']}", err=True)
+    if published and published.channel_refusal:
+        echo(f"the channel did not move: {published.channel_refusal}", err=True)
