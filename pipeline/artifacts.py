@@ -111,7 +111,7 @@ def version_markdown(document: Json, page: str | None) -> str:
         lines += ["", "## Drift by joint", "", *_table(rows)]
     if attributions := seen["attributions"]:
         lines += ["", "## Which node drifted", ""]
-        lines += [f"- {plain_text(item['name'])}: {plain_text(item['headline'])}" for item in attributions]
+        lines += [f"- {plain_text(item.name)}: {plain_text(item.headline)}" for item in attributions]
     if rows := latency_rows(seen["latencies"]):
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from builders.codec import encode
+from builders.codec import encode, encode_document
 from pipeline.registry.attributions import attributions
 from pipeline.registry.keys import failed_data_key, failed_page_key, page_data_key, page_key
 from pipeline.registry.latencies import latencies
@@ -73,5 +73,5 @@ def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: 
 def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> list[Json]:
     """The page's sections, with the units that each is about."""
     units = {item.name: list(item.units) for each in judged for item in each.attributed}
-    found = attributions(shop.store, manifest).items()
-    return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found]
+    found = attributions(shop.store, manifest)
+    return [{"name": name, "units": units.get(name, []), **encode_document(item)} for name, item in found.items()]

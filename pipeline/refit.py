@@ -17,6 +17,7 @@ from builders.refitting import Refitting
 from builders.types import BuildRequest
 from pipeline.causes import explain_change
 from pipeline.jobs.refit import RefitEngine
+from pipeline.outcome import Outcome
 from pipeline.progress.events import Finished
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.requests import request_of
@@ -40,6 +41,22 @@ class Refit:
     def to_json(self) -> dict[str, str | None]:
         """As JSON."""
         return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class PublishedRefit:
+    """The version that the refitted engines are in; None where none was fit. failed: names of units."""
+
+    model: str
+    version: str | None
+    channel_refusal: str | None
+    failed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "PublishedRefit":
+        """What a whole run published."""
+        failed = tuple(engine.unit for engine in outcome.failed)
+        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
 def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, shop: Workshop) -> list[Refit]:

@@ -7,7 +7,7 @@ from builders.cpu_kinds import this_kind
 from builders.host import describe_host
 from pipeline.moment import now
 from pipeline.values import Attributed, Built, Proof
-from validation.report import Report, judge
+from validation.report import Report, Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Judged:
     latency: str | None = None
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """'proven', 'unproven' or 'failed'."""
         return self.report.verdict if self.report else "failed"
 

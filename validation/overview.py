@@ -6,7 +6,8 @@ from typing import Any
 
 from builders.codec import decode
 from builders.types import PRECISIONS
-from validation.attribution.words import section
+from validation.attribution.result import NamedAttribution
+from validation.attribution.view import view_attribution
 from validation.distributions import distributions, worst_cases
 from validation.joints import JOINTS, side_by_side, stages
 from validation.latency.report import LatencyReport
@@ -44,7 +45,7 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
         "distributions": distributions(reports) if pictures else [],
         "worst": worst_cases(reports),
         "quantizations": quantizations(_records(manifest), dict.fromkeys(_untouched(manifest))) if pictures else [],
-        "attributions": [section(item) for item in manifest.get("attributions", ())],
+        "attributions": [view_attribution(decode(item, NamedAttribution)) for item in manifest.get("attributions", ())],
         "latencies": view_latencies(_latencies(manifest), pictures),
         "canaries": manifest.get("canaries", ()),
         "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),

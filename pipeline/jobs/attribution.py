@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.codec import decode
+from builders.codec import decode, encode_document
 from builders.errors import IntegrityError
 from builders.jobs import WorkerContext
 from builders.types import Precision, Session
@@ -16,7 +16,7 @@ from pipeline.jobs.engines import open_engine
 from pipeline.jobs.graphs import GraphRecipe
 from pipeline.jobs.limits import engine_limits, graph_limits
 from pipeline.registry.store import Store, open_store
-from pipeline.values import EngineBlob, Json
+from pipeline.values import EngineBlob
 from validation.report import Check
 from validation.task import TaskMetric
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.quantization.choice.proposal import Recipe
     from validation.attribution.onnx_graph import OnnxGraph
-    from validation.attribution.result import Attribution
+    from validation.attribution.result import Attribution, Proposal
     from validation.golden import GoldenSet
 
 
@@ -199,7 +199,9 @@ def _propose(
     before: Sequence[Check],
     judged: Callable[[Path], Sequence[Check]],
     workdir: Path,
-) -> Json:
+) -> "Proposal":
+    from dataclasses import replace
+
     from pipeline.quantization.choice.proposal import propose
     from pipeline.sources.onnx_model import save_onnx
 
@@ -210,13 +212,14 @@ def _propose(
         save_onnx(graph, path)
         return judged(runnable(path, recipe.precision))
 
-    return {**propose(recipe, found, before, judge), "searched": told.searched}
+    return replace(propose(recipe, found, before, judge), searched=told.searched)
 
 
-def _kept(place: Store, found: "Attribution", proposal: Json | None) -> AttributionFound:
+def _kept(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from dataclasses import replace
 
-    from validation.attribution.words import headline
+    from validation.attribution.formatting import summarize
+    from validation.attribution.result import MOST_ROWS
 
-    value = replace(found, proposal=proposal).to_json()
-    return AttributionFound(place.put_bytes(text_of(value)), headline(found))
+    value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)
+    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found))

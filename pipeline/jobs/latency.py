@@ -51,7 +51,7 @@ class MeasureEngine:
         from validation.latency.buckets import tuned_for
         from validation.latency.graph_costs import graph_costs
         from validation.latency.machine import machine
-        from validation.latency.measure import MeasureOptions, measure_engine
+        from validation.latency.measure import measure_engine
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
         wanted = self.engine.request
@@ -59,8 +59,8 @@ class MeasureEngine:
         made = fetch_engine(place, self.engine, workdir)
         buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
         imports = backend.load_runtime if isinstance(backend, Profiling) else None
-        options = MeasureOptions(terms.seconds, terms.streams)
-        measured = measure_engine(partial(open_engine, made), buckets, options, workdir, imports)
+        opens = partial(open_engine, made)
+        measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned = tuned_for(self.shapes.dims)
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch(place, wanted.model, workdir / "graph.onnx")

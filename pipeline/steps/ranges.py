@@ -22,7 +22,7 @@ from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.steps.engines import USUAL_MEMORY_MIB
 from pipeline.steps.keys import code_key, model_shapes, step_limits
-from pipeline.steps.race import engine_to_race
+from pipeline.steps.latency_probe import find_latency_probe
 from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
 from pipeline.workshop import Workshop
 
@@ -94,7 +94,7 @@ def choose(
     method = calibration_method(spec)
     if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
-    probe = engine_to_race(kind, spec, exported)
+    probe = find_latency_probe(kind, spec, exported)
     raced = [backend_root(probe.request.backend)] if probe and probe.request else []
     request = SearchQuantization(
         exported.model.digest,
