@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from builders.jobs import Job
-from builders.process import run_job
-from builders.types import Dim, TensorSpec
-from pipeline.jobs.latency import MeasureEngine
-from pipeline.registry.latencies import read_latency_report
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
+from enginery.core.proof.latency_report import BucketLatency, LatencyTerms, Quantile
+from enginery.core.types import Dim, TensorSpec
+from enginery.registry.evidence.latencies import read_latency_report
+from pipeline.compile.jobs.latency import MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build
-from validation.latency.report import BucketLatency, LatencyTerms, Quantile
 
 BATCH = Dim("batch", 1, 4, 8)
 SIDE = 512

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builders.plural import pluralize
-from builders.text import join_first
-from validation.quantization_record import FloatNode
+from enginery.core.proof.quantization_record import FloatNode
+from enginery.core.text import join_first, pluralize
 
 _LEFT = "left in"
 

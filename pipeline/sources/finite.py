@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx
 
-from builders.arrays import Array
-from builders.errors import ModelError
+from enginery.arrays.arrays import Array
+from enginery.core.errors import ModelError
 from pipeline.sources.walk import all_graphs, all_nodes
 
 # Operators that multiply with their constants, where no infinity is meant. Elsewhere one may be a mask or a bound.

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from builders.codec import encode
+from enginery.core.codec import encode
+from enginery.core.proof.latency_report import BucketLatency, LatencyReport
 from tests.validation.browser import CHROMIUM, laid_out
 from tests.validation.canary.reports import report
 from tests.validation.canary.test_page import hostile as hostile_canary
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
-from tests.validation.test_html import hostile
+from tests.validation.reporting.test_html import hostile
 from validation.canary.page import render as render_canary
-from validation.html import render
-from validation.latency.report import BucketLatency, LatencyReport
+from validation.reporting.html import render
 
 PICTURES = {"version": 11, "hostile version": 11, "canary": 4}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from validation.attribution.result import SegmentRow, TensorError
-from validation.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
+from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
 
 # Of noise energies: a segment that is alone to blame has so many times those of all others together.
 LONE = 10.0

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
+from enginery.core.proof.report import describe
 from validation.attribution.result import Attribution, Proposal, SegmentRow, TensorError
-from validation.report import describe
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
 SHOWN = 12

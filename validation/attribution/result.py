@@ -1,6 +1,6 @@
 """What attribution found: a ranked table, and what it rests on. Plain values with the names of the kept JSON.
 
-`builders.codec` writes and reads them (`encode_document`: an error of nothing at all is 'inf' decibels). No numpy here:
+`enginery.core.codec` writes and reads them (`encode_document`: an error of nothing at all is 'inf' decibels). No numpy here:
 a registry reads attributions where nothing is measured.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from builders.codec import OMIT_NONE
-from validation.report import Check
+from enginery.core.codec import OMIT_NONE
+from enginery.core.proof.report import Check
 
 # Rows that are kept.
 MOST_ROWS = 400

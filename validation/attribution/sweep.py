@@ -7,19 +7,19 @@ from typing import overload
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.errors import EngineryError
-from builders.types import Session, Tensors, TensorSpec
+from enginery.arrays.arrays import Array
+from enginery.core.errors import EngineryError
+from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart
 from validation.attribution.blame import explain_blame, is_of_the_cut
 from validation.attribution.cuts import GraphSegment, segments, shared, spread, unjoined, windows
 from validation.attribution.result import SegmentRow, Taps, ranked
 from validation.attribution.tappable import Tappable
 from validation.attribution.tensor_errors import describe_drift, measure_pair
-from validation.budget import Budget
-from validation.compare import run
-from validation.drift import Drift, is_exact, measure
-from validation.golden import Case
+from validation.comparison.sessions import run
+from validation.golden.golden_set import Case
+from validation.limits.budget import Budget
+from validation.metrics.drift import Drift, is_exact, measure
 
 MOST_CUTS = 64
 MOST_CASES = 4

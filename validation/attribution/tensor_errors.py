@@ -3,10 +3,10 @@
 import math
 from dataclasses import replace
 
-from builders.arrays import Array
+from enginery.arrays.arrays import Array
 from validation.attribution.result import TensorError
-from validation.drift import Drift, measure
-from validation.slice_limits import worst_slice
+from validation.metrics.drift import Drift, measure
+from validation.metrics.slice_limits import worst_slice
 
 
 def describe_drift(drift: Drift | None, note: str = "") -> TensorError:

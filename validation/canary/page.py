@@ -5,15 +5,15 @@ What observations and specs hold anybody may have written: the template escapes 
 
 from dataclasses import dataclass
 
-from builders.codec import encode
-from validation.canary.criteria import Criterion
-from validation.canary.describing import describe_interval, describe_power, describe_value
+from enginery.core.codec import encode
+from enginery.recording.outputs import EQUAL_DB
+from validation.canary.judging.criteria import Criterion
+from validation.canary.judging.describing import describe_interval, describe_power, describe_value
+from validation.canary.judging.thresholds import probability
 from validation.canary.observations import EngineIdentity
-from validation.canary.outputs import EQUAL_DB
 from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg
 from validation.canary.report import CanaryReport
-from validation.canary.thresholds import probability
-from validation.html import templates
+from validation.reporting.html import templates
 
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
 SYMBOLS = {"PASS": "✓", "FAIL": "✕", "INSUFFICIENT": "?"}

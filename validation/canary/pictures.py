@@ -6,7 +6,7 @@ Nothing that anybody wrote gets into a picture but the names of criteria, which 
 import math
 from collections.abc import Mapping, Sequence
 
-from validation.canary.criteria import Criterion
+from validation.canary.judging.criteria import Criterion
 from validation.canary.views import LatencyCourses, LatencyCurves, QuantileSlowdown
 from validation.plots.charts import Curve, Interval, ecdf, intervals, spanning
 from validation.plots.marks import Axis, Colour, Dot, Key, Line, Mark, Plot

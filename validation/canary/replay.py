@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from builders.types import Session, Tensors
-from validation.canary.outputs import Difference, difference, digest_of_outputs
-from validation.canary.traffic import RecordedRequest, RecordedTraffic
+from enginery.core.types import Session, Tensors
+from enginery.recording.outputs import Difference, difference, digest_of_outputs
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 
 WARMUP = 20
 

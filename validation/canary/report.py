@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from builders.codec import OMIT_NONE, decode, encode
-from builders.digest import digest_of
-from builders.errors import InputError, IntegrityError
-from validation.canary.criteria import Criterion, Verdict, verdict_of
-from validation.canary.judge import Judgement, Looks, overall
+from enginery.core.codec import OMIT_NONE, decode, encode
+from enginery.core.digest import digest_of
+from enginery.core.errors import InputError, IntegrityError
+from validation.canary.judging.criteria import Criterion, Verdict, verdict_of
+from validation.canary.judging.judge import Judgement, Looks, overall
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import EngineIdentity, Observations
-from validation.canary.thresholds import Thresholds
 from validation.canary.views import CanaryView, view_of
 from validation.statistics.evidence import Evidence
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.errors import DataError
-from validation.npz import stored_arrays
+from enginery.arrays.arrays import Array
+from enginery.arrays.npz import stored_arrays
+from enginery.core.errors import DataError
 
 START = 0.0
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builders.arrays import Array
-from validation.canary.criteria import REPLICATES, is_finite
+from enginery.arrays.arrays import Array
+from validation.canary.judging.criteria import REPLICATES, is_finite
 from validation.canary.observations import Observations
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import Evidence, Side

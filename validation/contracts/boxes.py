@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.types import Tensors
+from enginery.arrays.arrays import Array
+from enginery.core.types import Tensors
 
 Form = Literal["xyxy", "xywh", "cxcywh"]
 

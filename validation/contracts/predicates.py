@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.types import Tensors
+from enginery.arrays.arrays import Array
+from enginery.core.types import Tensors
 from validation.contracts.boxes import Boxes
 from validation.contracts.sequences import End, Sequence, rows_of, up_to
 

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builders.codec import encode_document
-from validation.budget import Budgets
-from validation.compare import case_checks
+from enginery.core.codec import encode_document
+from enginery.core.proof.report import Check
+from validation.comparison.sessions import case_checks
 from validation.contracts.repeats import digest
-from validation.golden import GoldenSet
-from validation.report import Check
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budgets
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from builders.codec import decode
-from builders.errors import InputError, IntegrityError
-from builders.types import Dim, sizes_product
+from enginery.core.codec import decode
+from enginery.core.errors import InputError, IntegrityError
+from enginery.core.types import Dim, sizes_product
 
 Values = Literal["realistic", "zeros", "ones", "extreme", "denormal", "nan"]
 VALUES: tuple[Values, ...] = get_args(Values)

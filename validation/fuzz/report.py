@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from enginery.core.proof.report import Check
 from validation.fuzz.cases import Values
-from validation.report import Check
 
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from builders.types import Dim, Tensors, TensorSpec
-from validation.batches import leading_dim
+from enginery.core.types import Dim, Tensors, TensorSpec
+from validation.data.batches import leading_dim
 from validation.fuzz.cases import FuzzCase, Values
 from validation.fuzz.outcome import FuzzOutcome, FuzzSides, try_case
 from validation.fuzz.report import FuzzedCase, FuzzReport, SmallestCase

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.codec import decode, encode
-from builders.digest import canonical_json, digest_of_file, is_digest
-from builders.errors import IntegrityError
-from builders.types import BuildRequest, Scalar
+from enginery.core.codec import decode, encode
+from enginery.core.digest import canonical_json, digest_of_file, is_digest
+from enginery.core.errors import IntegrityError
+from enginery.core.types import BuildRequest, Scalar
 
 KIND, FORMAT = "enginery-carried", 1
 

@@ -12,12 +12,12 @@ from typing import Literal
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.codec import decode, encode
-from builders.digest import canonical_json, digest_of_file, is_digest
-from builders.errors import DataError, IntegrityError
-from validation.golden import Case, GoldenSet
-from validation.npz import stored_arrays
+from enginery.arrays.arrays import Array
+from enginery.arrays.npz import stored_arrays
+from enginery.core.codec import decode, encode
+from enginery.core.digest import canonical_json, digest_of_file, is_digest
+from enginery.core.errors import DataError, IntegrityError
+from validation.golden.golden_set import Case, GoldenSet
 
 FORMAT = 1
 _BROKEN = (DataError, IntegrityError, OSError, ValueError, EOFError, RecursionError)

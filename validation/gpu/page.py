@@ -5,10 +5,10 @@ Without results it says that there are none. Nothing is added by hand, so nothin
 
 from collections.abc import Iterator, Sequence
 
-from builders.text import format_bytes
-from validation.gpu.peaks import Peaks
-from validation.gpu.peers import PEERS
+from enginery.core.text import format_bytes
 from validation.gpu.results import BatchCosts, BatchLatency, CarriedTrial, KitTrial, PeerComparison, Results
+from validation.gpu.timing.peaks import Peaks
+from validation.gpu.timing.peers import PEERS
 
 _HEAD = """\
 # What was seen on GPUs

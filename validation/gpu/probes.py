@@ -7,10 +7,10 @@ later by its documentation; whether Hopper counts is seen by trying, as with eng
 import importlib
 from pathlib import Path
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Engine
+from builders.backends import discovery
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine
 from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel
 from validation.gpu.tasks import BuildTask, model_key, request_for
@@ -21,9 +21,9 @@ ANY_GENERATION = "any generation"
 
 def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:
     """The probe, where TensorRT for RTX is installed and the device is a GPU."""
-    if device.is_cpu or BACKEND not in backends.names():
+    if device.is_cpu or BACKEND not in discovery.names():
         return None
-    backend = backends.configure(BACKEND, {})
+    backend = discovery.configure(BACKEND, {})
     if not backend.versions():
         return None
     request = request_for(backend, model, device.target)

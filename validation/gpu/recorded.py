@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.errors import DataError, IntegrityError
-from builders.types import Session, Tensors, TensorSpec
+from enginery.arrays.arrays import Array
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import Session, Tensors, TensorSpec
 
 # Of one array, unpacked: a small text must not fill the memory of whoever reads it.
 MAX_BYTES = 256 << 20

@@ -9,7 +9,7 @@ tries                         each with kind ('engine', 'other generation', 'any
 skipped                       what was not tried, and why
 carried                       published engines: what they are, and their answers, for `enginery validate --import`
 
-A field that was not measured is left out. `builders.codec` writes and reads all of it.
+A field that was not measured is left out. `enginery.core.codec` writes and reads all of it.
 """
 
 import json
@@ -19,15 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from builders.codec import OMIT_NONE, decode, encode
-from builders.digest import canonical_json
-from builders.errors import IntegrityError
-from builders.types import Scalar
-from validation.gpu.peaks import Peaks
+from enginery.core.codec import OMIT_NONE, decode, encode
+from enginery.core.digest import canonical_json
+from enginery.core.errors import IntegrityError
+from enginery.core.proof.latency_report import Quantile
+from enginery.core.proof.report import Check
+from enginery.core.types import Scalar
 from validation.gpu.recorded import Answers
+from validation.gpu.timing.peaks import Peaks
 from validation.latency.paired_report import Ratio
-from validation.latency.report import Quantile
-from validation.report import Check
 
 KIND, FORMAT = "enginery-gpu-results", 1
 # Answers of carried engines are in it.

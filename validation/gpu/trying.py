@@ -1,4 +1,4 @@
-"""One try, in a process of its own (`builders.process`): build, load, prove, time, compare; what became of it.
+"""One try, in a process of its own (`builders.execution.process`): build, load, prove, time, compare; what became of it.
 
 A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
 whose words.
@@ -14,29 +14,29 @@ from typing import TypeVar
 
 import numpy as np
 
-from builders import backends
-from builders.arrays import Array
-from builders.errors import EngineryError, UnavailableError
-from builders.jobs import WorkerContext
-from builders.plural import pluralize
-from builders.process import enter_phase
-from builders.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
-from validation.budget import Budgets, budgets
-from validation.compare import expected_checks, run
-from validation.golden import GoldenSet
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
+from enginery.arrays.arrays import Array
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.proof.report import Check, describe
+from enginery.core.text import pluralize
+from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from validation.comparison.sessions import expected_checks, run
+from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import load_cases
-from validation.gpu.clocks import DeviceClock
-from validation.gpu.peaks import Peaks, measure_peaks
-from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
 from validation.gpu.probes import build_for_any_generation
 from validation.gpu.recorded import PackedArray, RecordingSession
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, Trial
-from validation.latency.loop import latencies
+from validation.gpu.timing.clocks import DeviceClock
+from validation.gpu.timing.peaks import Peaks, measure_peaks
+from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
+from validation.latency.measurement.loop import latencies
+from validation.latency.measurement.quantiles import quantiles
+from validation.latency.measurement.warmup import warm_up
 from validation.latency.paired import compare_times, run_interleaved
-from validation.latency.quantiles import quantiles
 from validation.latency.system_load import SystemLoadMonitor
-from validation.latency.warmup import warm_up
-from validation.report import Check, describe
+from validation.limits.budget import Budgets, budgets
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]
@@ -81,7 +81,7 @@ class TryEngine:
 
     def run(self, context: WorkerContext) -> Trial:
         """What became of it, with its times."""
-        backend, trial = backends.configure(self.request.backend, dict(self.options)), Trial()
+        backend, trial = discovery.configure(self.request.backend, dict(self.options)), Trial()
         build = build_for_any_generation if self.portable else backend.build
         enter_phase("compiling")
         folder = context.workdir / "build"
@@ -131,11 +131,11 @@ class ProveCarried:
     def run(self, context: WorkerContext) -> Trial:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
         wanted, path = self.request, self.engine
-        backend = backends.configure(wanted.backend, dict(self.options))
+        backend = discovery.configure(wanted.backend, dict(self.options))
         carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
-        trial = Trial(versions=dict(backends.toolchain_of(backend)), answers=answers)
+        trial = Trial(versions=dict(discovery.toolchain_of(backend)), answers=answers)
 
         def check(session: Session) -> tuple[Check, ...]:
             return expected_checks("engine", RecordingSession(session, answers), golden, _budget(wanted))
@@ -207,7 +207,7 @@ def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
 
 
 def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """As `compare.run` gives inputs to a session that takes fp16."""
+    """As `comparison.sessions.run` gives inputs to a session that takes fp16."""
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from builders.profiles import NodeTime, RunProfile
-from validation.latency.breakdown_report import NodeCost, NodeTimes, OperatorTime, Roofs, TimeBreakdown, TimedNode
-from validation.latency.costs import cost_of_node, graph_cost, uncounted
-from validation.latency.diagnosis import diagnose_node, diagnose_run
-from validation.latency.fusion import traffic
-from validation.latency.graph_costs import GraphCosts
+from builders.backends.run_profiles import NodeTime, RunProfile
+from enginery.core.proof.latency_breakdown import NodeCost, NodeTimes, OperatorTime, Roofs, TimeBreakdown, TimedNode
+from validation.latency.roofline.costs import cost_of_node, graph_cost, uncounted
+from validation.latency.roofline.diagnosis import diagnose_node, diagnose_run
+from validation.latency.roofline.fusion import traffic
+from validation.latency.roofline.graph_costs import GraphCosts
 
 # Nodes that are kept of a large model, the slowest first.
 MOST_NODES = 200

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from builders.text import join_first
-from validation.latency.between import LEAST_PROCESSES
-from validation.latency.breakdown_report import MemoryTraffic, TimeBreakdown, TimedNode
+from enginery.core.proof.latency_breakdown import MemoryTraffic, TimeBreakdown, TimedNode
+from enginery.core.proof.latency_report import BucketLatency, LatencyReport, Quantile
+from enginery.core.text import join_first
+from validation.latency.measurement.between import LEAST_PROCESSES
 from validation.latency.paired_report import PairedBenchmark
-from validation.latency.report import BucketLatency, LatencyReport, Quantile
 from validation.plots.texts import seconds_text
 
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")

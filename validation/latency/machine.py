@@ -3,10 +3,10 @@
 import os
 import platform
 
-from builders.cpu_kinds import this_kind
-from builders.cpu_levels import cpu_name
-from builders.cuda import gpus
-from validation.latency.report import MachineKind
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.cpu_levels import cpu_name
+from enginery.core.hardware.cuda import gpus
+from enginery.core.proof.latency_report import MachineKind
 
 
 def machine() -> MachineKind:

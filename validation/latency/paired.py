@@ -15,11 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from builders.arrays import Array
-from builders.profiles import Prepared
-from builders.types import Session, Tensors
-from validation.latency.loop import latencies, timed
-from validation.latency.once import taken
+from builders.backends.run_profiles import Prepared
+from enginery.arrays.arrays import Array
+from enginery.core.types import Session, Tensors
+from validation.latency.measurement.loop import latencies, timed
+from validation.latency.measurement.once import taken
 from validation.latency.paired_report import PairedTimes, Ratio, Verdict
 from validation.statistics.distributions import NORMAL, t_quantile
 from validation.statistics.rates import POWER

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from validation.latency.report import SystemLoad
+from enginery.core.proof.latency_report import SystemLoad
 
 Verdict = Literal["faster", "slower", "no difference shown"]
 

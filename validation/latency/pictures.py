@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from validation.latency.breakdown_report import Bound, Roofs, TimeBreakdown, TimedNode
+from enginery.core.proof.latency_breakdown import Bound, Roofs, TimeBreakdown, TimedNode
+from enginery.core.proof.latency_report import BucketLatency
 from validation.latency.formatting import format_count
-from validation.latency.report import BucketLatency
 from validation.plots.charts import Curve, Point, ecdf, loglog, spanning
 from validation.plots.marks import Axis, Colour, Key, Line
 from validation.plots.svg import svg

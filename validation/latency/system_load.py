@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from validation.latency.report import SystemLoad
+from enginery.core.proof.latency_report import SystemLoad
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from enginery.core.proof.latency_report import LatencyReport
 from validation.latency.formatting import (
     COLUMNS,
     NODE_COLUMNS,
@@ -16,7 +17,6 @@ from validation.latency.formatting import (
     name_bound,
 )
 from validation.latency.pictures import distribution_svg, roofline_svg
-from validation.latency.report import LatencyReport
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LatencyView:
 
 
 def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[LatencyView]:
-    """One section per report. latencies: by the engine's digest, as `pipeline.registry.latencies` gives them."""
+    """One section per report. latencies: by the engine's digest, as `enginery.registry.evidence.latencies` gives them."""
     found = [_view(report, pictures) for each in latencies.values() for report in each]
     return sorted(found, key=lambda view: view.name)
 

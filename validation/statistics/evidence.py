@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builders.arrays import Array
+from enginery.arrays.arrays import Array
 
 
 @dataclass(frozen=True)

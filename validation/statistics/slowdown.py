@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builders.arrays import Array
+from enginery.arrays.arrays import Array
 from validation.statistics.blocks import LEAST_BLOCKS, drawn, quantile_replicates
 from validation.statistics.evidence import Evidence
 from validation.statistics.memory import LEAST_INDEPENDENT, memories_of, memory_of

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graphs.graph import finish
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.sites import Site, find_sites, prepared
+from enginery.core.proof.quantization_record import FloatNode
+from pipeline.graphs.graph import finish
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq
-from validation.quantization_record import FloatNode
 
 OP_TYPES = ("Gemm", "MatMul")
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.arrays import Array
-from pipeline.quantization.graphs.graph import constants
-from pipeline.quantization.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
+from enginery.arrays.arrays import Array
+from pipeline.graphs.graph import constants
+from pipeline.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
 
 
 class Insertion:

@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from builders.arrays import Array
-from builders.types import QuantizationScheme
-from pipeline.quantization.graphs.graph import constants, finish, tidy_from
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.sites import Site, find_sites, prepared
+from enginery.arrays.arrays import Array
+from enginery.core.proof.quantization_record import FloatNode
+from enginery.core.types import QuantizationScheme
+from pipeline.graphs.graph import constants, finish, tidy_from
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import Insertion
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
 from pipeline.quantization.schemes.qdq import carries_qdq
-from validation.quantization_record import FloatNode
 
 BLOCKS = (128, 64)
 # int4 and blocks exist in ONNX from these versions on.

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from builders.codec import encode
+from enginery.core.codec import encode
+from enginery.recording.recorder import header_of
+from enginery.registry.manifest import Manifest
 from pipeline.canary.engines import ChosenEngine
-from pipeline.registry.manifest import Manifest
 from tests.validation.canary.simulated import pair_evidence
 from validation.canary.observations import EngineIdentity
-from validation.canary.recorder import header_of
 
 
 def identity(manifest: Manifest) -> EngineIdentity:

@@ -6,20 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from builders.codec import decode, encode_document
-from builders.errors import IntegrityError
+from enginery.core.codec import decode, encode_document
+from enginery.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
-from tests.validation.test_html import Page
-from validation.attribution.formatting import (
-    describe_attribution,
-    describe_taps,
-    format_error,
-    format_row,
-    summarize,
-)
+from tests.validation.reporting.test_html import Page
+from validation.attribution.formatting import describe_attribution, describe_taps, format_error, format_row, summarize
 from validation.attribution.result import NamedAttribution, Proposal, Taps, TensorError, ranked
-from validation.budget import Budget, Budgets
-from validation.html import render
+from validation.limits.budget import Budget, Budgets
+from validation.reporting.html import render
 
 FOUND = decode(attribution(), NamedAttribution)
 

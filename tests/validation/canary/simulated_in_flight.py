@@ -4,10 +4,10 @@ from heapq import heapreplace
 
 import numpy as np
 
-from builders.arrays import Array
+from enginery.arrays.arrays import Array
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import segments
-from validation.canary.pairing import design_block
+from validation.canary.judging.pairing import design_block
 from validation.statistics.evidence import Evidence, side
 
 # How long the machine keeps its speed, in requests (AR(1)), and by how much it varies.

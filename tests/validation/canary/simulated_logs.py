@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from builders.codec import encode
+from enginery.core.codec import encode
+from enginery.recording.recorder import end_of, header_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import Observations
-from validation.canary.recorder import end_of, header_of
-from validation.canary.thresholds import Thresholds
 
 Rng = np.random.Generator
 Array = np.ndarray[Any, Any]

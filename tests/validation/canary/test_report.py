@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from builders.codec import encode
-from builders.digest import digest_of
-from builders.errors import InputError, IntegrityError
+from enginery.core.codec import encode
+from enginery.core.digest import digest_of
+from enginery.core.errors import InputError, IntegrityError
 from tests.validation.canary.reports import observations, report
-from validation.canary.judge import Looks
+from validation.canary.judging.judge import Looks
 from validation.canary.report import continue_looks, read_report
 from validation.canary.views import mann_whitney
 

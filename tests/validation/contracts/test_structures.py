@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.codec import decode
+from enginery.core.codec import decode
 from validation.contracts.boxes import corners_of, overlaps
 from validation.contracts.predicates import Structure
 from validation.contracts.sequences import _edits

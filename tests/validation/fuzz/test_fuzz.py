@@ -5,16 +5,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from builders.codec import encode_document
-from builders.errors import InputError, ModelError
-from builders.types import Dim, TensorSpec
+from enginery.core.codec import encode_document
+from enginery.core.errors import InputError, ModelError
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
-from validation.budget import default_budget
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, parse_histogram, parse_only
 from validation.fuzz.outcome import FuzzSides
 from validation.fuzz.run import FuzzRun, fuzz
 from validation.fuzz.values import make
-from validation.limits import StagedLimits
+from validation.limits.budget import default_budget
+from validation.limits.on_demand import StagedLimits
 
 BUDGET = default_budget("engine", "fp32")
 

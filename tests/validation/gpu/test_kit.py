@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from validation.latency.against import Ratio
 
-from builders.errors import UnavailableError
-from builders.jobs import Job
-from builders.process import run_job
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
+from enginery.core.errors import UnavailableError
+from enginery.core.proof.report import Check
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
 from validation.gpu.page import page
-from validation.gpu.peaks import Peaks
 from validation.gpu.results import (
     BatchCosts,
     BatchLatency,
@@ -30,8 +30,8 @@ from validation.gpu.results import (
     Skipped,
     now,
 )
-from validation.latency.quantiles import Quantile
-from validation.report import Check
+from validation.gpu.timing.peaks import Peaks
+from validation.latency.measurement.quantiles import Quantile
 
 ROOT = Path(__file__).parents[3]
 # What a GPU machine with torch, numpy and onnx does not have.

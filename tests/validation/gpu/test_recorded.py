@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from builders.codec import decode, encode
-from builders.errors import DataError, IntegrityError
-from builders.types import TensorSpec
+from enginery.core.codec import decode, encode
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import TensorSpec
 from validation.gpu.recorded import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
 
 ARRAYS = hnp.arrays(

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from builders.profiles import NodeTime, RunProfile
+from builders.backends.run_profiles import NodeTime, RunProfile
+from enginery.core.proof.latency_breakdown import Roofs
+from enginery.core.proof.latency_report import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
 from validation.latency.breakdown import break_down, executed_costs
-from validation.latency.breakdown_report import Roofs
-from validation.latency.graph_costs import GraphCosts, GraphNode
-from validation.latency.quantiles import curve, quantiles
-from validation.latency.report import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
+from validation.latency.measurement.quantiles import curve, quantiles
+from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
 
 ENGINE = "e" * 64
 ROOFS = Roofs({"float32": 5.2e11, "int8": 1.6e12}, 1.9e10, 5e10, 18 << 20, 2.9e-5, 6e-7)

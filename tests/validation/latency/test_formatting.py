@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from builders.codec import decode, encode
+from enginery.core.codec import decode, encode
+from enginery.core.proof.latency_report import LatencyReport, Quantile, SystemLoad
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
-from validation.html import render
-from validation.latency.diagnosis import diagnose
 from validation.latency.formatting import (
     describe_diagnosis,
     describe_pair,
@@ -23,8 +22,9 @@ from validation.latency.formatting import (
 )
 from validation.latency.paired_report import PairedBenchmark, Ratio
 from validation.latency.pictures import roofline_svg
-from validation.latency.report import LatencyReport, Quantile, SystemLoad
+from validation.latency.roofline.diagnosis import diagnose
 from validation.latency.system_load import SystemLoadMonitor
+from validation.reporting.html import render
 
 
 def test_a_row_shows_intervals_and_what_is_missing():

@@ -1,0 +1,198 @@
+"""Reading JSON that somebody else may have written: every field has its type, and a wrong one is named with its path.
+
+Small on purpose, and standard library only: a serving node that pulls an engine needs nothing more than this.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from enginery.core.digest import is_digest
+from enginery.core.errors import IntegrityError
+from enginery.core.names import is_name
+from enginery.core.types import Scalar
+
+T = TypeVar("T")
+Word = TypeVar("Word", bound=str)
+
+MAX_ITEMS = 10_000
+MAX_DEPTH = 64
+MAX_TEXT = 1 << 20
+MAX_COUNT = (1 << 63) - 1
+
+
+class Malformed(IntegrityError):  # noqa: N818 - says what the document is
+    """A document that is not what its key says; the message starts with the path of the field."""
+
+
+def parse_json(data: bytes, limit: int) -> dict[str, object]:
+    """A JSON object of at most `limit` bytes, in UTF-8.
+
+    Raises Malformed; also for what JSON readers disagree about (a key given twice, NaN, a number beyond a double, half
+    a surrogate pair): such a document could say one thing here and another elsewhere.
+    """
+    if len(data) > limit:
+        raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
+    try:
+        value = json.loads(
+            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_twins
+        )
+        _check_surrogates(data, value)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"is not JSON ({error})") from error
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
+        _check_depth(value)
+    return mapping(value, "document")
+
+
+def _check_depth(value: object) -> None:
+    """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inner for item in items]
+    if level:
+        raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twin = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twin[:80]!r} is given twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def _check_surrogates(data: bytes, value: object) -> None:
+    """Half a surrogate pair can only come from an escape, and cannot be written as UTF-8 again: UnicodeEncodeError."""
+    if rb"\ud" in data.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def field(data: Mapping[str, object], name: str, read: Callable[[object, str], T], path: str = "") -> T:
+    """The field `name`, read by `read`. Raises Malformed if it is missing or wrong."""
+    where = f"{path}.{name}" if path else name
+    if name not in data:
+        raise Malformed(f"{where} is missing")
+    return read(data[name], where)
+
+
+def optional(read: Callable[[object, str], T]) -> Callable[[object, str], T | None]:
+    """A reader that also takes null."""
+    return lambda value, path: None if value is None else read(value, path)
+
+
+def many(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
+    """A reader of lists."""
+
+    def read_list(value: object, path: str) -> tuple[T, ...]:
+        if isinstance(value, list) and len(value) <= MAX_ITEMS:
+            return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
+        raise _wrong(value, path, f"a list of at most {MAX_ITEMS}")
+
+    return read_list
+
+
+def mapping(value: object, path: str) -> dict[str, object]:
+    """An object."""
+    if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+        return dict(value)
+    raise _wrong(value, path, f"an object of at most {MAX_ITEMS} keys")
+
+
+def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str, T]]:
+    """A reader of objects whose values `read` reads."""
+    return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
+
+
+def text(value: object, path: str) -> str:
+    """A string."""
+    if isinstance(value, str) and len(value) <= MAX_TEXT:
+        return value
+    raise _wrong(value, path, "a string")
+
+
+def name(value: object, path: str) -> str:
+    """A name that may become part of a path."""
+    if isinstance(value, str) and is_name(value):
+        return value
+    raise _wrong(value, path, "a name (lower case, no separators)")
+
+
+def digest(value: object, path: str) -> str:
+    """A digest."""
+    if isinstance(value, str) and is_digest(value):
+        return value
+    raise _wrong(value, path, "a SHA-256 in hexadecimal")
+
+
+def count(value: object, path: str) -> int:
+    """A whole number, zero or more."""
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
+    raise _wrong(value, path, "a whole number, zero or more")
+
+
+def number(value: object, path: str) -> float:
+    """A number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    raise _wrong(value, path, "a number")
+
+
+def quantity(value: object, path: str) -> float:
+    """A number, zero or more."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    raise _wrong(value, path, "a number, zero or more")
+
+
+def truth(value: object, path: str) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    raise _wrong(value, path, "true or false")
+
+
+def scalar(value: object, path: str) -> Scalar:
+    """A string, number or truth value."""
+    if isinstance(value, str | int | float):
+        return value
+    raise _wrong(value, path, "a string, a number, true or false")
+
+
+def one_of(*allowed: Word) -> Callable[[object, str], Word]:
+    """A reader of one of these words."""
+
+    def read_word(value: object, path: str) -> Word:
+        for word in allowed:
+            if word == value:
+                return word
+        raise _wrong(value, path, f"one of {', '.join(allowed)}")
+
+    return read_word
+
+
+def pair(value: object, path: str) -> tuple[int, int]:
+    """Two whole numbers."""
+    found = many(count)(value, path)
+    if len(found) != 2:
+        raise _wrong(value, path, "two whole numbers")
+    return found[0], found[1]
+
+
+def _wrong(value: object, path: str, wanted: str) -> Malformed:
+    return Malformed(f"{path} is {str(value)[:80]!r}; it must be {wanted}")

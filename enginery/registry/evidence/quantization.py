@@ -1,0 +1,38 @@
+"""The quantization records of a version: what quantizing did, per graph, kept as blobs beside the graphs."""
+
+from typing import TYPE_CHECKING
+
+from enginery.core import parsing
+from enginery.core.codec import decode
+from enginery.core.errors import IntegrityError
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+
+if TYPE_CHECKING:
+    from enginery.core.proof.quantization_record import QuantizationRecord
+
+# The manifest's sources of this name, with the flavour behind it, are records.
+RECORD = "quantization"
+# And of this name, recipes: how a graph was written (`pipeline.compile.jobs.graphs`).
+RECIPE = "recipe"
+FORMAT = 1
+MAX_BYTES = 64 << 20
+
+
+def quantization_records(store: Store, manifest: Manifest) -> dict[str, "QuantizationRecord"]:
+    """Record by the flavour's name. Raises IntegrityError."""
+    names = {name.removeprefix(f"{RECORD} "): digest for name, digest in manifest.sources.items() if _is_record(name)}
+    return {flavour: _read(store, flavour, digest) for flavour, digest in sorted(names.items())}
+
+
+def _is_record(source: str) -> bool:
+    return source.startswith(f"{RECORD} ")
+
+
+def _read(store: Store, flavour: str, digest: str) -> "QuantizationRecord":
+    from enginery.core.proof.quantization_record import QuantizationRecord
+
+    document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+    if document.get("format") != FORMAT:
+        raise IntegrityError(f"the quantization record of {flavour} is not of format {FORMAT}: upgrade enginery")
+    return decode(document, QuantizationRecord)

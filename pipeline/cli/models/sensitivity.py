@@ -1,0 +1,122 @@
+"""`enginery sensitivity`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from enginery.core.codec import decode, encode
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    say,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.compile.run_context import Workshop
+    from pipeline.quantization.search.chosen import GroupDamage, SearchDocument
+    from pipeline.spec.model import ModelSpec
+    from pipeline.values import Searched
+
+
+@click.command()
+@spec_argument
+@click.option(
+    "--activation",
+    type=click.Choice(["int8", "uint8"]),
+    default="int8",
+    show_default=True,
+    help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write frontier.json and frontier.svg to this folder.",
+)
+@spec_registry_option
+@progress_options
+@json_option
+def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
+    """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
+
+    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
+    """
+    from pipeline.orchestration.run import RunOptions, opened
+
+    with (
+        shown_progress(quiet) as progress,
+        opened(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
+    ):
+        choice, summary = _choice(activation, run.spec, run.shop)
+    document = encode(choice) | {"activation": activation, "summary": summary}
+    if out is not None:
+        from validation.reporting.pictures import frontier_svg
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "frontier.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
+        (out / "frontier.svg").write_text(frontier_svg(choice.recorded, standalone=True), "utf-8")
+        say(f"wrote {out / 'frontier.json'} and {out / 'frontier.svg'}")
+    if as_json:
+        emit_json(document)
+    else:
+        _print_choice(choice, summary)
+
+
+def _choice(activation: str, spec: "ModelSpec", shop: "Workshop") -> "tuple[SearchDocument, str]":
+    """The choice on record, or made now, and what it is in a line."""
+    from pipeline.compile import steps
+    from pipeline.compile.composition import InProcess, calibrate
+    from pipeline.quantization.search.chosen import SearchDocument
+
+    kind = _kind(activation, spec)
+    exported = steps.export(spec, shop)
+    chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
+    return decode(json.loads(shop.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
+
+
+def _kind(activation: str, spec: "ModelSpec") -> "Searched":
+    """The kind of int8 that the spec's backends write with these activations; else one with whole weights."""
+    from pipeline.compile.plan import Selection, candidates
+    from pipeline.values import Searched
+
+    found = [item.flavour.searched for item in candidates(spec, Selection())]
+    whole = Searched("int8" if activation == "int8" else "uint8")
+    return next((kind for kind in found if kind and kind.activation == activation), whole)
+
+
+def _print_choice(choice: "SearchDocument", summary: str) -> None:
+    from validation.reporting.pictures import decibels_text
+
+    _print_groups(choice.groups)
+    for point in choice.frontier:
+        run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
+        echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
+    echo(f"chosen: {summary}")
+
+
+def _print_groups(groups: "Sequence[GroupDamage]") -> None:
+    from validation.reporting.pictures import decibels_text
+
+    measured = any(group.int8_ms is not None for group in groups)
+    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
+    rows = []
+    for group in groups:
+        strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
+        facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
+        times = [_times(group)] if measured else []
+        rows.append([*facts, f"{group.clip:.2f}", *times, "yes" if group.kept else "left in float"])
+    title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    print_table(heads, rows, title=title)
+
+
+def _times(group: "GroupDamage") -> str:
+    """The whole model's milliseconds without and with this group in int8."""
+    return "" if group.int8_ms is None else f"{group.float_ms:.3g} -> {group.int8_ms:.3g} ms"

@@ -1,0 +1,124 @@
+"""`enginery compare`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from enginery.core.codec import encode
+from pipeline.cli.options import (
+    backends_option,
+    emit_json,
+    jobs_option,
+    json_option,
+    precisions_option,
+    progress_options,
+    say,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+    target_option,
+)
+from pipeline.cli.tables import echo
+
+if TYPE_CHECKING:
+    from pipeline.operations.compare.report import Comparison
+    from pipeline.operations.compare.run import CompareOptions
+
+
+@click.command()
+@spec_argument
+@target_option
+@precisions_option("all of the spec")
+@backends_option("every one that is installed")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 600, min_open=True),
+    default=0.2,
+    show_default=True,
+    help="Seconds of timing for each bucket; ten times as long for two engines side by side.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of the interleaved runs."
+)
+@spec_registry_option
+@jobs_option
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result to this file, as Markdown."
+)
+@progress_options
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    /,
+    spec: str,
+    target: str,
+    backends: str | None,
+    precisions: str | None,
+    seconds: float,
+    seed: int,
+    registry: str | None,
+    jobs: int | None,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Build SPEC with every backend that can, for one target, and compare quality and latency.
+
+    Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
+    Exit code 1 when there is nothing to recommend.
+    """
+    from enginery.registry.store.atomic_write import make_folder, reachable, write_whole
+    from pipeline.compile.composition import InProcess
+    from pipeline.operations.compare import run
+    from pipeline.operations.compare.formatting import format_markdown
+    from pipeline.orchestration.run import RunOptions, opened
+
+    if out is not None:
+        # Now, and not when everything is built and timed.
+        with reachable(f"writing {out}"):
+            make_folder(out.parent)
+    options = RunOptions(registry=registry, jobs=jobs)
+    with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
+        wanted = _read_options(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
+        found = run.compare(opened_run.spec, wanted, opened_run.shop, InProcess())
+    if as_json:
+        emit_json(encode(found))
+    else:
+        _show(found)
+    if out is not None:
+        write_whole(out, format_markdown(found).encode())
+        say(f"written: {out}")
+    ctx.exit(0 if found.recommendation.unit else 1)
+
+
+def _read_options(
+    target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
+) -> "CompareOptions":
+    from enginery.core.errors import UnknownNameError
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.types import PRECISIONS
+    from pipeline.operations.compare.run import CompareOptions
+    from pipeline.orchestration.run import not_in_spec
+
+    wanted = _words(precisions)
+    for name in wanted:
+        if name not in known:
+            raise UnknownNameError(not_in_spec("precisions", name, known, PRECISIONS))
+    chosen = tuple(item for item in PRECISIONS if item in wanted)
+    return CompareOptions(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
+
+
+def _words(text: str | None) -> list[str]:
+    return (text or "").replace(",", " ").split()
+
+
+def _show(found: "Comparison") -> None:
+    from pipeline.cli.tables import print_table
+    from pipeline.operations.compare.formatting import describe_comparison, format_heading, format_rows
+
+    echo(format_heading(found))
+    print_table(*format_rows(found))
+    for line in describe_comparison(found):
+        echo(line)

@@ -1,0 +1,116 @@
+"""One engine over several fresh processes: how long it takes to load, what it holds in memory, how fast it answers."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from enginery.core.proof.latency_report import BucketLatency, EngineLatency, SystemLoad
+from validation.latency.measurement.between import quantiles_between
+from validation.latency.measurement.buckets import BucketInputs
+from validation.latency.measurement.fork import measured_apart
+from validation.latency.measurement.loop import LEAST_RUNS, streams_per_second, timed
+from validation.latency.measurement.once import Opens, ProcessMeasurement, Series, SizeFigures, measure_once, taken
+from validation.latency.measurement.quantiles import curve
+from validation.latency.measurement.warmup import warm_up
+from validation.latency.system_load import SystemLoadMonitor
+
+# Processes that an engine is measured in; fewer where one takes longer than so many seconds.
+PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
+
+
+def measure_engine(
+    opens: Opens,
+    buckets: Sequence[BucketInputs],
+    seconds: float,
+    workdir: Path,
+    imports: Callable[[], None] | None = None,
+    streams: int = 1,
+    processes: int = PROCESSES,
+) -> EngineLatency:
+    """Open an engine in each of several processes and measure it at each of its sizes.
+
+    seconds: for each bucket, over all processes.  workdir: for what the processes leave.  imports: imports the runtime,
+    which is then timed apart and must not have been imported here.  streams: as many sessions at once, each in a
+    thread, for the throughput; 1: none.  processes: one after the other; 1: in this process.
+    Raises what `imports`, `opens` and the session raise.
+    """
+    work = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
+    monitor = SystemLoadMonitor()
+    found = [work()] if processes == 1 else _run_processes(work, seconds, processes, workdir)
+    load = monitor.stop()
+    rows = [
+        _bucket(bucket, [(each.figures.sizes[index], each.series[index]) for each in found], load)
+        for index, bucket in enumerate(buckets)
+    ]
+    if streams > 1:
+        rows = [_with_streams(opens, bucket, row, streams, seconds) for bucket, row in zip(buckets, rows, strict=True)]
+    figures = [each.figures for each in found]
+    return EngineLatency(
+        load_s=median(each.load_s for each in figures),
+        loaded_bytes=int(median(each.loaded_bytes for each in figures)),
+        memory_resettable=all(each.memory_resettable for each in figures),
+        buckets=tuple(rows),
+        import_s=_median_of([each.import_s for each in figures]),
+        processes=len(found),
+    )
+
+
+def _run_processes(
+    work: Callable[[], ProcessMeasurement], seconds: float, wanted: int, workdir: Path
+) -> list[ProcessMeasurement]:
+    found: list[ProcessMeasurement] = []
+    while len(found) < wanted:
+        folder = workdir / f"process-{len(found)}"
+        folder.mkdir()
+        took = timed(lambda place=folder: found.append(measured_apart(work, place)))  # type: ignore[misc]
+        if len(found) == 1 and took > COSTLY_S + seconds:
+            wanted = min(wanted, FEWER_PROCESSES)
+    return found
+
+
+def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]], load: SystemLoad) -> BucketLatency:
+    figures, series = zip(*processes, strict=True)
+    warm = [warm_up(each.session) for each in series]
+    kept = [each.session[discarded:] for each, (discarded, _) in zip(series, warm, strict=True)]
+    own = [each.runtime[warm_up(each.runtime)[0] :] for each in series if each.runtime is not None]
+    together = np.concatenate(kept)
+    return BucketLatency(
+        name=bucket.name,
+        sizes=dict(bucket.sizes),
+        items=bucket.items,
+        first_s=median(each.first_s for each in figures),
+        runs=sum(len(each.session) for each in series),
+        discarded=sum(discarded for discarded, _ in warm),
+        steady=all(steady for _, steady in warm),
+        mean_s=float(together.mean()),
+        quantiles=quantiles_between(kept),
+        curve=curve(together),
+        memory_bytes=int(median(each.memory_bytes for each in figures)),
+        surroundings=load,
+        runtime=quantiles_between(own, (0.5,))[0] if own else None,
+        process_medians_s=tuple(float(np.median(each)) for each in own or kept),
+        device_bytes=figures[-1].device_bytes,
+        device_s=_median_of([each.device_s for each in figures]),
+    )
+
+
+def _median_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _with_streams(
+    opens: Opens, bucket: BucketInputs, one: BucketLatency, streams: int, seconds: float
+) -> BucketLatency:
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(opens()) for _ in range(streams)]
+        runs = [partial(session.run, taken(session, bucket.inputs)) for session in sessions]
+        for run in runs:
+            run()
+        rate = streams_per_second(runs, seconds)
+    return replace(one, streams=streams, streams_items_per_s=rate * bucket.items)
