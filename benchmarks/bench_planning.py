@@ -23,7 +23,8 @@ import yaml
 from benchmarks import noop
 from builders.execution.jobs import UNWATCHED, Job, Watch
 from builders.execution.local import LocalExecutor
-from enginery.core.codec import decode, encode, result_type
+from builders.execution.requests import result_type
+from enginery.core.codec import decode, encode
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess, prepare
 from pipeline.compile.plan import Selection

@@ -3,7 +3,7 @@
     python -m benchmarks.bench_tvm_tuning [--minutes 2] [--turns 2]
 
 A network of three convolutions at 3x56x56, batch 1. Each turn goes on from the records of the one before. Ratios of
-medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.paired`).
+medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`latency.paired`).
 """
 
 import argparse

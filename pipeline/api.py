@@ -34,7 +34,7 @@ def build(
     jobs: processes that run at the same time; None: one per CPU.
     ray_address: the Ray cluster for executor 'ray'; None: one that is started for this run.
     wait_for_nodes_s: seconds that a unit waits for a suitable Ray node.
-    Raises InputError for an argument of another kind, and the other errors of `enginery.core.errors`; a unit that failed is
+    Raises InputError for an argument of another kind, and the other errors of `core.errors`; a unit that failed is
     in the outcome, not an error.
     """
     from pipeline.compile.composition import InProcess

@@ -1,8 +1,20 @@
 """What holds for all tests."""
 
+import secrets
+import shutil
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.s3 import answers, upload
+from enginery.registry.store.s3.store import S3Store
+from tests.enginery.faulty_proxy import FaultyProxy, proxying
+from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
+from tests.pipeline.projects import Project, write_project
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and with them everything that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,3 +29,84 @@ CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("enginery", CALM, derandomize=True)
 settings.register_profile("hunt", CALM, print_blob=True)
 settings.load_profile("enginery")
+
+
+@pytest.fixture
+def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    """A fresh project; nothing is built."""
+    write_project(tmp_path / "project")
+    return Project(tmp_path / "project", capsys)
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Project and registry after one build, to be copied."""
+    import subprocess
+    import sys
+
+    place = tmp_path_factory.mktemp("built")
+    write_project(place / "project")
+    command = [sys.executable, "-m", "pipeline.cli", "build", str(place / "project" / "tiny.yaml")]
+    subprocess.run([*command, "--registry", str(place / "registry")], check=True, capture_output=True)
+    return place
+
+
+@pytest.fixture
+def built(built_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    """A project of which version 1 is published; a copy, free to be changed."""
+    shutil.copytree(built_once, tmp_path / "place")
+    return Project(tmp_path / "place" / "project", capsys)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """URL of an S3 server with the bucket `BUCKET`."""
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def s3_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Credentials that moto takes, and a cache of this test's own."""
+    for name in FOREIGN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**ENVIRONMENT, "ENGINERY_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3_uri(s3_server: str, s3_environment: None) -> str:
+    """The URI of a place in the bucket where nothing is yet."""
+    return f"s3://{BUCKET}/{secrets.token_hex(8)}?endpoint={s3_server}"
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty registry in a folder; with `registries.on_each_store`, one of every kind."""
+    kind = getattr(request, "param", "file")
+    place = request.getfixturevalue("s3_uri") if kind == "s3" else tmp_path / "registry"
+    return open_store(place, create=True)
+
+
+@pytest.fixture(scope="session")
+def running_proxy(s3_server: str) -> Iterator[FaultyProxy]:
+    with proxying(s3_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(running_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
+    """A proxy without faults yet, in front of the S3 server; pauses are short, and parts have a thousand bytes."""
+    monkeypatch.setattr(answers, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(upload, "PART_BYTES", 1000)
+    running_proxy.fine()
+    return running_proxy
+
+
+@pytest.fixture
+def store_behind_proxy(proxy: FaultyProxy, s3_uri: str) -> S3Store:
+    """An empty registry that is reached through the proxy."""
+    store = open_store(f"{s3_uri.partition('?')[0]}?endpoint={proxy.url}", create=True)
+    assert isinstance(store, S3Store)
+    proxy.fine()
+    return store

@@ -1,6 +1,6 @@
 """Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
 
-A backend is a frozen dataclass (`enginery.core.types.Backend`) whose fields are its options. Any installed distribution adds
+A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.hardware.cpu_kinds import kind_named, kind_of
 from enginery.core.hardware.cpu_levels import HOST
 from enginery.core.text import suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target
+from enginery.core.untyped import Untyped
 
 GROUP = "enginery.backends"
 # Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.

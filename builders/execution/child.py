@@ -1,4 +1,4 @@
-"""The child's side of `builders.execution.process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
+"""The child's side of `execution.process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
 
 import ctypes
 import json
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import decode, decode_request, encode
+from builders.execution.requests import decode_request
+from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_to_json
 
 _PR_SET_PDEATHSIG = 1
@@ -22,7 +23,7 @@ _GUARD = "read _; kill -KILL 0"
 
 @dataclass(frozen=True)
 class ChildTask:
-    """What job.json holds. request: as `enginery.core.codec.encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+    """What job.json holds. request: as `requests.encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
 
     request: object
     store: str

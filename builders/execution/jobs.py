@@ -154,7 +154,7 @@ class Executor(Protocol):
     def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
         """Return the result of the job's request.
 
-        Raises StepError (`enginery.core.errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
+        Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
         get better by itself was tried again (`builders.execution.retries`).
         """
         ...

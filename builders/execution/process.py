@@ -1,6 +1,6 @@
 """Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `python -m builders.execution.child WORKDIR`; the child runs the request and
+The caller writes WORKDIR/job.json and starts `python -m builders.execution.child WORKDIR`; the child runs it and
 leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
 process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
 killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
@@ -26,8 +26,9 @@ from pathlib import Path
 from builders.execution.child import ChildTask
 from builders.execution.jobs import UNWATCHED, Job, Result, Usage, Watch
 from builders.execution.oom import oom_kills
+from builders.execution.requests import encode_request, result_type
 from builders.execution.resident import resident_mib
-from enginery.core.codec import decode, encode, encode_request, result_type
+from enginery.core.codec import decode, encode
 from enginery.core.errors import StepError, error_from_json
 
 TICK_S = 0.05

@@ -55,7 +55,7 @@ class Way:
 
     @classmethod
     def usual(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "Way":
-        """By this machine's cache (see `registry.store.cache.local_cache`), unless the registry itself is on this machine."""
+        """By this machine's cache (see `cache.local_cache`), unless the registry itself is on this machine."""
         return cls(None if store.near else local_cache(), progress, rehash)
 
     def deliver(self, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:

@@ -2,7 +2,7 @@
 
 Rules and where they are from:
 
-- Which release of TensorRT runs an engine, and which GPU beside the one it was built for: `enginery.core.hardware.compatibility`.
+- Which release of TensorRT runs an engine, and which GPU beside the one it was built for: `hardware.compatibility`.
 - The driver must be as new as the CUDA that the wheels of the runtime are for (CUDA release notes, "Minimum Required
   Driver Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
 - What engines of other compilers need installed, and of a CPU: `runtimes`.

@@ -4,7 +4,7 @@ A CPU engine has the status that it has on the machine's kind of CPU (`registry.
 
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
 capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
-(`enginery.core.hardware.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
+(`hardware.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
 equals a proven one before an unproven one; then the faster one, where all that are equal so far were timed on a machine
 of this kind (`speeds`), else by precision, as each kind of hardware likes it; and of several compilers' engines the
 first in the manifest, where they stand as the spec names its backends. A proof says nothing

@@ -1,7 +1,7 @@
 """What an engine needs installed, for every backend but TensorRT's own, which have rules of their own (`needs`).
 
 Which packages, and in which versions, is on record with each engine; whether others do is the backend's to say
-(`builders.backends.fitting`). Neither needs a compiler: a serving node asks, and nothing is imported that it may not have.
+(`backends.fitting`). Neither needs a compiler: a serving node asks, and nothing is imported that it may not have.
 """
 
 from builders.backends import discovery

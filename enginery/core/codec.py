@@ -1,4 +1,4 @@
-"""Requests and results as JSON and back, by the types of their fields: the one codec between a driver and a worker.
+"""Values as JSON and back, by the types of their fields: the one codec between a driver and a worker.
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
 resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and worked out anew when it is
@@ -8,7 +8,6 @@ documents that people read (`encode_document`) "nan". A name that is a keyword o
 """
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,6 @@ from enginery.core.errors import IntegrityError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-    from builders.execution.jobs import Request
 
 T = TypeVar("T")
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
@@ -95,32 +92,6 @@ def decode(data: object, kind: type[T]) -> T:
     except _Mismatch as error:
         raise IntegrityError(str(error)) from error
     return value
-
-
-def encode_request(request: "Request[object]") -> dict[str, object]:
-    """A request with the name of its class, as JSON: {"type": "package.module:Class", "fields": {...}}."""
-    kind = type(request)
-    return {"type": f"{kind.__module__}:{kind.__qualname__}", "fields": encode(request)}
-
-
-def decode_request(data: object) -> "Request[object]":
-    """The request that `encode_request` wrote; imports the module of its class. Raises IntegrityError."""
-    given = decode(data, _Request)
-    module, _, name = given.type.partition(":")
-    kind: type[Request[object]] = getattr(importlib.import_module(module), name)
-    return decode(given.fields, kind)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    type: str
-    fields: object
-
-
-def result_type(request: "Request[T]") -> type[T]:
-    """The type that the request's `run` is declared to return."""
-    kind: type[T] = get_type_hints(type(request).run)["return"]
-    return kind
 
 
 @cache

@@ -10,6 +10,8 @@ import json
 import re
 from pathlib import Path
 
+from enginery.core.errors import InputError
+
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -17,6 +19,13 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def is_digest(text: str) -> bool:
     """Whether `text` is a well-formed digest; the gate before any digest becomes part of a path."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is one. Raises InputError."""
+    if is_digest(digest):
+        return digest
+    raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
 
 
 def canonical_json(value: object) -> bytes:

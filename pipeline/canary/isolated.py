@@ -12,9 +12,9 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 from pipeline.canary.workers import Workers, is_thread_safe
 from validation.canary.concurrent import Segment, Timed
 from validation.canary.replay import Clock, Served, serve

@@ -1,6 +1,6 @@
 """Threads of an engine's process: as many requests in flight as there are threads.
 
-They share a session that several threads may run at once (`enginery.core.types.ThreadSafe`). Of any other each thread opens
+They share a session that several threads may run at once (`types.ThreadSafe`). Of any other each thread opens
 one of its own, which holds the engine's memory once more, as a server with so many instances does.
 """
 

@@ -17,60 +17,60 @@ from enginery.core.errors import EngineryError, SpecError
 from enginery.core.visible import visible
 from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 
-# What a command's file is called, and what it does, by section of `enginery --help`; those of every day first.
+# Where a command's file is, and what it does, by section of `enginery --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
-        "init": ("spec", "Write a commented starter spec."),
-        "plan": ("plan", "Show what would be built, and why."),
-        "build": ("build", "Build, prove and publish a model's engines."),
-        "status": ("status", "Show builds and their units, with phases and logs."),
-        "list": ("listing", "List models and versions."),
-        "show": ("registry", "Show one version and its engines."),
-        "pull": ("pull", "Download the engine for a machine, or follow a channel."),
-        "validate": ("validate", "Run a version's engines here and attach the proof."),
-        "promote": ("registry", "Point a channel to a version."),
-        "doctor": ("doctor", "Show what this machine can build and run."),
+        "init": ("models.spec", "Write a commented starter spec."),
+        "plan": ("models.plan", "Show what would be built, and why."),
+        "build": ("models.build", "Build, prove and publish a model's engines."),
+        "status": ("models.status", "Show builds and their units, with phases and logs."),
+        "list": ("registry.listing", "List models and versions."),
+        "show": ("registry.registry", "Show one version and its engines."),
+        "pull": ("registry.pull", "Download the engine for a machine, or follow a channel."),
+        "validate": ("operations.validate", "Run a version's engines here and attach the proof."),
+        "promote": ("registry.registry", "Point a channel to a version."),
+        "doctor": ("machines.doctor", "Show what this machine can build and run."),
     },
     "Quality and speed": {
-        "report": ("report", "Write the HTML page of a version or a canary."),
-        "profile": ("profile", "Time an engine here by bucket and node, or against another."),
-        "compare": ("compare", "Build with every backend, compare, and recommend one."),
-        "fuzz": ("fuzz", "Compare an engine with its graph on random inputs."),
-        "attribute": ("attribute", "Find the nodes of a graph or an engine that drifted."),
-        "sensitivity": ("sensitivity", "Rank parts of a model by their error in int8."),
-        "golden": ("golden", "Make, show, compare and freeze golden sets."),
-        "rebuild": ("rebuild", "Build an engine again: same bytes, same outputs?"),
-        "refit": ("refit", "Give engines new weights without building them."),
+        "report": ("models.report", "Write the HTML page of a version or a canary."),
+        "profile": ("operations.profile", "Time an engine here by bucket and node, or against another."),
+        "compare": ("operations.compare", "Build with every backend, compare, and recommend one."),
+        "fuzz": ("operations.fuzz", "Compare an engine with its graph on random inputs."),
+        "attribute": ("operations.attribute", "Find the nodes of a graph or an engine that drifted."),
+        "sensitivity": ("models.sensitivity", "Rank parts of a model by their error in int8."),
+        "golden": ("models.golden", "Make, show, compare and freeze golden sets."),
+        "rebuild": ("operations.rebuild", "Build an engine again: same bytes, same outputs?"),
+        "refit": ("operations.refit", "Give engines new weights without building them."),
     },
     "Serving": {
-        "resolve": ("pull", "Show which engines fit a machine, and why not the others."),
-        "rollback": ("registry", "Point a channel back to the version before."),
-        "history": ("channels", "Show who moved a channel, when and why."),
-        "policy": ("channels", "Show or set what a channel requires of a version."),
-        "record": ("record", "Record requests for a canary."),
-        "canary": ("canary", "Compare a candidate with the version in service."),
-        "fleet": ("fleet", "Compare a cluster's nodes with the registry."),
+        "resolve": ("registry.pull", "Show which engines fit a machine, and why not the others."),
+        "rollback": ("registry.registry", "Point a channel back to the version before."),
+        "history": ("registry.channels", "Show who moved a channel, when and why."),
+        "policy": ("registry.channels", "Show or set what a channel requires of a version."),
+        "record": ("operations.record", "Record requests for a canary."),
+        "canary": ("operations.canary", "Compare a candidate with the version in service."),
+        "fleet": ("machines.fleet", "Compare a cluster's nodes with the registry."),
     },
     "Registry": {
-        "verify": ("registry", "Re-hash the registry and report damage."),
-        "sign": ("trust", "Sign a version with a key or an identity."),
-        "verify-signature": ("trust", "Check the signatures of a version."),
-        "pin": ("retention", "Keep a version whatever its age."),
-        "unpin": ("retention", "Remove a pin."),
-        "gc": ("retention", "Delete what nothing needs any more, in two steps."),
-        "mirror": ("copies", "Copy versions to another registry."),
-        "export-oci": ("copies", "Write engines as OCI images."),
+        "verify": ("registry.registry", "Re-hash the registry and report damage."),
+        "sign": ("registry.trust", "Sign a version with a key or an identity."),
+        "verify-signature": ("registry.trust", "Check the signatures of a version."),
+        "pin": ("registry.retention", "Keep a version whatever its age."),
+        "unpin": ("registry.retention", "Remove a pin."),
+        "gc": ("registry.retention", "Delete what nothing needs any more, in two steps."),
+        "mirror": ("registry.copies", "Copy versions to another registry."),
+        "export-oci": ("registry.copies", "Write engines as OCI images."),
     },
     "Automation": {
-        "register": ("intake", "Store a spec in the registry, and let Prefect build it."),
-        "watch-specs": ("intake", "Register each new spec of a folder or bucket."),
-        "catalog": ("intake", "Build every spec of a folder, a bucket or the registry."),
-        "deploy": ("deploy", "Set up deployments and triggers on a Prefect server."),
-        "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
+        "register": ("models.intake", "Store a spec in the registry, and let Prefect build it."),
+        "watch-specs": ("models.intake", "Register each new spec of a folder or bucket."),
+        "catalog": ("models.intake", "Build every spec of a folder, a bucket or the registry."),
+        "deploy": ("machines.deploy", "Set up deployments and triggers on a Prefect server."),
+        "metrics": ("registry.metrics", "Serve a registry's numbers to Prometheus."),
     },
     "Reference": {
-        "backends": ("backends", "List compilers and what each builds and runs here."),
-        "schema": ("spec", "Print the JSON Schema of a spec."),
+        "backends": ("machines.backends", "List compilers and what each builds and runs here."),
+        "schema": ("models.spec", "Print the JSON Schema of a spec."),
     },
 }
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
@@ -193,7 +193,3 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
 
-It answers from the records as far as they go. What they lack is either made first (`composition.prepare`), so that every
+It answers from the records as far as they go. What they lack is either made first (`prepare`), so that every
 build key is complete, or left open: a unit whose graph is not on record is 'unknown'.
 """
 

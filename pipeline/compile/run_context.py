@@ -1,7 +1,7 @@
 """What the steps of one run share: the artifact store, the executors, the progress display, the memory of past work.
 
 A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
-(`pipeline.compile.closure`) and the versions of the packages that this code imports. A key that is on record is answered from
+(`compile.closure`) and the versions of the packages that this code imports. A key that is on record is answered from
 the record, so that a run with nothing to do imports nothing heavy.
 """
 
@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.jobs import Executor, Job, Result
-from enginery.core.codec import decode, encode_fields, result_type
+from builders.execution.requests import result_type
+from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.moment import now

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionAnswer:
-    """One graph or engine that was asked about. found: None where there is no attribution; `orchestration.sent_events.headline` says why.
+    """One graph or engine that was asked about. found: None where there is no attribution; `headline` says why.
 
     failed: whether it was tried and did not end; what cannot be taken apart at all has not failed.
     """

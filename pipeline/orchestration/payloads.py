@@ -1,6 +1,6 @@
 """The events that Enginery tells a Prefect server, and what is in each: the one place that says so.
 
-`pipeline.orchestration.events` sends nothing else, triggers read nothing else, and docs/deployments.md has the table that `markdown`
+`events` sends nothing else, triggers read nothing else, and docs/deployments.md has the table that `markdown`
 writes; tests hold all three to it. Nothing here knows Prefect.
 """
 

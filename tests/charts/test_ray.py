@@ -99,7 +99,7 @@ def test_kueue_is_told_what_it_needs() -> None:
 
 
 def test_groups_have_the_labels_that_builds_ask_for() -> None:
-    """As `pipeline.compile.steps.engines` asks Ray: enginery/sm is a generation's name; a product is one of its products."""
+    """As `steps.engines` asks Ray: enginery/sm is a generation's name; a product is one of its products."""
     known = {item.sm: item.products for item in GENERATIONS}
     for name, spec in clusters():
         for group in spec["workerGroupSpecs"]:

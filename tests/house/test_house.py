@@ -42,7 +42,7 @@ EXPECTED = {
     "lines builders": 0,
     "lines_of_scripts": 2,
     "lines_of_tests": 1,
-    "files_of_largest_folder": 5,
+    "files_of_largest_folder": 4,
     "full_folders": 0,
     "long_files": 1,
     "long_functions": 1,
@@ -64,7 +64,7 @@ EXPECTED = {
     "pull_rooms": 2,
     "functions_called_pull": 1,
     "publish_modules": 2,
-    "publish_rooms": 1,
+    "publish_rooms": 2,
     "readme_lines": 4,
     "long_prose": 1,
 }

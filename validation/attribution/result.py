@@ -1,6 +1,6 @@
 """What attribution found: a ranked table, and what it rests on. Plain values with the names of the kept JSON.
 
-`enginery.core.codec` writes and reads them (`encode_document`: an error of nothing at all is 'inf' decibels). No numpy here:
+`core.codec` writes and reads them (`encode_document`: an error of nothing at all is 'inf' decibels). No numpy here:
 a registry reads attributions where nothing is measured.
 """
 

@@ -1,4 +1,4 @@
-"""One try, in a process of its own (`builders.execution.process`): build, load, prove, time, compare; what became of it.
+"""One try, in a process of its own (`execution.process`): build, load, prove, time, compare; what became of it.
 
 A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
 whose words.

@@ -44,7 +44,7 @@ class LatencyView:
 
 
 def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[LatencyView]:
-    """One section per report. latencies: by the engine's digest, as `enginery.registry.evidence.latencies` gives them."""
+    """One section per report. latencies: by the engine's digest, as `evidence.latencies` gives them."""
     found = [_view(report, pictures) for each in latencies.values() for report in each]
     return sorted(found, key=lambda view: view.name)
 

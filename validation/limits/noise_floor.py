@@ -1,7 +1,7 @@
 """The noise floor: how far a model's float32 outputs are from exact ones, which no engine is to blame for.
 
 The model is run in float64 and in float32 on cases of the golden set. What an engine may differ by follows from that
-(`validation.limits.budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
+(`limits.budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
 "Accuracy and Stability of Numerical Algorithms", 2002, chapters 2 and 3: to first order, errors grow with the unit).
 """
 

@@ -1,6 +1,6 @@
 """The passes over two arrays behind a drift: chunks in float64 that stay in the cache, spread over threads.
 
-Each part is a mapping of the fields of `validation.metrics.drift.Drift`. Parts come in order and are added up in order, so the
+Each part is a mapping of the fields of `drift.Drift`. Parts come in order and are added up in order, so the
 result does not depend on the threads.
 """
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def render(version_report: Mapping[str, object]) -> str:
     """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
 
-    Each failure has unit, kind, reason, log and command, as `enginery.core.types.BuildFailure` has. `quantization`, if any:
+    Each failure has unit, kind, reason, log and command, as `types.BuildFailure` has. `quantization`, if any:
     flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
     `validation.attribution.result` has it, with `name` and `units`.  `latencies`, if any: latency reports by the digest
     of their engine.  `canaries`, if any: verdicts, each with target, verdict, reason, against, unit, created_at and
     report.
     """
-    return templates().get_template("report.html.j2").render(overview(version_report))
+    return templates().get_template("reporting/report.html.j2").render(overview(version_report))
 
 
 @cache

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, ClassVar
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
-from builders.untyped import Untyped
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, host_level, lacking, level_of
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import torch

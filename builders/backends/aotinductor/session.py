@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from builders.untyped import Untyped
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Engine, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 class PackageSession:

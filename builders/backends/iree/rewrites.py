@@ -7,8 +7,8 @@ import numpy as np
 
 from builders.backends.iree.scope import Scope, attributes_of
 from builders.onnx_graphs.bodies import list_bodies
-from builders.untyped import Untyped
 from enginery.arrays.arrays import Array
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import onnx

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from builders.untyped import Untyped
+from enginery.core.untyped import Untyped
 
 
 @dataclass

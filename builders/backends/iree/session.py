@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from builders.backends import profile_bounds
-from builders.untyped import Untyped
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 

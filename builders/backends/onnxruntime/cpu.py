@@ -29,7 +29,6 @@ from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.backends.run_profiles import RunProfile
-from builders.untyped import Untyped
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware.compatibility import numbers
@@ -46,6 +45,7 @@ from enginery.core.types import (
     TensorSpec,
     WeightLevels,
 )
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,6 +1,6 @@
 """uint8 weights in the place of int8 ones, for CPUs whose uint8 x int8 kernels add in 16 bits (`cpu_kinds`).
 
-ONNX Runtime does the same where it optimises the graph that it opens (`enginery.core.hardware.cpu_kinds.EXACT_SESSION`). In a graph that must
+ONNX Runtime does the same where it optimises the graph that it opens (`cpu_kinds.EXACT_SESSION`). In a graph that must
 run as it is written, as a reference does, that option has no effect (seen in 1.31).
 """
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from builders.backends.onnxruntime.cpu import OrtSession
 from builders.backends.onnxruntime.reasons import failures, words_of
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.text import join_first
 from enginery.core.types import ShapeProfile
+from enginery.core.untyped import Untyped
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 # Both wheels are the module `onnxruntime`: the one installed last is the one that runs.

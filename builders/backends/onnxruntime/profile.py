@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends.run_profiles import NodeTime, RunProfile, Seen
-from builders.untyped import Untyped
 from enginery.core.documents import find, read
 from enginery.core.errors import DataError, ModelError
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto

@@ -14,8 +14,8 @@ from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from builders.backends.onnxruntime.exact import Rewrite, make_exact
 from builders.onnx_graphs.bodies import walk_graphs
-from builders.untyped import Untyped
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION
+from enginery.core.untyped import Untyped
 
 HIGHEST = 64  # 2 * 255 * 64 < 2**15
 _UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)

@@ -16,12 +16,12 @@ from builders.backends.tensorrt.runtime.fitting import fitting_gpu, version_misf
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
 from builders.execution.process import enter_phase, heed_stop
-from builders.untyped import Untyped
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, InputError, StepError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.compatibility import hardware_lacks
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.untyped import Untyped
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 
@@ -123,7 +123,7 @@ class Flavour:
         return self.runs(request.target) or f"no GPU here has {request.precision}"
 
     def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `runtime.fitting.Choosy`: the release that built it, whichever of its wheels are installed, and its plugins."""
+        """See `fitting.Choosy`: the release that built it, whichever of its wheels are installed, and its plugins."""
         return version_misfit(self.name, {field.name: getattr(self, field.name) for field in fields(self)}, built, here)
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:

@@ -11,11 +11,11 @@ from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.runtime.refit import refit, serialized
 from builders.backends.tensorrt.timing import keep_grown, merged, use_given
 from builders.backends.tensorrt.words import recorder
-from builders.untyped import Untyped
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.types import BuildRequest, Engine, Target
+from enginery.core.untyped import Untyped
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from builders.backends.tensorrt.words import clean
-from builders.untyped import Untyped
+from enginery.core.untyped import Untyped
 
 MAX_BYTES = 64 << 20
 

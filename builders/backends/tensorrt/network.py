@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from builders.backends.tensorrt.words import parser_reason
-from builders.untyped import Untyped
 from enginery.core.errors import ModelError
 from enginery.core.types import ShapeProfile
+from enginery.core.untyped import Untyped
 
 
 def check_model(model: Path) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from builders.backends.run_profiles import NodeTime, RunProfile
 from builders.backends.tensorrt.runtime.session import EngineSession
-from builders.untyped import Untyped
 from enginery.core.types import Tensors
+from enginery.core.untyped import Untyped
 
 
 def profiled(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
-    """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `runtime.session.run` does."""
+    """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `session.run` does."""
     listener = _listener(trt)
     for _ in range(max(2, runs // 5)):
         session.run(inputs)

@@ -9,7 +9,7 @@ which cover little of a build: the history of builds predicts that.
 import time
 from collections.abc import Callable
 
-from builders.untyped import Untyped
+from enginery.core.untyped import Untyped
 
 _ASK_S = 0.2
 _TELL_S = 2.0

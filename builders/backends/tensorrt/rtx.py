@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from builders.backends.tensorrt.edition import Flavour, wheels
 from builders.backends.tensorrt.runtime.opening import Opening
-from builders.untyped import Untyped
 from enginery.core.types import BuildRequest
+from enginery.core.untyped import Untyped
 
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 

@@ -9,8 +9,8 @@ what TensorRT refuses all the same is left out, with a note. A cache makes build
 from pathlib import Path
 
 from builders.backends.timing_caches import GIVEN, GROWN
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError
+from enginery.core.untyped import Untyped
 
 
 def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:

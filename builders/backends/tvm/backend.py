@@ -1,7 +1,7 @@
 """Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
 
 GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
-the kernels' source text instead and says nothing: that is never taken for an engine (`builders.backends.tvm.cuda`). GPU engines
+the kernels' source text instead and says nothing: that is never taken for an engine (`tvm.cuda`). GPU engines
 were never run.
 """
 
@@ -34,7 +34,7 @@ _MOST_MINUTES = 24 * 60
 class Tvm:
     """The TVM backend.
 
-    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`enginery.core.hardware.cpu_levels`); 'host' is the
+    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`hardware.cpu_levels`); 'host' is the
     highest level of the machine that plans the build.
     fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
     fp32 engine is proven against fp32 limits.

@@ -11,10 +11,10 @@ from builders.backends import profile_bounds
 from builders.backends.tvm.ignored import check_heeded
 from builders.backends.tvm.ranges import countable
 from builders.onnx_graphs.plain_names import Names, plain
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.hardware.cpu_levels import level_of
 from enginery.core.types import BuildRequest
+from enginery.core.untyped import Untyped
 
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"

@@ -21,7 +21,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _FACTORY = "ffi.Module.create.cuda"
 _CALLBACK = "tvm_callback_cuda_compile"
 _DRIVER = "libcuda.so.1"
-# As they stand in a library's table of names. What else a driver is asked for before anything: `enginery.core.hardware.cuda`, cudart.
+# As they stand in a library's table of names. What else a driver is asked for before anything: `hardware.cuda`, cudart.
 _DRIVER_CALL, _CUDART = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)"), re.compile(rb"(?<=\0)libcudart\.so\.\d+(?=\0)")
 _ALWAYS = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetErrorName")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from builders.backends import profile_bounds
-from builders.untyped import Untyped
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 MetaSchedule (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022, arXiv:2205.13603)
 draws schedules of a kernel, compiles them, measures them on this machine and breeds the best. It takes kernels of fixed
-sizes alone. What was measured goes from build to build (`builders.backends.timing_caches`); a known kernel is searched further.
+sizes alone. What was measured goes from build to build (`backends.timing_caches`); a known kernel is searched further.
 
 Candidates are compiled in this process: TVM's own workers each parse the intrinsics of every GPU again for each round,
 which takes 20 s of CPU time, and are left to the measuring, where a kernel that hangs or crashes costs itself alone.
@@ -18,8 +18,8 @@ from pathlib import Path
 from builders.backends.timing_caches import GIVEN, GROWN
 from builders.backends.tvm import records
 from builders.execution.process import enter_phase
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError
+from enginery.core.untyped import Untyped
 
 # Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
 _ROUND = 8

@@ -13,9 +13,9 @@ from builders.backends.xla.file import write_engine
 from builders.onnx_jax.arrays import data
 from builders.onnx_jax.evaluate import evaluate, fold, split_weights
 from builders.onnx_jax.graph import read_graph
-from builders.untyped import Untyped
 from enginery.core.errors import ModelError
 from enginery.core.types import BuildRequest, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str) -> None:

@@ -11,10 +11,10 @@ import jax.export
 import numpy as np
 
 from builders.backends.xla.file import read_engine
-from builders.untyped import Untyped
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.types import Engine, Shape, Target, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 class XlaSession:

@@ -108,7 +108,7 @@ def answers(node: Node) -> bool:
 
 
 def _node(found: Mapping[str, object]) -> Node:
-    """A node from an item of `ray.nodes()`."""
+    """A node from an item of `nodes()`."""
     labels = {name: value for name, value in read(found, "Labels", dict).items() if not name.startswith("ray.io/")}
     cpus, gpus, memory = (find(found, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
     host = read(found, "NodeManagerAddress", str)

@@ -12,8 +12,9 @@ from builders.execution.ray import cluster
 from builders.execution.ray.listener import Listener
 from builders.execution.ray.placement import fitting, none_fits
 from builders.execution.ray.task import Task
+from builders.execution.requests import result_type
 from builders.execution.retries import run_with_retries
-from enginery.core.codec import decode, result_type
+from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, StepError, UnavailableError, error_from_json
 
 # Between two looks for a cluster that was lost.

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from builders.execution.ray.cluster import answers, nodes
 from builders.execution.ray.placement import Node, countdown, fitting, none_fits
 from builders.execution.ray.task import Task
-from builders.untyped import Untyped
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize
+from enginery.core.untyped import Untyped
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0

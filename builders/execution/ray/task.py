@@ -9,8 +9,8 @@ from builders.execution.jobs import Job, Usage
 from builders.execution.ray.cluster import answers, nodes, through_client
 from builders.execution.ray.placement import Node, ray_options
 from builders.execution.ray.worker import Event, work, work_here, work_through
-from builders.untyped import Untyped
 from enginery.core.errors import StepError, UnavailableError
+from enginery.core.untyped import Untyped
 
 # A worker ends its job at its limit; this much later it is taken for hung itself.
 LATE_S = 60.0

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from builders.execution.jobs import Job, Unwatched, Usage, WorkerContext
 from builders.execution.process import run_job
 from builders.execution.workdir import workdir
-from builders.untyped import Untyped
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, error_to_json
+from enginery.core.untyped import Untyped
 
 Event = tuple[str, Untyped]
 # Batches are this far apart, the answer apart.

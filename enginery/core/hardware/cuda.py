@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.types import Target
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -60,7 +60,7 @@ class JudgedEntry(EngineEntry):
 def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     """Attach a report to a published engine and return the report's digest.
 
-    A report that proves an engine must be one that `enginery.core.proof.report.approve` approves; one that failed is welcome as
+    A report that proves an engine must be one that `report.approve` approves; one that failed is welcome as
     it is. Raises InputError for an engine that this version does not have, or a report that decides nothing.
     """
     from enginery.core.proof.report import approve

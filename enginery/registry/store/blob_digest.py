@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from enginery.registry.store.keys import check_digest
+from enginery.core.digest import check_digest
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.store.atomic_write import landing, make_folder, settle, sweep
 from enginery.registry.store.blob_digest import Seal
 from enginery.registry.store.download import journal_of
-from enginery.registry.store.keys import check_digest
 from enginery.registry.store.verification_cache import Stamps
 
 DEFAULT_BYTES = 16 << 30

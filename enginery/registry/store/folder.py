@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from enginery.core.digest import digest_of_bytes, digest_of_file
+from enginery.core.digest import check_digest, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.atomic_write import (
     Landing,
@@ -27,7 +27,7 @@ from enginery.registry.store.atomic_write import (
 )
 from enginery.registry.store.blob_digest import Seal, sealed
 from enginery.registry.store.download import Fill
-from enginery.registry.store.keys import MARKER, blob_key, check_digest, check_key, is_key
+from enginery.registry.store.keys import MARKER, blob_key, check_key, is_key
 from enginery.registry.store.marker import CONTENT, check_format, refuse_other
 
 MAX_DOCUMENT_BYTES = 64 << 20

@@ -19,7 +19,7 @@
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     turns/<digest>.json                                   who works on something that one at a time shall do
     leases/<id>.json                                      somebody is writing (see `writers.leases`)
-    runs/<run>.json, <run>.live                           what became of a run (see `pipeline.orchestration.runs`), what it prints now
+    runs/<run>.json, <run>.live                           what became of a run (see `runs`), what it prints now
     history/<backend>/models/<model>.json, all.json       what builds took (see `enginery.registry.runs.history`)
     history/totals.json                                   how many ended how (see `enginery.registry.runs.totals`)
     timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)
@@ -28,7 +28,7 @@
 
 import re
 
-from enginery.core.digest import is_digest
+from enginery.core.digest import check_digest
 from enginery.core.errors import InputError
 from enginery.core.names import check_channel, check_model, check_version
 
@@ -61,13 +61,6 @@ def check_key(key: str) -> str:
 def is_key(text: str) -> bool:
     """Whether `text` can be a key: a relative path that climbs nowhere."""
     return all(_PART.fullmatch(part) for part in text.split("/"))
-
-
-def check_digest(digest: str) -> str:
-    """Return `digest` if it is one. Raises InputError."""
-    if is_digest(digest):
-        return digest
-    raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
 
 
 def blob_key(digest: str) -> str:

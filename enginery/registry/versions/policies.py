@@ -45,7 +45,7 @@ class CanaryPass:
 @dataclass(frozen=True)
 class Policy:
     """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
-    target is named, one PASS is enough.  canary_on: GPU generations and kinds of CPU (`evidence.canaries.targets_named`) that a
+    target is named, one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that a
     canary must have passed on, each.  signed_by: public keys (PEM), one of which must have signed the version.
     at, by, why: of its last change."""
 

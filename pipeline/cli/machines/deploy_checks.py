@@ -11,7 +11,7 @@ from pipeline.orchestration.deployments.wanted import FLEET_CRON
 # Prefect's own rule for names.
 _BANNED = "/%&<>"
 # Segments go to both engines, and each begins with requests from before it, so a canary with several requests in flight
-# takes up to three times this: a day, which is what a task on Ray's workers may take (`orchestration.gpu_workers.LIMITS`).
+# takes up to three times this: a day, which is what a task on Ray's workers may take (`gpu_workers.LIMITS`).
 LONGEST_ON_RAY = timedelta(hours=8)
 
 

@@ -16,7 +16,7 @@ from pipeline.cli.tables import echo
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(path: Path, force: bool) -> None:
     """Write a commented starter spec to PATH (default: model.yaml)."""
-    text = files("pipeline").joinpath("starter.yaml").read_text(encoding="utf-8")
+    text = files("pipeline.spec").joinpath("starter.yaml").read_text(encoding="utf-8")
     try:
         with path.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(text)

@@ -1,6 +1,6 @@
 """What functions can reach, kept on this machine: parsing the source takes half a second, and reading it a hundredth.
 
-It lies in the local cache (`enginery.registry.store.cache.local_cache`), in `code/`, one small file for each set of functions, and
+It lies in the local cache (`cache.local_cache`), in `code/`, one small file for each set of functions, and
 counts only while every module that it was computed from is what it was. It can be deleted at any time; where it cannot
 be written, each process computes anew.
 """

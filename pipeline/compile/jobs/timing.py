@@ -1,6 +1,6 @@
 """Timing caches in the registry: fetched before a build, merged into what is there after it; never a reason to fail.
 
-Kept per product of GPU or CPU, driver and compiler version (`builders.backends.timing_caches`), as a blob that one document names.
+Kept per product of GPU or CPU, driver and compiler version (`timing_caches`), as a blob that one document names.
 """
 
 from pathlib import Path

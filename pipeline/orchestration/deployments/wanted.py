@@ -36,7 +36,7 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One deployment. flow: the name of both its file and its function in `pipeline.orchestration.flows`.  cron: in UTC.
+    """One deployment. flow: the name of both its file and its function in `orchestration.flows`.  cron: in UTC.
 
     variables: of the pool's base job template.
     """

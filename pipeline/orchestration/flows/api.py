@@ -37,7 +37,7 @@ def require_api(why: str) -> str:
 
 
 def show_report(document: "Json | CanaryReport", page: str) -> list[str]:
-    """Leave a version's or a canary's report (`pipeline.compile.publication.pages`) on the Prefect server; the keys of its artifacts.
+    """Leave a version's or a canary's report (`publication.pages`) on the Prefect server; the keys of its artifacts.
 
     page: address of the HTML. Raises UnavailableError without a server, or when it does not answer.
     """

@@ -17,9 +17,9 @@ def test_the_three_backends_are_found():
 
 def test_listing_and_configuring_imports_no_compiler():
     code = (
-        "import sys; from builders import backends\n"
-        "for name in backends.names():\n"
-        "    backend = backends.configure(name, {}); backends.options_of(backend); backend.versions()\n"
+        "import sys; from builders.backends import discovery\n"
+        "for name in discovery.names():\n"
+        "    backend = discovery.configure(name, {}); discovery.options_of(backend); backend.versions()\n"
         "heavy = {'onnxruntime', 'tensorrt_rtx', 'tensorrt', 'torch', 'jax', 'onnx', 'numpy', 'ray'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
@@ -47,7 +47,7 @@ def test_an_llm_stack_is_refused_with_the_remedy_and_not_taken_for_a_typing_mist
         discovery.load(name)
     assert title in str(caught.value) and "did you mean" not in str(caught.value)
     page = re.search(r"docs/decisions/[\w.-]+\.md", str(caught.value))
-    assert page and (Path(__file__).parents[2] / page[0]).exists()
+    assert page and (Path(__file__).parents[3] / page[0]).exists()
 
 
 def test_an_unknown_option_names_the_nearest():

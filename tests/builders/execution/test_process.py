@@ -10,8 +10,8 @@ import pytest
 
 from builders.execution.jobs import Job, Limits, Unwatched, Usage
 from builders.execution.process import LOG_TAIL_BYTES, run_job
+from builders.execution.requests import encode_request
 from enginery.core import errors
-from enginery.core.codec import encode_request
 from enginery.core.errors import ModelError, StepError
 from tests.calls import Call, call_job
 

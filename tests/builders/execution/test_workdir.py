@@ -24,7 +24,7 @@ def temporary_folder(tmp_path, monkeypatch):
 
 def hold() -> tuple[subprocess.Popen, Path]:
     """Another process inside a workdir."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

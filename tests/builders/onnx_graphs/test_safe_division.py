@@ -91,8 +91,8 @@ def wanted(name: str):
     specs = {key: tuple(TensorSpec(each, "int64", ("n",)) for each in names) for key, names in
              (("inputs", ("x", "by")), ("outputs", ("y", "z")))}  # fmt: skip
     tool = discovery.configure(name, {})
-    return graphs.request("cpu", backend=name, options=discovery.options_of(tool), toolchain=discovery.toolchain_of(tool),
-                          profiles=(PROFILE,), **specs)  # fmt: skip
+    made_by = {"options": discovery.options_of(tool), "toolchain": discovery.toolchain_of(tool)}
+    return graphs.request("cpu", backend=name, profiles=(PROFILE,), **made_by, **specs)
 
 
 @pytest.mark.parametrize("name", ["aotinductor", "iree", "tvm", "xla"])

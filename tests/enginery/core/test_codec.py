@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.codec import (
-    OMIT_NONE,
-    decode,
-    decode_request,
-    encode,
-    encode_document,
-    encode_request,
-    result_type,
-)
+from builders.execution.requests import decode_request, encode_request, result_type
+from enginery.core.codec import OMIT_NONE, decode, encode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.proof.report import Check
 from enginery.core.types import BuildRequest, ShapeProfile, Target, TensorSpec

@@ -64,14 +64,14 @@ def test_every_command_stands_in_one_section_and_the_ten_of_every_day_come_first
     assert len(placed) == len(set(placed))
     first, *_ = cli.SECTIONS.values()
     assert len(first) == 10 and {"init", "plan", "build", "pull"} <= set(first)
-    folder = Path(cli.__file__).parent / "commands"
-    for path in folder.glob("*.py"):
-        module = importlib.import_module(f"pipeline.cli.{path.stem}")
+    for path in Path(cli.__file__).parent.glob("*/*.py"):
+        place = f"{path.parent.name}.{path.stem}"
+        module = importlib.import_module(f"pipeline.cli.{place}")
         own = [item for item in vars(module).values() if isinstance(item, click.Command)]
         nested = [part for item in own if isinstance(item, click.Group) for part in item.commands.values()]
         for command in own:
             name = str(command.name)
-            assert command in nested or cli.COMMANDS[name][0] == path.stem, f"{path.name}: {name} is in no section"
+            assert command in nested or cli.COMMANDS[name][0] == place, f"{path.name}: {name} is in no section"
 
 
 def test_help_shows_the_sections_and_what_each_command_does_on_one_line_each() -> None:

@@ -147,7 +147,7 @@ def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
     import validation
 
     light, dark = (
-        (Path(validation.__file__).parent / "report.css")
+        (Path(validation.__file__).parent / "reporting" / "report.css")
         .read_text()
         .split("@media screen and (prefers-color-scheme: dark)")
     )

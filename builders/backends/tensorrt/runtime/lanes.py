@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
 
-from builders.untyped import Untyped
 from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import Device, Graph
 from enginery.core.types import Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 MOST_LANES = 16
 

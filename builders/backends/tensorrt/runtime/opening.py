@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from builders.untyped import Untyped
+from enginery.core.untyped import Untyped
 
 
 def _nothing(_runtime: Untyped) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from builders.untyped import Untyped
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
+from enginery.core.untyped import Untyped
 
 KEY = "plugin "
 

@@ -8,9 +8,9 @@ another model is the same but for its weights is found before, by `builders.onnx
 from pathlib import Path
 
 from builders.backends.tensorrt.words import builder_reason, clean
-from builders.untyped import Untyped
 from enginery.core.errors import EngineryError
 from enginery.core.text import join_first
+from enginery.core.untyped import Untyped
 
 _SHOWN = 5
 

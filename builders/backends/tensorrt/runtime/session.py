@@ -1,4 +1,4 @@
-"""Runs a TensorRT engine on this machine's GPU, over `enginery.core.hardware.cuda`. Never run on a GPU: no machine here has one.
+"""Runs a TensorRT engine on this machine's GPU, over `hardware.cuda`. Never run on a GPU: no machine here has one.
 
 libcuda, through ctypes, takes the place of torch and cuda-python: it is there wherever an engine can run, and a serving
 node needs neither. Tests check every TensorRT name used here against the bindings of each release, and the order of the
@@ -14,11 +14,11 @@ from builders.backends.tensorrt.runtime.lanes import Lane, Lanes
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.runtime.refit import refit
 from builders.backends.tensorrt.words import builder_reason
-from builders.untyped import Untyped
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import Device
 from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from enginery.core.digest import digest_of_bytes
+from enginery.core.digest import check_digest, digest_of_bytes
 from enginery.core.errors import IntegrityError, UndecidedError
 from enginery.registry.store.atomic_write import copy_hashed, landing, make_folder, reachable, sweep
 from enginery.registry.store.blob_digest import Seal, sealed
 from enginery.registry.store.cache import local_cache
 from enginery.registry.store.download import Fill
-from enginery.registry.store.keys import blob_key, check_digest, check_key
+from enginery.registry.store.keys import blob_key, check_key
 from enginery.registry.store.s3.answers import Declined, ask
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.listing import keys_below, names_below

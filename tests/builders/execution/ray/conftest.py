@@ -7,7 +7,7 @@ import pytest
 from builders.execution.ray import RayExecutor
 
 GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="package")

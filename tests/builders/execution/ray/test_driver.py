@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from builders.backends import discovery
-from enginery.core.codec import encode_request
+from builders.execution.requests import encode_request
 from enginery.core.types import BuildRequest, Target
 from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.engines import BuildEngine
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 DRIVER = """
 import json, sys
 from builders.execution.ray import RayExecutor
-from enginery.core.codec import decode_request
+from builders.execution.requests import decode_request
 from builders.execution.jobs import Job
 from tests.calls import call_job
 address, store, request, noted = sys.argv[1:]

@@ -184,7 +184,7 @@ assert not ray.is_initialized()
 
 
 def test_without_a_cluster_it_starts_one_and_says_nothing():
-    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     ended = subprocess.run([sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

@@ -97,7 +97,8 @@ def test_no_registry(tmp_path: Path) -> None:
 
 
 def test_a_serving_node_imports_nothing_heavy() -> None:
-    code = "import sys, enginery.client.pull, enginery.registry.versions.publish, enginery.registry.verification.verify; print(*sys.modules)"
+    rooms = "enginery.client.pull, enginery.registry.versions.publish, enginery.registry.verification.verify"
+    code = f"import sys, {rooms}; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
     loaded = {name.partition(".")[0] for name in out.stdout.split()}
     assert not loaded & {"numpy", "torch", "onnx", "onnxruntime", "ray", "prefect", "pydantic", "boto3", "rich", "yaml"}

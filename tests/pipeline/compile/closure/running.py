@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
-from enginery.core.codec import decode, decode_request, encode, encode_request, result_type
+from builders.execution.requests import decode_request, encode_request, result_type
+from enginery.core.codec import decode, encode
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.carriers import is_carrier
 from pipeline.compile.closure.sources import PACKAGES

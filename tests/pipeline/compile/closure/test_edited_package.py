@@ -13,7 +13,7 @@ import pytest
 from pipeline.compile.closure.sources import PACKAGES
 from tests.pipeline.projects import Project
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_edited_comments_and_pages_redo_nothing_anywhere(copy: Path, built: Proj
     for file in copy.rglob("*.py"):
         file.write_text(f"{file.read_text()}\n# a comment\n")
     (copy / "validation" / "gpu" / "page.py").write_text("raise SystemExit\n")
-    (copy / "validation" / "report.html.j2").write_text("other words")
+    (copy / "validation" / "reporting" / "report.html.j2").write_text("other words")
     edit(
         copy,
         "enginery/registry/store/folder.py",

@@ -24,7 +24,7 @@ from pipeline.orchestration.deployments.wanted import FLOWS, KINDS, Plan, Wanted
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.payloads import PAYLOADS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EVERY = [
     *Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply").deployments()
 ]
@@ -58,7 +58,7 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
 
 def test_whatever_ends_a_run_ends_its_watch() -> None:
     ends = {event.rpartition(".")[2] for event in automation("enginery").trigger.expect}
-    flows = ROOT / "pipeline" / "flows"
+    flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
     assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
     assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends

@@ -42,7 +42,7 @@ class Prefect:
         self.url = f"http://127.0.0.1:{self.port}/api"
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[3]),  # a flow's process has a current folder of its own
+            "PYTHONPATH": str(Path(__file__).parents[4]),  # a flow's process has a current folder of its own
             "PREFECT_HOME": str(folder),
             "PREFECT_API_URL": self.url,
             "PREFECT_WORKER_QUERY_SECONDS": "0.5",

@@ -19,7 +19,7 @@ from pipeline.orchestration.metrics.registry_view import Looker
 from tests.pipeline.orchestration.runs.runs import run_state, running
 from tests.pipeline.projects import Project
 
-DASHBOARD = Path(__file__).parents[3] / "manifests" / "grafana" / "enginery.json"
+DASHBOARD = Path(__file__).parents[4] / "manifests" / "grafana" / "enginery.json"
 
 
 def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -1,0 +1,5 @@
+"""`python -m pipeline.cli`: the `enginery` command where its script is not on the path."""
+
+from pipeline.cli import main
+
+main()
