@@ -23,7 +23,7 @@ _GUARD = "read _; kill -KILL 0"
 
 @dataclass(frozen=True)
 class ChildTask:
-    """What job.json holds. request: as `requests.encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
 
     request: object
     store: str

@@ -96,7 +96,7 @@ class Roofs:
 class Diagnosis:
     """What bounds a time in seconds. compute, bandwidth, overhead: shares of it that the least time of each explains.
 
-    None, all three, where one exceeded the whole (`roofline.diagnosis.diagnose`).  outside: share that is in no kernel by the
+    None, all three, where one exceeded the whole (`roofline.diagnosis`).  outside: share that is in no kernel by the
     runtime's profiler; None where that is not known.  bound: the largest share; None where the limits do not say.
     clear: whether the bound explains much of the time.
     """
