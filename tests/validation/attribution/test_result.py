@@ -9,11 +9,10 @@ import pytest
 from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
-from tests.validation.reporting.test_html import Page
+from tests.validation.reporting.test_html import Page, render
 from validation.attribution.formatting import describe_attribution, describe_taps, format_error, format_row, summarize
 from validation.attribution.result import NamedAttribution, Proposal, Taps, TensorError, ranked
 from validation.limits.budget import Budget, Budgets
-from validation.reporting.html import render
 
 FOUND = decode(attribution(), NamedAttribution)
 

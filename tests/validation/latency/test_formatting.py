@@ -10,6 +10,7 @@ from enginery.core.codec import decode, encode
 from enginery.core.proof.latency_report import LatencyReport, Quantile, SystemLoad
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
+from tests.validation.reporting.test_html import render
 from validation.latency.formatting import (
     describe_diagnosis,
     describe_pair,
@@ -24,7 +25,6 @@ from validation.latency.paired_report import PairedBenchmark, Ratio
 from validation.latency.pictures import roofline_svg
 from validation.latency.roofline.diagnosis import diagnose
 from validation.latency.system_load import SystemLoadMonitor
-from validation.reporting.html import render
 
 
 def test_a_row_shows_intervals_and_what_is_missing():
