@@ -22,6 +22,7 @@ from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.operations.jobs.refit import RefitEngine
+from pipeline.outcome import Outcome
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, EngineRecord
@@ -40,6 +41,22 @@ class Refit:
     def to_json(self) -> dict[str, str | None]:
         """As JSON."""
         return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class PublishedRefit:
+    """The version that the refitted engines are in; None where none was fit. failed: names of units."""
+
+    model: str
+    version: str | None
+    channel_refusal: str | None
+    failed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "PublishedRefit":
+        """What a whole run published."""
+        failed = tuple(engine.unit for engine in outcome.failed)
+        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
 def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, shop: Workshop) -> list[Refit]:

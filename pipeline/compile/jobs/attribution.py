@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import decode
+from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, Session
@@ -17,7 +17,7 @@ from pipeline.compile.jobs.calls import cases_of
 from pipeline.compile.jobs.engines import open_engine
 from pipeline.compile.jobs.graphs import GraphRecipe
 from pipeline.compile.jobs.limits import engine_limits, graph_limits
-from pipeline.values import EngineBlob, Json
+from pipeline.values import EngineBlob
 from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.quantization.search.proposal import Recipe
     from validation.attribution.onnx_graph import OnnxGraph
-    from validation.attribution.result import Attribution
+    from validation.attribution.result import Attribution, Proposal
     from validation.golden.golden_set import GoldenSet
 
 
@@ -199,7 +199,9 @@ def _propose(
     before: Sequence[Check],
     judged: Callable[[Path], Sequence[Check]],
     workdir: Path,
-) -> Json:
+) -> "Proposal":
+    from dataclasses import replace
+
     from pipeline.quantization.search.proposal import propose
     from pipeline.sources.onnx_model import save_onnx
 
@@ -210,13 +212,14 @@ def _propose(
         save_onnx(graph, path)
         return judged(runnable(path, recipe.precision))
 
-    return {**propose(recipe, found, before, judge), "searched": told.searched}
+    return replace(propose(recipe, found, before, judge), searched=told.searched)
 
 
-def _kept(place: Store, found: "Attribution", proposal: Json | None) -> AttributionFound:
+def _kept(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from dataclasses import replace
 
-    from validation.attribution.words import headline
+    from validation.attribution.formatting import summarize
+    from validation.attribution.result import MOST_ROWS
 
-    value = replace(found, proposal=proposal).to_json()
-    return AttributionFound(place.put_bytes(text_of(value)), headline(found))
+    value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)
+    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found))

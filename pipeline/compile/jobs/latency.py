@@ -50,7 +50,7 @@ class MeasureEngine:
         """The report, in the store."""
         from validation.latency.machine import machine
         from validation.latency.measurement.buckets import tuned_for
-        from validation.latency.measurement.measure import MeasureOptions, measure_engine
+        from validation.latency.measurement.measure import measure_engine
         from validation.latency.roofline.graph_costs import graph_costs
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
@@ -59,8 +59,8 @@ class MeasureEngine:
         made = fetch_engine(place, self.engine, workdir)
         buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
         imports = backend.load_runtime if isinstance(backend, Profiling) else None
-        options = MeasureOptions(terms.seconds, terms.streams)
-        measured = measure_engine(partial(open_engine, made), buckets, options, workdir, imports)
+        opens = partial(open_engine, made)
+        measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned = tuned_for(self.shapes.dims)
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch(place, wanted.model, workdir / "graph.onnx")

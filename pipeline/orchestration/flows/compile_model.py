@@ -87,7 +87,8 @@ def show(done: Compiled) -> None:
     else:
         document = published_document(store, load(store, outcome.model, outcome.version))
     page = outcome.page if outcome.page is None or "://" in outcome.page else Path(outcome.page).as_uri()
-    show_document(document, page)
+    if document is not None:
+        show_document(document, page)
 
 
 def tell(done: Compiled) -> None:

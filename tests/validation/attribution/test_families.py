@@ -24,7 +24,7 @@ from validation.attribution.attribute import attribute
 from validation.attribution.cuts import shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
-from validation.attribution.tappable import Step
+from validation.attribution.tappable import GraphStep
 from validation.limits.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
@@ -161,9 +161,9 @@ def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(
 
 def test_a_converted_weight_is_no_cut_but_a_part_of_its_reader() -> None:
     steps = [
-        Step("DequantizeLinear_w", "DequantizeLinear", (), ("w",)),
-        Step("Transpose_t", "Transpose", (), ("t",)),
-        Step("MatMul_y", "MatMul", ("x", "w", "t"), ("y",)),
+        GraphStep("DequantizeLinear_w", "DequantizeLinear", (), ("w",)),
+        GraphStep("Transpose_t", "Transpose", (), ("t",)),
+        GraphStep("MatMul_y", "MatMul", ("x", "w", "t"), ("y",)),
     ]
     assert shared(steps, steps) == ["t", "y"]
 

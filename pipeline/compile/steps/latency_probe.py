@@ -11,7 +11,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Searched
 
 
-def engine_to_race(kind: Searched, spec: ModelSpec, exported: Exported) -> LatencyProbe | None:
+def find_latency_probe(kind: Searched, spec: ModelSpec, exported: Exported) -> LatencyProbe | None:
     """What to build and where, for one kind of int8; None when the spec does not ask for measuring.
 
     On another kind of CPU, or with another number of cores, the times are measured anew.
