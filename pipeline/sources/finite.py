@@ -1,13 +1,13 @@
 """Weights that hold NaN or infinities, by name: otherwise the first sample that they spoil is blamed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from enginery.core.errors import ModelError
+from enginery.user_code.finite import check_finite
 from pipeline.sources.walk import all_graphs, all_nodes
 
 # Operators that multiply with their constants, where no infinity is meant. Elsewhere one may be a mask or a bound.
@@ -28,13 +28,6 @@ def check_weights(model: onnx.ModelProto) -> None:
     )
 
 
-def check_finite(weights: Iterable[tuple[str, NDArray[Any]]]) -> None:
-    """Raise ModelError for the first of these that holds NaN or an infinity."""
-    told = next((f"weight {name!r} holds {held}" for name, array in weights if (held := describe(array))), None)
-    if told:
-        raise ModelError(f"{told}; repair it, or train or export the model again")
-
-
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
     """The floating-point constants of a model that hold NaN or infinities, by name."""
     for name, tensor in _constants(model):
@@ -42,15 +35,6 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[A
             array = onnx.numpy_helper.to_array(tensor)
             if not np.isfinite(array).all():
                 yield name, array
-
-
-def describe(array: NDArray[Any]) -> str:
-    """'nan at [0, 3], and 2 more such values'; '' for finite values."""
-    wrong = np.argwhere(~np.isfinite(array))
-    if not len(wrong):
-        return ""
-    more = f", and {len(wrong) - 1} more such values" if len(wrong) > 1 else ""
-    return f"{array[tuple(wrong[0])]} at {wrong[0].tolist()}{more}"
 
 
 def _constants(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

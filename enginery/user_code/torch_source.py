@@ -17,8 +17,8 @@ import numpy as np
 from enginery.core.errors import ModelError
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Tensors, TensorSpec
-from pipeline.sources.entry_point import call_entry_point, place, reason
-from pipeline.sources.finite import check_finite
+from enginery.user_code.entry_point import call_entry_point, place, reason
+from enginery.user_code.finite import check_finite
 
 if TYPE_CHECKING:
     import onnx
