@@ -42,6 +42,8 @@ _HOMES = {
     "build": "pipeline.api",
     "load_spec": "pipeline.spec.file",
 }
+# What needs the packages above this one, of which a team may have its own of the same name.
+_ABOVE = ("build", "load_spec")
 
 
 def __getattr__(name: str) -> Any:
@@ -49,6 +51,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'enginery' has no attribute {name!r}; it has {', '.join(__all__)}")
     import importlib
 
+    if name in _ABOVE:
+        from enginery.rooms import check_own
+
+        check_own()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -1,6 +1,6 @@
 """Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `python -m builders.execution.child WORKDIR`; the child runs it and
+The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR; the child runs it and
 leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
 process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
 killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
@@ -124,7 +124,7 @@ def _start(job: Job[Any], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
 
 def _popen(workdir: Path, lifeline: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": module_path(), "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
-    command = [*PYTHON, "-m", "builders.execution.child", str(workdir)]
+    command = [*PYTHON, "-m", "enginery.rooms", "builders.execution.child", str(workdir)]
     with (workdir / "job.log").open("wb") as log:
         return subprocess.Popen(
             command,

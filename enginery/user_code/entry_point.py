@@ -6,18 +6,16 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from enginery.core.errors import ModelError
 from enginery.core.text import suggest
+from enginery.rooms import FindIn
 from enginery.user_code.source_files import search_folders, source_files
 
 REASON_CHARACTERS = 500
-# The packages of this distribution that a user's code may have its own of.
-ROOMS = ("builders", "pipeline", "validation")
 
 
 def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any]) -> Any:
@@ -42,7 +40,7 @@ def importing_from(root: Path, file: str) -> Iterator[None]:
     """
     folders, files = search_folders(root, root / file), source_files(root, root / file)
     _refuse_hidden(files, folders)
-    path, writes, finder = list(sys.path), sys.dont_write_bytecode, _OwnPackages(folders)
+    path, writes, finder = list(sys.path), sys.dont_write_bytecode, FindIn([str(folder) for folder in folders])
     sys.path[:0] = [str(folder) for folder in folders]
     sys.meta_path.insert(0, finder)
     sys.dont_write_bytecode = True
@@ -52,20 +50,6 @@ def importing_from(root: Path, file: str) -> Iterator[None]:
         sys.path[:], sys.dont_write_bytecode = path, writes
         sys.meta_path.remove(finder)
         _forget(files)
-
-
-class _OwnPackages:
-    """Finds a user's packages that are called as one of Enginery's, also where they are folders without `__init__.py`.
-
-    Python would prefer a package with one, wherever it is (PEP 420).
-    """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = [str(folder) for folder in folders]
-
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """The spec of a top-level package of these names in the user's folders; None for anything else."""
-        return PathFinder.find_spec(name, self._folders) if name in ROOMS else None
 
 
 def _refuse_hidden(files: Sequence[Path], folders: Sequence[Path]) -> None:

@@ -114,6 +114,6 @@ def test_a_process_of_a_users_code_loads_none_of_the_rooms_above(tmp_path: Path)
     task = Task(TorchProgram("torch", tmp_path, "model.py", (X,), (BATCH,), "listed"))
     with pytest.raises(ModelError, match=r"ValueError: \[\]$"), start_user_process(task) as process:
         process.ask(task, Captured)
-    with open_source(tmp_path, "model.py:listed", "0" * 64, (X,), (BATCH,)) as source:
-        with pytest.raises(DataError, match=r"ValueError: \[\]$"):
-            list(source.runs())
+    opened = open_source(tmp_path, "model.py:listed", "0" * 64, (X,), (BATCH,))
+    with opened as source, pytest.raises(DataError, match=r"ValueError: \[\]$"):
+        list(source.runs())
