@@ -7,7 +7,7 @@
     spec = enginery.load_spec("model.yaml")          # a checked, frozen spec
     outcome = enginery.build("model.yaml", registry="./registry", targets=["cpu"])
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
-    client = enginery.Client("s3://models/registry")                                # what serves: docs/client.md
+    client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
