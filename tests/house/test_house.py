@@ -15,7 +15,7 @@ from tests.house.wrap import is_same, long_lines, wrap
 
 FILES = {
     "pyproject.toml": "[[tool.importlinter.contracts]]\n",
-    "README.md": "# A\n\n" + "x" * 121 + "\n| " + "y" * 121 + " |\n",
+    "README.md": "# A\n\n" + "x" * 121 + "\n\n| a |\n|---|\n| " + "y" * 121 + " |\n",
     "enginery/__init__.py": "",
     "builders/__init__.py": "",
     "validation/__init__.py": "",
@@ -66,7 +66,7 @@ EXPECTED = {
     "functions_called_pull": 1,
     "publish_modules": 2,
     "publish_rooms": 2,
-    "readme_lines": 4,
+    "readme_lines": 7,
     "long_prose": 1,
 }
 

@@ -54,7 +54,7 @@ import pipeline, pipeline.run
 from pipeline.layers import Config, Net, Offset
 
 def build(broken=False):
-    assert pipeline.KIND == "own" and not hasattr(importlib.import_module("enginery.core.errors"), "ModelError")
+    assert pipeline.KIND == "own" and not hasattr(importlib.import_module("builders.errors"), "ModelError")
     assert typing.get_type_hints(Config)["offset"] == typing.Optional[Offset]
     config = pickle.loads(pickle.dumps(Config(offset=Offset())))
     assert type(config) is Config and inspect.getmodule(Net).__file__ == pipeline.__path__[0] + "/layers.py"
