@@ -47,6 +47,7 @@ check: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/python -m tests.house.wrap
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_pipeline.py

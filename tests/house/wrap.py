@@ -61,15 +61,14 @@ def _laid_out(lines: list[str]) -> list[str]:
     kept = _SPAN.sub(lambda match: match[0].replace(" ", "\0"), content)
     found, prefix = [first], first
     for word in kept.split(" "):
-        line = found[-1]
-        fits = len(line) + 1 + len(word) <= WIDTH
-        if line == prefix:
+        if found[-1] == prefix:
             found[-1] += word
-        elif fits or _BLOCK.fullmatch(word):
+        elif len(found[-1]) + 1 + len(word) <= WIDTH:
             found[-1] += " " + word
         else:
             prefix = rest
-            found.append(rest + word)
+            found[-1], last = found[-1].rsplit(" ", 1) if _BLOCK.fullmatch(word) else (found[-1], "")
+            found.append(f"{rest}{last} {word}" if last else rest + word)
     return [line.replace("\0", " ") for line in found]
 
 
