@@ -14,7 +14,7 @@ _HEAD = """\
 # What was seen on GPUs
 
 Written by `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md` from what the GPU proof kit
-measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](gpu-check.md).
+measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](../guides/gpu-check.md).
 """
 _NONE = """
 **Nothing yet: no machine with a GPU was at hand, and the kit was never run on one.** Nothing in this repository that
