@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 
 from benchmarks import noop
-from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job, WorkerContext
 from builders.execution.ray import RayExecutor
 from enginery.core.types import BuildRequest, TensorSpec
 from enginery.registry.store.base import Store, open_store
@@ -62,7 +63,7 @@ class Rerouted:
     def __init__(self, inner: RayExecutor) -> None:
         self._inner = inner
 
-    def run(self, job: Job[Any], watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job[Any], watch: Watch = unwatched) -> Any:
         return self._inner.run(replace(job, request=noop.BuildNothing(job.request)), watch)
 
     def cancel(self) -> None:

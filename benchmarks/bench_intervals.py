@@ -5,20 +5,21 @@ of an engine's intervals hold the median of its N medians, and how long a job ta
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
+from enginery.core.reports.latency import BucketLatency, LatencyTerms, Quantile
 from enginery.core.types import Dim, TensorSpec
-from pipeline.compile.jobs.latency import LatencyTerms, MeasureEngine
+from enginery.registry.evidence.latencies import read_latency_report
+from pipeline.compile.jobs.latency import MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build
@@ -54,11 +55,11 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         benches = {name: _bench(Path(folder) / name, family) for name, family in NETS.items()}
-        found: dict[str, list[Any]] = {name: [] for name in NETS}
+        found: dict[str, list[Measurement]] = {name: [] for name in NETS}
         for _ in range(chosen.times):
             for name, (bench, engine) in benches.items():
                 terms = LatencyTerms(chosen.seconds, "few")
-                found[name].append(_report(bench, MeasureEngine(engine.blob, bench.golden, engine.shapes, terms)))
+                found[name].append(_measure(bench, MeasureEngine(engine.blob, bench.golden, engine.shapes, terms)))
             time.sleep(PAUSE_S)
     print("| net | of | median, µs | intervals that hold it | width | busy | job, s |\n|---|---|---|---|---|---|---|")
     for name, reports in found.items():
@@ -71,24 +72,32 @@ def _bench(folder: Path, family: Family) -> tuple[Bench, BuiltEngine]:
     return bench, bench.engine()
 
 
-def _report(bench: Bench, measure: MeasureEngine) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Measurement:
+    """The second bucket of one report, and how many seconds measuring all of it took."""
+
+    bucket: BucketLatency
+    took_s: float
+
+    def quantile(self, what: str) -> Quantile | None:
+        """The median of the runtime's own call, or of `Session.run`."""
+        return self.bucket.runtime if what == "runtime" else self.bucket.middle
+
+
+def _measure(bench: Bench, measure: MeasureEngine) -> Measurement:
     begun = time.perf_counter()
     told = run_job(Job("latency", measure, bench.store.uri), bench.room())
-    bucket = json.loads(bench.store.read_blob(told.latency))["buckets"][1]
-    return {
-        "took": time.perf_counter() - begun,
-        "busy": bool(bucket["surroundings"]["busy"]),
-        "runtime": bucket["runtime"],
-        "session": bucket["quantiles"][0],
-    }
+    report = read_latency_report(bench.store, told.latency)
+    return Measurement(report.buckets[1], time.perf_counter() - begun)
 
 
-def _row(name: str, what: str, reports: list[Any]) -> str:
-    found = [report[what] for report in reports]
-    middle = statistics.median(item["value"] for item in found)
-    held = sum(item["low"] <= middle <= item["high"] for item in found)
-    width = statistics.median((item["high"] - item["low"]) / item["value"] for item in found)
-    busy, took = sum(report["busy"] for report in reports), statistics.median(report["took"] for report in reports)
+def _row(name: str, what: str, measured: list[Measurement]) -> str:
+    found = [item for each in measured if (item := each.quantile(what))]
+    middle = statistics.median(item.value for item in found)
+    held = sum(item.low <= middle <= item.high for item in found)
+    width = statistics.median((item.high - item.low) / item.value for item in found)
+    busy = sum(bool(each.bucket.surroundings.busy) for each in measured)
+    took = statistics.median(each.took_s for each in measured)
     cells = (name, what, f"{middle * 1e6:.1f}", f"{held} of {len(found)}", f"{width:.1%}", str(busy), f"{took:.2f}")
     return f"| {' | '.join(cells)} |"
 

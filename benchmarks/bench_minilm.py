@@ -171,7 +171,8 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
         label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"
         graphs[label] = written(found, scheme)
         report(label, found.point.share, graphs[label], exact, data)
-        print(f"  search {spent:.0f} CPU-s; a group {found.cost.per_group:.2f} inferences of the judged samples")
+        per_group = found.cost.inferences_per_group
+        print(f"  search {spent:.0f} CPU-s; a group {per_group:.2f} inferences of the judged samples")
     return graphs
 
 

@@ -21,7 +21,8 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job
 from builders.execution.local import LocalExecutor
 from builders.execution.requests import result_type
 from enginery.core.codec import decode, encode
@@ -43,7 +44,7 @@ class Canned:
         self.store, self._real, self._known = store, LocalExecutor(), dict[str, str]()
         self.model = 0
 
-    def run(self, job: Job[Any], watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job[Any], watch: Watch = unwatched) -> Any:
         fields = encode(job.request)
         what = f"{job.name} {fields.get('flavour') or fields.get('precision')}"
         if what not in self._known:

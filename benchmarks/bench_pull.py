@@ -204,7 +204,7 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     import boto3
 
     from enginery.core.digest import canonical_json, digest_of
-    from enginery.core.proof.report import Check, Report, approve
+    from enginery.core.reports.proof import Check, Report, approve
     from enginery.registry.manifest import EngineEntry, Manifest
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.publish import publish

@@ -22,7 +22,7 @@ from builders.backends.timing_caches import GIVEN, GROWN
 from builders.backends.tvm import Tvm
 from enginery.core.hardware import targets
 from enginery.core.types import BuildRequest, Engine, TensorSpec
-from validation.latency.measurement.paired import judge, race
+from validation.latency.measurement.paired import compare_times, run_interleaved
 
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]>
 g (float[1, 3, 56, 56] x) => (float[1, 10] y) {
@@ -60,7 +60,8 @@ def built(backend: Tvm, model: Path, workdir: Path) -> Engine:
 
 def against(backend: Tvm, engine: Engine, model: Path) -> None:
     """Print how many times onnxruntime's latency the engine takes."""
-    found = judge(race((lambda: backend.open(engine), lambda: OrtSession(model)), INPUTS, seconds=10.0, seed=0))
+    opens = lambda: backend.open(engine), lambda: OrtSession(model)
+    found = compare_times(run_interleaved(opens, INPUTS, seconds=10.0, seed=0))
     median = next(ratio for ratio in found.ratios if ratio.p == 0.5)
     print(f"  {median.ratio:.2f} times onnxruntime's latency ({median.low:.2f} to {median.high:.2f})", flush=True)
 

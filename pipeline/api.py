@@ -39,7 +39,7 @@ def build(
     """
     from pipeline.compile.composition import InProcess
     from pipeline.orchestration.intake.once import compile_once
-    from pipeline.progress import Silent
+    from pipeline.progress import Progress
 
     if executor not in get_args(Executor):
         raise InputError(f"executor {executor!r}: give 'local' or 'ray'")
@@ -55,7 +55,7 @@ def build(
         ray_address,
         wait_for_nodes_s,
     )
-    return compile_once(_text("spec", spec), options, InProcess(), Silent()).outcome
+    return compile_once(_text("spec", spec), options, InProcess(), Progress()).outcome
 
 
 def _text(what: str, given: Path | str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from enginery.core.proof.report import Check
-from enginery.core.proof.spread import Spread
+from enginery.core.reports.proof import Check
+from enginery.core.reports.spread import Spread
 from enginery.core.types import (
     BuildFailure,
     BuildRequest,
@@ -97,6 +97,20 @@ class EngineRecord:
     blake3: str | None = None
     extras: Mapping[str, str] = field(default_factory=dict)
     refitted_from: str | None = None
+
+
+@dataclass(frozen=True)
+class ReducedWorkspace:
+    """What was built in place of a request that had run out of memory: the same with a smaller workspace."""
+
+    request: BuildRequest
+
+
+@dataclass(frozen=True)
+class LatestGolden:
+    """Digest of the golden set that a registry last saw for a model."""
+
+    golden: str
 
 
 @dataclass(frozen=True)

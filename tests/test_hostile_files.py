@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import DataError, EngineryError
-from enginery.core.proof.report import Report
+from enginery.core.reports.proof import Report
 from enginery.core.types import Dim, TensorSpec
-from enginery.recording.traffic import encoded as encoded_inputs
-from enginery.recording.traffic import read_traffic
+from enginery.recording.traffic import encode_inputs, read_traffic
 from pipeline.canary.verdicts import read_report_file
 from tests.enginery.registries import engine, report
 from tests.hostile import damaged, documents, either, encoded
@@ -73,7 +73,7 @@ def lines(*valid: dict[str, Any]) -> st.SearchStrategy[bytes]:
 
 def test_traffic(place: Path) -> None:
     head = {"kind": "enginery-traffic", "format": 1, "sampling": 0.5}
-    request = {"at": 0.5, "inputs": encoded_inputs({"x": X[:1]})}
+    request = {"at": 0.5, "inputs": encode_inputs({"x": X[:1]})}
     by_hand = {"at": 1.0, "inputs": {"x": [[1.0, 2.0]]}}
     attacked(place, "t.jsonl", lines(head, request, by_hand), lambda path: read_traffic(path, [SPEC]))
 
@@ -97,7 +97,7 @@ def test_observations(place: Path) -> None:
 
 
 def test_canary_reports(place: Path) -> None:
-    valid = canary_report(place, 600)
+    valid = encode(canary_report(place, 600))
 
     def sealed(document: dict[str, Any]) -> dict[str, Any]:
         return {**document, "digest": digest_of({key: value for key, value in document.items() if key != "digest"})}
@@ -169,7 +169,7 @@ def test_inventories_and_catalogs(place: Path) -> None:
 
 def test_what_hunts_have_found(place: Path) -> None:
     """Each was once a traceback or a warning; the random examples of the default run need not come by them."""
-    valid = canary_report(place, 600)
+    valid = encode(canary_report(place, 600))
     criteria = [{**item, "low": 10**400} for item in valid["criteria"]]
     body = {**{key: value for key, value in valid.items() if key != "digest"}, "criteria": criteria}
     (place / "huge.json").write_text(json.dumps({**body, "digest": digest_of(body)}))

@@ -12,13 +12,13 @@ import typing
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.hardware.cpu_kinds import kind_named, kind_of
 from enginery.core.hardware.cpu_levels import HOST
 from enginery.core.text import suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target
+from enginery.core.untyped import Untyped
 
 GROUP = "enginery.backends"
 # Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
@@ -54,7 +54,7 @@ def entry_point(name: str) -> str:
 def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
     """A backend's options: name -> (type, default)."""
     hints = typing.get_type_hints(cls)
-    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]  # the protocol cannot say "is a dataclass"
+    fields: Untyped = dataclasses.fields(cls)  # type: ignore[arg-type]  # the protocol cannot say "is a dataclass"
     return {field.name: (hints[field.name], field.default) for field in fields}
 
 
@@ -85,8 +85,8 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     cls = load(name)
     fields = option_fields(cls)
     checked = {key: _checked(name, key, value, fields) for key, value in options.items()}
-    make: Any = cls
-    return typing.cast("Backend", make(**checked))
+    make = typing.cast("typing.Callable[..., Backend]", cls)
+    return make(**checked)
 
 
 def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:

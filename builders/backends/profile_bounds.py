@@ -1,6 +1,6 @@
 """Shapes of engines that answer for those of their profiles and no others."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Tensors
@@ -37,7 +37,7 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
     return found
 
 
-def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray[Any, Any]], dict[str, int]]":
+def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray], dict[str, int]]":
     """The arrays in the order of the model's inputs, each C-contiguous, and the size of each named dim in them.
 
     check: of the session. Raises DataError for names, dtypes and shapes that the request does not have.
@@ -50,8 +50,8 @@ def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarr
 
 
 def checked_outputs(
-    request: BuildRequest, results: "list[np.ndarray[Any, Any]]", sizes: dict[str, int], title: str
-) -> "dict[str, np.ndarray[Any, Any]]":
+    request: BuildRequest, results: "list[np.ndarray]", sizes: dict[str, int], title: str
+) -> "dict[str, np.ndarray]":
     """The results by name. Raises EngineryError for one whose dtype, rank or size is not what the request says of it:
     a compiler that took two sizes for equal, or dropped a cast, answers with such."""
     found = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}

@@ -1,4 +1,4 @@
-"""The child's side of `execution.process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
+"""The child's side of `process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
 
 import ctypes
 import json
@@ -8,12 +8,12 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from builders.execution.jobs import WorkerContext
 from builders.execution.requests import decode_request
-from enginery.core.codec import encode
+from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_to_json
 
 _PR_SET_PDEATHSIG = 1
@@ -21,14 +21,24 @@ _PR_SET_PDEATHSIG = 1
 _GUARD = "read _; kill -KILL 0"
 
 
+@dataclass(frozen=True)
+class ChildTask:
+    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+
+    request: object
+    store: str
+    parent: int
+    lifeline: int
+
+
 def main(workdir: Path) -> None:
     """Run WORKDIR/job.json, leave WORKDIR/result.json, and end at once.
 
     It ends by `os._exit`: the result is on disk, and no compiler's own teardown may hang or crash on top of it.
     """
-    task = json.loads((workdir / "job.json").read_text())
-    die_with_parent(task["parent"])
-    guard = _post_guard(task["lifeline"])
+    task = decode(json.loads((workdir / "job.json").read_text()), ChildTask)
+    die_with_parent(task.parent)
+    guard = _post_guard(task.lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unfinished = workdir / "result.json.part"
     unfinished.write_text(_outcome(task, workdir))
@@ -73,11 +83,11 @@ def _dismiss(guard: int | None) -> None:
             os.waitpid(guard, 0)
 
 
-def _outcome(task: dict[str, Any], workdir: Path) -> str:
+def _outcome(task: ChildTask, workdir: Path) -> str:
     """Run the request; its result or its exception, as JSON."""
     try:
-        request = decode_request(task["request"])
-        return json.dumps({"value": encode(request.run(WorkerContext(workdir, task["store"])))})
+        request = decode_request(task.request)
+        return json.dumps({"value": encode(request.run(WorkerContext(workdir, task.store)))})
     except EngineryError as error:
         traceback.print_exc()
         return json.dumps(error_to_json(error))

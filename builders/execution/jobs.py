@@ -1,9 +1,11 @@
-"""A job: a request that is run in a process of its own; what it may use and needs, who watches it, who runs it."""
+"""A job: a request that is run in a process of its own; what it may use and needs, and who runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+from builders.execution.events import Watch, unwatched
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -64,94 +66,33 @@ class Request(Protocol[Result_co]):
 
 
 @dataclass(frozen=True)
-class Reduced(Generic[Result]):
+class Reduced(Generic[Result_co]):
     """A request that needs less memory than another and has the same kind of result. change: how it differs, as in
     'with workspace_mib 512'."""
 
-    request: Request[Result]
+    request: Request[Result_co]
     change: str
 
 
 @dataclass(frozen=True)
-class Job(Generic[Result]):
+class Job(Generic[Result_co]):
     """A request to be run in a process of its own. store: as in `WorkerContext`.
 
     reduced: what is run instead at a second try, when memory ran out; None when nothing can be saved.
     """
 
     name: str
-    request: Request[Result]
+    request: Request[Result_co]
     store: str = ""
     limits: Limits = field(default_factory=Limits)
     needs: Needs = field(default_factory=Needs)
-    reduced: Reduced[Result] | None = None
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
-
-    seconds: float
-    peak_mib: float
-
-
-class Watch(Protocol):
-    """Is told what becomes of one job, in order, from the thread that runs it. What it raises stops the job."""
-
-    def waiting(self, why: str) -> None:
-        """It is in the queue, and for what: a slot, memory, a node that has yet to come."""
-
-    def started(self, where: str) -> None:
-        """It has left the queue: on this host ('here') or on a node of this name. Told again after a retry."""
-
-    def phase(self, name: str) -> None:
-        """What the job says that it does now (`process.enter_phase`)."""
-
-    def said(self, text: str) -> None:
-        """What it has printed since."""
-
-    def holds(self, mib: float) -> None:
-        """It has come to hold this much memory, more than ever before; told when that has grown markedly."""
-
-    def retrying(self, why: str) -> None:
-        """It is started once more."""
-
-    def ended(self, usage: Usage) -> None:
-        """Its processes are gone, with or without a result."""
-
-
-class Unwatched:
-    """Nobody wants to know; also a base for who wants to know a part."""
-
-    def waiting(self, why: str) -> None:
-        """Ignore it."""
-
-    def started(self, where: str) -> None:
-        """Ignore it."""
-
-    def phase(self, name: str) -> None:
-        """Ignore it."""
-
-    def said(self, text: str) -> None:
-        """Ignore it."""
-
-    def holds(self, mib: float) -> None:
-        """Ignore it."""
-
-    def retrying(self, why: str) -> None:
-        """Ignore it."""
-
-    def ended(self, usage: Usage) -> None:
-        """Ignore it."""
-
-
-UNWATCHED = Unwatched()
+    reduced: Reduced[Result_co] | None = None
 
 
 class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
         """Return the result of the job's request.
 
         Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can

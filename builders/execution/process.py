@@ -22,13 +22,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from builders.execution.jobs import UNWATCHED, Job, Result, Usage, Watch
+from builders.execution.child import ChildTask
+from builders.execution.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, unwatched
+from builders.execution.jobs import Job, Result
 from builders.execution.oom import oom_kills
 from builders.execution.requests import encode_request, result_type
 from builders.execution.resident import resident_mib
-from enginery.core.codec import decode
+from enginery.core.codec import decode, encode
 from enginery.core.errors import StepError, error_from_json
 
 TICK_S = 0.05
@@ -44,11 +45,12 @@ _NOTABLE_MIB = 16.0
 
 
 def run_job(
-    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = UNWATCHED
+    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = unwatched
 ) -> Result:
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
-    `cancelled` is asked every `TICK_S`. `watch` is told of phases, output and usage; the executor tells it the rest.
+    `cancelled` is asked every `TICK_S`. `watch` is told of phases, output, memory and usage; the executor
+    tells it the rest.
     Raises the EngineryError that the request raised (class and message), or StepError: kind 'error' (any other
     exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
     it for that) or 'cancelled', with the end of the log.
@@ -56,7 +58,7 @@ def run_job(
     workdir = workdir.resolve()
     killed_before = oom_kills()
     process, lifeline = _start(job, workdir)
-    sight = _Sight(workdir, watch)
+    sight = _Sight(job.name, workdir, watch)
     ended = None
     try:
         ended = _watch(process.pid, job, cancelled, sight)
@@ -107,12 +109,12 @@ def log_tail(workdir: Path) -> str:
         return stream.read().decode(errors="replace")
 
 
-def _start(job: Job[Any], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start(job: Job[object], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The child, and the end of a pipe that nobody else holds: when it closes, the child's group dies."""
     theirs, ours = os.pipe()
     request = encode_request(job.request)
-    task = {"request": request, "store": job.store, "parent": os.getpid(), "lifeline": theirs}
-    (workdir / "job.json").write_text(json.dumps(task))
+    task = ChildTask(request, job.store, os.getpid(), theirs)
+    (workdir / "job.json").write_text(json.dumps(encode(task)))
     try:
         return _popen(workdir, theirs), ours
     except BaseException:
@@ -146,7 +148,8 @@ def module_path() -> str:
 class _Sight:
     """What can be seen of a running job from outside, told to its watch: its phase, its log, the memory it holds."""
 
-    def __init__(self, workdir: Path, watch: Watch) -> None:
+    def __init__(self, name: str, workdir: Path, watch: Watch) -> None:
+        self._name = name
         self._workdir = workdir
         self._watch = watch
         self._begun = time.monotonic()
@@ -161,21 +164,21 @@ class _Sight:
         self.peak_mib = max(self.peak_mib, used_mib)
         if self.peak_mib > max(1.1 * self._told_mib, self._told_mib + _NOTABLE_MIB):
             self._told_mib = self.peak_mib
-            self._watch.holds(self.peak_mib)
+            self._watch(MemoryHeld(self._name, self.peak_mib))
 
     def look(self) -> None:
         """Tell what is new."""
         phase = _text_of(self._workdir / "job.phase")
         if phase and phase != self._phase:
             self._phase = phase
-            self._watch.phase(phase)
+            self._watch(PhaseEntered(self._name, phase))
         with (self._workdir / "job.log").open("rb") as log:
             log.seek(self._seen_bytes)
             # A job that prints without end has its time taken by its limit, not by us.
             new = log.read(LOG_TAIL_BYTES)
         self._seen_bytes += len(new)
         if text := self._decode(new):
-            self._watch.said(text)
+            self._watch(Printed(self._name, text))
 
     def end(self) -> None:
         """Tell what is left to tell. No watch may keep the job's error from being raised."""
@@ -184,7 +187,7 @@ class _Sight:
             while seen != self._seen_bytes:
                 seen = self._seen_bytes
                 self.look()
-        self._watch.ended(Usage(time.monotonic() - self._begun, self.peak_mib))
+        self._watch(ProcessEnded(self._name, Usage(time.monotonic() - self._begun, self.peak_mib)))
 
 
 def _text_of(path: Path) -> str:
@@ -194,7 +197,7 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-def _watch(pid: int, job: Job[Any], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
+def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
@@ -244,9 +247,9 @@ def _result(job: Job[Result], status: int, workdir: Path) -> Result:
         if isinstance(error, StepError):  # of a process that the job itself had started
             error.log = error.log or log_tail(workdir)
         raise error
-    if "exception" in result:
-        raise StepError(f"{job.name}: {result['exception']}", "error", log_tail(workdir))
-    return decode(result["value"], result_type(job.request))
+    if exception := result.get("exception"):
+        raise StepError(f"{job.name}: {exception}", "error", log_tail(workdir))
+    return decode(result.get("value"), result_type(job.request))
 
 
 def ended_error(name: str, status: int, log: str = "") -> StepError:

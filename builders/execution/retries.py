@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from builders.execution.jobs import Job, Result, Watch
+from builders.execution.events import Retrying, Watch
+from builders.execution.jobs import Job, Result
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 
 MOST_LOST = 3
@@ -54,7 +55,7 @@ def run_with_retries(
             if not failures:
                 raise
             raise _all_of([*failures, StepError(str(error))]) from error
-        watch.retrying(following.why)
+        watch(Retrying(job.name, following.why))
         job, elsewhere = following.job, following.elsewhere
 
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
 
-def list_bodies(node: "NodeProto") -> list["GraphProto"]:
+def list_bodies(node: "NodeProto") -> "list[GraphProto]":
     """The graphs in a node's attributes, in their order."""
     found: list[GraphProto] = []
     for attribute in node.attribute:
@@ -15,7 +15,7 @@ def list_bodies(node: "NodeProto") -> list["GraphProto"]:
     return found
 
 
-def walk_graphs(graph: "GraphProto") -> Iterator["GraphProto"]:
+def walk_graphs(graph: "GraphProto") -> "Iterator[GraphProto]":
     """A graph, and after it every graph inside its nodes, however deep."""
     yield graph
     for node in graph.node:
@@ -23,7 +23,7 @@ def walk_graphs(graph: "GraphProto") -> Iterator["GraphProto"]:
             yield from walk_graphs(body)
 
 
-def walk_nodes(graph: "GraphProto") -> Iterator["NodeProto"]:
+def walk_nodes(graph: "GraphProto") -> "Iterator[NodeProto]":
     """The nodes of a graph and of every graph inside them: each graph's own first, then those of its bodies."""
     for inner in walk_graphs(graph):
         yield from inner.node

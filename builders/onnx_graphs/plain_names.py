@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import list_bodies
 from builders.onnx_graphs.safe_division import guard_divisions
@@ -75,7 +75,7 @@ class _Renamer:
             for number, own in enumerate(names):
                 yield (own if letter == "n" else repr(own)), f"{letter}{number}"
 
-    def graph(self, graph: Any) -> None:
+    def graph(self, graph: "onnx.GraphProto") -> None:
         """Rename all that a graph holds, the graphs in its nodes' attributes included."""
         for field in ("doc_string", "metadata_props", "value_info", "quantization_annotation"):
             graph.ClearField(field)
@@ -88,7 +88,7 @@ class _Renamer:
         for node in graph.node:
             self._node(node)
 
-    def _node(self, node: Any) -> None:
+    def _node(self, node: "onnx.NodeProto") -> None:
         self._nodes.append(f"node {node.name!r} ({node.op_type})")
         node.name = f"n{len(self._nodes) - 1}"
         for field in ("doc_string", "metadata_props"):
@@ -101,7 +101,7 @@ class _Renamer:
     def _value(self, own: str) -> str:
         return self._values.setdefault(own, f"v{len(self._values)}") if own else ""  # '' is an input left out
 
-    def _shape(self, value_type: Any) -> None:
+    def _shape(self, value_type: "onnx.TypeProto") -> None:
         for dim in value_type.tensor_type.shape.dim if value_type.HasField("tensor_type") else ():
             if dim.dim_param:
                 dim.dim_param = self._dims.setdefault(dim.dim_param, f"d{len(self._dims)}")

@@ -6,7 +6,7 @@ of a fixed width wrap. Divisors that are constants or computed from shapes stay 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import list_bodies
 
@@ -27,7 +27,7 @@ def guard_divisions(model: "onnx.ModelProto") -> None:
         _rewrite(model.graph, _typed(model), {}, found)
 
 
-def _by_data(graph: Any, outer: set[str]) -> Iterator[str]:
+def _by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
     """What the divisions make whose divisor comes from data, those in inner graphs too."""
     sizes = outer | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
@@ -40,9 +40,9 @@ def _by_data(graph: Any, outer: set[str]) -> Iterator[str]:
             yield from _by_data(each, sizes)
 
 
-def _rewrite(graph: Any, typed: Any, outer: Mapping[str, int], found: set[str]) -> None:
+def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], found: set[str]) -> None:
     types = {**outer, **dict(_types(typed))}
-    written: list[Any] = []
+    written: list[onnx.NodeProto] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
         for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
             _rewrite(inner, inner_typed, types, found)
@@ -52,17 +52,17 @@ def _rewrite(graph: Any, typed: Any, outer: Mapping[str, int], found: set[str]) 
     graph.node.extend(written)
 
 
-def _guarded(node: Any, kind: int) -> list[Any]:
+def _guarded(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
     """The division by 1 where the divisor is 0 or -1, and for `Div` the quotient times what stood there."""
     from onnx import helper
 
     divisor, result = node.input[1], node.output[0]
     special, one, safe = f"{result}_special", f"{result}_one", f"{result}_divisor"
 
-    def made(op_type: str, inputs: list[str], output: str) -> Any:
+    def made(op_type: str, inputs: list[str], output: str) -> "onnx.NodeProto":
         return helper.make_node(op_type, inputs, [output], name=node.name)
 
-    def constant(number: int, output: str) -> Any:
+    def constant(number: int, output: str) -> "onnx.NodeProto":
         tensor = helper.make_tensor(output, kind, [], [number])
         return helper.make_node("Constant", [], [output], name=node.name, value=tensor)
 
@@ -86,13 +86,13 @@ def _guarded(node: Any, kind: int) -> list[Any]:
     return nodes
 
 
-def _copy(node: Any) -> Any:
+def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
     made = type(node)()
     made.CopyFrom(node)
     return made
 
 
-def _typed(model: "onnx.ModelProto") -> Any:
+def _typed(model: "onnx.ModelProto") -> "onnx.GraphProto":
     """The same graph with the type of every value, and without large weights."""
     import onnx
 
@@ -104,7 +104,7 @@ def _typed(model: "onnx.ModelProto") -> Any:
     return onnx.shape_inference.infer_shapes(light).graph
 
 
-def _types(graph: Any) -> Iterator[tuple[str, int]]:
+def _types(graph: "onnx.GraphProto") -> Iterator[tuple[str, int]]:
     for value in (*graph.input, *graph.value_info, *graph.output):
         yield value.name, value.type.tensor_type.elem_type
     for tensor in graph.initializer:

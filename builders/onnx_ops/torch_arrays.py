@@ -1,7 +1,5 @@
 """Numpy arrays as torch tensors and back, of the types too that numpy has no name for."""
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ _THROUGH_BYTES = {
 _BACK = {dtype: (getattr(torch, plain.__name__), array) for array, (plain, dtype) in _THROUGH_BYTES.items()}
 
 
-def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def to_tensor(array: np.ndarray) -> Tensor:
     """A copy of the array as a tensor. Raises TypeError for a type that torch has not."""
     copied = np.array(array, order="C")
     if copied.dtype in _THROUGH_BYTES:
@@ -27,7 +25,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(copied)
 
 
-def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+def to_array(tensor: Tensor) -> np.ndarray:
     """The tensor as an array, on the host."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in _BACK:

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
 
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
-
-Array = np.ndarray[Any, Any]
 
 # numpy reads an array's header as Python literals, so a damaged one fails in the ways of Python's own reader.
 _NO_HEADER = (SyntaxError, TypeError, MemoryError, tokenize.TokenError)
@@ -38,7 +37,7 @@ class StoredArray:
     path: Path
     name: str
     member: str | None
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
 

@@ -6,7 +6,6 @@ A check in full takes some microseconds for each input, a call of a small engine
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class InputCheck:
     def __init__(self, specs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()) -> None:
         self.specs, self._profiles = specs, profiles
         self._names = [spec.name for spec in specs]
-        self._accepted: dict[Any, Fit] = {}
+        self._accepted: dict[object, Fit] = {}
 
     def __call__(self, inputs: Tensors) -> Fit:
         """What the inputs fit as. Raises DataError as `check_inputs` and `fitting_profile` do."""
@@ -74,7 +73,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     return sizes
 
 
-def _check(spec: TensorSpec, array: np.ndarray[Any, Any], sizes: dict[str, int]) -> None:
+def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
     if not isinstance(array, np.ndarray):
         raise DataError(
             f"input {spec.name!r} is a {type(array).__name__}; the model needs a numpy array of {spec.dtype}"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from enginery.client.fetch import Origin, Way
 from enginery.client.resolve import FALLBACK, Answer, Policy, Resolution, answer
@@ -174,7 +173,7 @@ def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
     return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
-def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]:
+def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, object]:
     """What a server needs to load an engine, and where it came from, as JSON."""
     manifest = located.manifest
     origin = {
@@ -186,7 +185,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
         "manifest": manifest.digest,
     }
     weights = _weights_name(manifest, engine)
-    told: dict[str, Any] = {"weights": weights} if weights else {}
+    told: dict[str, object] = {"weights": weights} if weights else {}
     if SATURATES in engine.notes:
         told["session_options_without_vnni"] = dict([EXACT_SESSION])
     return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}

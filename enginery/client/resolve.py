@@ -23,7 +23,7 @@ from enginery.core.hardware.compatibility import hardware_serves
 from enginery.core.hardware.machine import Machine
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.evidence.speeds import Speed
+from enginery.registry.evidence.speeds import MeasuredSpeed
 from enginery.registry.manifest import EngineEntry
 
 PORTABLE = "gpu"
@@ -65,7 +65,7 @@ class Candidate:
     entry: EngineEntry
     fit: str
     remarks: tuple[str, ...] = ()
-    speed: Speed | None = None
+    speed: MeasuredSpeed | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def answer(
     machine: Machine,
     policy: Policy,
     what: str = "this version",
-    timed: Callable[[Sequence[EngineEntry]], Mapping[str, Speed]] = lambda _: {},
+    timed: Callable[[Sequence[EngineEntry]], Mapping[str, MeasuredSpeed]] = lambda _: {},
 ) -> Answer:
     """Judge a version's engines, given with the status they have today (`registry.evidence.attestations.judged`).
 
@@ -197,7 +197,9 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
     return 2, f"tuned for {entry.product}, another product of {machine.target.sm}; it runs here, perhaps slower"
 
 
-def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, Speed]) -> Iterator[EngineEntry]:
+def _by_speed(
+    ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, MeasuredSpeed]
+) -> Iterator[EngineEntry]:
     """The engines, those that are alike but for their precision by speed, where each was timed at the same sizes."""
     for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
         alike = list(group)
@@ -207,7 +209,7 @@ def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[s
         yield from alike
 
 
-def _busy(speed: Speed | None) -> tuple[str, ...]:
+def _busy(speed: MeasuredSpeed | None) -> tuple[str, ...]:
     return ("timed on a busy machine, and so not ranked by speed",) if speed and speed.busy else ()
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from enginery.core.errors import InputError
 
@@ -29,13 +28,13 @@ def check_digest(digest: str) -> str:
     raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Encode a JSON value so that equal values give equal bytes. Raises ValueError on NaN and infinities."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: object) -> str:
     """Digest of a JSON value."""
     return digest_of_bytes(canonical_json(value))
 

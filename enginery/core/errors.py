@@ -15,11 +15,10 @@
     └── StepError                1  a step of the pipeline failed in its own process; carries the log
 
 Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
-`enginery.core.proof.report.Report`.
+`enginery.core.reports.proof.Report`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 
 class EngineryError(Exception):
@@ -41,7 +40,7 @@ class SpecError(InputError):
         super().__init__("\n".join(lines))
         self.lines = tuple(lines)
 
-    def __reduce__(self) -> tuple[type["SpecError"], tuple[tuple[str, ...]]]:
+    def __reduce__(self) -> "tuple[type[SpecError], tuple[tuple[str, ...]]]":
         return (SpecError, (self.lines,))
 
 
@@ -89,18 +88,19 @@ class StepError(EngineryError):
         self.log = log
         self.peak_mib = peak_mib
 
-    def __reduce__(self) -> tuple[type["StepError"], tuple[str, str, str, float]]:
+    def __reduce__(self) -> "tuple[type[StepError], tuple[str, str, str, float]]":
         return (StepError, (str(self), self.kind, self.log, self.peak_mib))
 
 
-def error_to_json(error: EngineryError) -> dict[str, Any]:
+def error_to_json(error: EngineryError) -> dict[str, object]:
     """An error's class and constructor arguments; a subclass from elsewhere becomes its nearest known ancestor."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
     arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
     return {"error": known.__name__, "arguments": arguments}
 
 
-def error_from_json(data: Mapping[str, Any]) -> EngineryError:
+def error_from_json(data: Mapping[str, object]) -> EngineryError:
     """The error that `error_to_json` wrote."""
-    made: EngineryError = globals()[data["error"]](*data["arguments"])
+    arguments = data.get("arguments")
+    made: EngineryError = globals()[str(data.get("error"))](*(arguments if isinstance(arguments, list | tuple) else ()))
     return made

@@ -5,15 +5,17 @@ Small on purpose, and standard library only: a serving node that pulls an engine
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+from enginery.core.codec import decode
 from enginery.core.digest import is_digest
 from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
 from enginery.core.types import Scalar
 
 T = TypeVar("T")
+Word = TypeVar("Word", bound=str)
 
 MAX_ITEMS = 10_000
 MAX_DEPTH = 64
@@ -25,7 +27,7 @@ class Malformed(IntegrityError):  # noqa: N818 - says what the document is
     """A document that is not what its key says; the message starts with the path of the field."""
 
 
-def parse_json(data: bytes, limit: int) -> dict[str, Any]:
+def parse_json(data: bytes, limit: int) -> dict[str, object]:
     """A JSON object of at most `limit` bytes, in UTF-8.
 
     Raises Malformed; also for what JSON readers disagree about (a key given twice, NaN, a number beyond a double, half
@@ -45,7 +47,27 @@ def parse_json(data: bytes, limit: int) -> dict[str, Any]:
     return mapping(value, "document")
 
 
-def _check_depth(value: Any) -> None:
+def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
+    """A JSON object of at most `limit` bytes as a value of this dataclass, whose numbers are quantities.
+
+    Raises Malformed as `parse_json` does, for a number that is not in 0 to MAX_COUNT, and IntegrityError as
+    `codec.decode` does.
+    """
+    document = parse_json(data, limit)
+    _check_numbers(document)
+    return decode(document, kind)
+
+
+def _check_numbers(value: object) -> None:
+    if isinstance(value, int | float) and not 0 <= value <= MAX_COUNT:
+        raise Malformed(f"holds the number {str(value)[:40]}; the least is 0 and the most {MAX_COUNT}")
+    if isinstance(value, dict) and value.keys() == {"float"}:  # the codec's infinities and NaN
+        raise Malformed(f"holds the number {str(value)[:40]}, which is none of JSON's")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(item)
+
+
+def _check_depth(value: object) -> None:
     """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -55,7 +77,7 @@ def _check_depth(value: Any) -> None:
         raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -71,7 +93,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_surrogates(data: bytes, value: Any) -> None:
+def _check_surrogates(data: bytes, value: object) -> None:
     """Half a surrogate pair can only come from an escape, and cannot be written as UTF-8 again: UnicodeEncodeError."""
     if rb"\ud" in data.lower():
         json.dumps(value, ensure_ascii=False).encode()
@@ -81,7 +103,7 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def field(data: Mapping[str, Any], name: str, read: Callable[[Any, str], T], path: str = "") -> T:
+def field(data: Mapping[str, object], name: str, read: Callable[[object, str], T], path: str = "") -> T:
     """The field `name`, read by `read`. Raises Malformed if it is missing or wrong."""
     where = f"{path}.{name}" if path else name
     if name not in data:
@@ -89,92 +111,102 @@ def field(data: Mapping[str, Any], name: str, read: Callable[[Any, str], T], pat
     return read(data[name], where)
 
 
-def optional(read: Callable[[Any, str], T]) -> Callable[[Any, str], T | None]:
+def optional(read: Callable[[object, str], T]) -> Callable[[object, str], T | None]:
     """A reader that also takes null."""
     return lambda value, path: None if value is None else read(value, path)
 
 
-def many(read: Callable[[Any, str], T]) -> Callable[[Any, str], tuple[T, ...]]:
+def many(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
     """A reader of lists."""
 
-    def read_list(value: Any, path: str) -> tuple[T, ...]:
-        _need(isinstance(value, list) and len(value) <= MAX_ITEMS, value, path, f"a list of at most {MAX_ITEMS}")
-        return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
+    def read_list(value: object, path: str) -> tuple[T, ...]:
+        if isinstance(value, list) and len(value) <= MAX_ITEMS:
+            return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
+        raise _wrong(value, path, f"a list of at most {MAX_ITEMS}")
 
     return read_list
 
 
-def mapping(value: Any, path: str) -> dict[str, Any]:
+def mapping(value: object, path: str) -> dict[str, object]:
     """An object."""
-    _need(isinstance(value, dict) and len(value) <= MAX_ITEMS, value, path, f"an object of at most {MAX_ITEMS} keys")
-    return dict(value)
+    if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+        return dict(value)
+    raise _wrong(value, path, f"an object of at most {MAX_ITEMS} keys")
 
 
-def mapping_of(read: Callable[[Any, str], T]) -> Callable[[Any, str], dict[str, T]]:
+def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str, T]]:
     """A reader of objects whose values `read` reads."""
     return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
 
 
-def text(value: Any, path: str) -> str:
+def text(value: object, path: str) -> str:
     """A string."""
-    _need(isinstance(value, str) and len(value) <= MAX_TEXT, value, path, "a string")
-    return str(value)
+    if isinstance(value, str) and len(value) <= MAX_TEXT:
+        return value
+    raise _wrong(value, path, "a string")
 
 
-def name(value: Any, path: str) -> str:
+def name(value: object, path: str) -> str:
     """A name that may become part of a path."""
-    _need(isinstance(value, str) and is_name(value), value, path, "a name (lower case, no separators)")
-    return str(value)
+    if isinstance(value, str) and is_name(value):
+        return value
+    raise _wrong(value, path, "a name (lower case, no separators)")
 
 
-def digest(value: Any, path: str) -> str:
+def digest(value: object, path: str) -> str:
     """A digest."""
-    _need(isinstance(value, str) and is_digest(value), value, path, "a SHA-256 in hexadecimal")
-    return str(value)
+    if isinstance(value, str) and is_digest(value):
+        return value
+    raise _wrong(value, path, "a SHA-256 in hexadecimal")
 
 
-def count(value: Any, path: str) -> int:
+def count(value: object, path: str) -> int:
     """A whole number, zero or more."""
-    _need(type(value) is int and 0 <= value <= MAX_COUNT, value, path, "a whole number, zero or more")
-    return int(value)
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
+    raise _wrong(value, path, "a whole number, zero or more")
 
 
-def quantity(value: Any, path: str) -> float:
-    """A number, zero or more."""
-    _need(type(value) in (int, float) and value >= 0, value, path, "a number, zero or more")
-    return float(value)
+def number(value: object, path: str) -> float:
+    """A number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    raise _wrong(value, path, "a number")
 
 
-def truth(value: Any, path: str) -> bool:
+def truth(value: object, path: str) -> bool:
     """True or false."""
-    _need(isinstance(value, bool), value, path, "true or false")
-    return bool(value)
+    if isinstance(value, bool):
+        return value
+    raise _wrong(value, path, "true or false")
 
 
-def scalar(value: Any, path: str) -> Scalar:
+def scalar(value: object, path: str) -> Scalar:
     """A string, number or truth value."""
-    _need(isinstance(value, str | int | float), value, path, "a string, a number, true or false")
-    result: Scalar = value
-    return result
+    if isinstance(value, str | int | float):
+        return value
+    raise _wrong(value, path, "a string, a number, true or false")
 
 
-def one_of(*allowed: str) -> Callable[[Any, str], str]:
+def one_of(*allowed: Word) -> Callable[[object, str], Word]:
     """A reader of one of these words."""
 
-    def read_word(value: Any, path: str) -> str:
-        _need(value in allowed, value, path, f"one of {', '.join(allowed)}")
-        return str(value)
+    def read_word(value: object, path: str) -> Word:
+        for word in allowed:
+            if word == value:
+                return word
+        raise _wrong(value, path, f"one of {', '.join(allowed)}")
 
     return read_word
 
 
-def pair(value: Any, path: str) -> tuple[int, int]:
+def pair(value: object, path: str) -> tuple[int, int]:
     """Two whole numbers."""
-    found: Sequence[int] = many(count)(value, path)
-    _need(len(found) == 2, value, path, "two whole numbers")
+    found = many(count)(value, path)
+    if len(found) != 2:
+        raise _wrong(value, path, "two whole numbers")
     return found[0], found[1]
 
 
-def _need(condition: bool, value: Any, path: str, wanted: str) -> None:
-    if not condition:
-        raise Malformed(f"{path} is {str(value)[:80]!r}; it must be {wanted}")
+def _wrong(value: object, path: str, wanted: str) -> Malformed:
+    return Malformed(f"{path} is {str(value)[:80]!r}; it must be {wanted}")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from enginery.core.digest import digest_of
 
@@ -29,7 +29,7 @@ Scalar = str | int | float | bool
 WeightLevels = Literal[64, 127]
 Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
-Tensors = Mapping[str, "np.ndarray[Any, Any]"]
+Tensors = Mapping[str, "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -149,18 +149,17 @@ class BuildRequest:
     @cached_property
     def key(self) -> str:
         """The build key: digest of all the fields. A kind of CPU is in the toolchain, whatever the target is called."""
-        fields = self.to_json()
         if self.target.is_cpu and CPU_KIND in dict(self.toolchain):
-            fields["target"] = {**fields["target"], "name": "cpu"}
-        return digest_of(fields)
+            return digest_of(replace(self, target=replace(self.target, name="cpu")).to_json())
+        return digest_of(self.to_json())
 
     @property
     def unit(self) -> str:
         """The unit's short name, for people: 'sm_89 int8 tensorrt-rtx'."""
         return f"{self.target.name} {self.precision} {self.backend}"
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back: what `asdict` gives, in a tenth of its time."""
+    def to_json(self) -> dict[str, object]:
+        """A JSON object that `enginery.core.codec` reads back: what `asdict` gives, in a tenth of its time."""
         return {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "target": dict(vars(self.target)),
@@ -172,33 +171,6 @@ class BuildRequest:
     def with_option(self, name: str, value: Scalar) -> "BuildRequest":
         """This request with another value of an option that it has."""
         return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "BuildRequest":
-        """Read what `to_json` wrote. Raises KeyError or TypeError when it is something else."""
-        read = dict(data)
-        read["target"] = target_from_json(read["target"])
-        read["inputs"] = tuple(tensor_from_json(item) for item in read["inputs"])
-        read["outputs"] = tuple(tensor_from_json(item) for item in read["outputs"])
-        read["profiles"] = tuple(_profile(item) for item in read["profiles"])
-        read["options"] = tuple((name, value) for name, value in read["options"])
-        read["toolchain"] = tuple((name, version) for name, version in read["toolchain"])
-        return cls(**read)
-
-
-def target_from_json(data: Mapping[str, Any]) -> Target:
-    """Read a `Target` that `asdict` wrote."""
-    capability = data["compute_capability"]
-    return Target(data["name"], tuple(capability) if capability else None, data["product"])
-
-
-def tensor_from_json(data: Mapping[str, Any]) -> TensorSpec:
-    """Read a `TensorSpec` that `asdict` wrote."""
-    return TensorSpec(data["name"], data["dtype"], tuple(data["shape"]))
-
-
-def _profile(data: Mapping[str, Any]) -> ShapeProfile:
-    return ShapeProfile(tuple((name, tuple(a), tuple(b), tuple(c)) for name, a, b, c in data["inputs"]))
 
 
 @dataclass(frozen=True)
@@ -241,7 +213,7 @@ class Session(Protocol):
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
 
-    def run(self, inputs: Tensors) -> dict[str, "np.ndarray[Any, Any]"]:
+    def run(self, inputs: Tensors) -> dict[str, "np.ndarray"]:
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
         ...
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 from enginery.client.pull import describe, stem_of
 from enginery.core import parsing
@@ -39,7 +39,7 @@ MAX_INDEX_BYTES = 16 << 20
 LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
-Json = dict[str, Any]
+Json = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _index_of(dest: Path) -> list[Json]:
     try:
         found = parsing.field(parsing.parse_json(data, MAX_INDEX_BYTES), "manifests", parsing.many(parsing.mapping))
         for item in found:
-            parsing.mapping(item.get("annotations") or {}, "annotations")
+            _annotations(item)
     except Malformed as error:
         raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
     return list(found)
@@ -204,11 +204,13 @@ def _index_of(dest: Path) -> list[Json]:
 
 def _with(before: list[Json], named: Mapping[str, Json]) -> bytes:
     """The index with these names; other names stay."""
-    others = [item for item in before if (item.get("annotations") or {}).get(REF_NAME) not in named]
-    mine = [
-        {**item, "annotations": {**(item.get("annotations") or {}), REF_NAME: name}} for name, item in named.items()
-    ]
+    others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
+    mine = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
     return canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]})
+
+
+def _annotations(descriptor: Json) -> dict[str, object]:
+    return parsing.mapping(descriptor.get("annotations") or {}, "annotations")
 
 
 def _tag(manifest: Manifest, entry: EngineEntry) -> str:

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from enginery.core.errors import UnavailableError
 
@@ -23,7 +22,7 @@ class LineFile:
     Raises UnavailableError where it cannot be written.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any], most_bytes: int) -> None:
+    def __init__(self, path: Path, header: Mapping[str, object], most_bytes: int) -> None:
         self.path = path
         self._header = _line(header)
         self._most = most_bytes
@@ -41,7 +40,7 @@ class LineFile:
         """Whether nothing can be appended any more."""
         return self._fd < 0
 
-    def append(self, value: Mapping[str, Any]) -> bool:
+    def append(self, value: Mapping[str, object]) -> bool:
         """Add a line; False when the file is full. Raises ValueError for NaN, UnavailableError."""
         data = _line(value)
         with self._lock:
@@ -98,5 +97,5 @@ def _whole_lines(fd: int) -> int:
     return end
 
 
-def _line(value: Mapping[str, Any]) -> bytes:
+def _line(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"

@@ -6,11 +6,11 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from enginery.core.errors import DataError
 
-Record = Mapping[str, Any]
+Record = Mapping[str, object]
 
 
 class JsonLines:
@@ -70,7 +70,7 @@ def number_in(record: Record, name: str, *, above: float = -math.inf, most: floa
     value = record.get(name)
     if value is None:
         raise ValueError(f"{name} is missing")
-    if type(value) not in (int, float) or not -1e300 < value < 1e300:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         raise ValueError(f"{name} is {_shown(value)}; a finite number is needed")
     if not value > above:
         raise ValueError(f"{name} is {_shown(value)}; it must be above {above:g}")
@@ -95,7 +95,7 @@ def text_in(record: Record, name: str, most: int = 1000) -> str:
     return value[:most]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
     return text if len(text) <= 60 else text[:57] + "..."
 

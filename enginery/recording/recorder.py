@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.types import Tensors
 from enginery.recording.append import LineFile
 from enginery.recording.outputs import digest_of_outputs
-from enginery.recording.traffic import TRAFFIC, encoded
+from enginery.recording.traffic import TRAFFIC, encode_inputs
 
 FORMAT = 1
 OBSERVATIONS = "enginery-observations"
@@ -34,14 +34,14 @@ MOST_BYTES = 1 << 30
 class _Log:
     """What both have in common: lines go into a file, or are counted as lost."""
 
-    def __init__(self, path: Path | str, header: Mapping[str, Any], most_bytes: int) -> None:
+    def __init__(self, path: Path | str, header: Mapping[str, object], most_bytes: int) -> None:
         if most_bytes < 1:
             raise InputError(f"max_bytes is {most_bytes}; give a size in bytes")
         self._file = LineFile(Path(path), header, most_bytes)
         self.kept, self.lost, self.full = 0, 0, False
         self.failure: str | None = None
 
-    def _append(self, make: Callable[[], dict[str, Any]]) -> bool:
+    def _append(self, make: Callable[[], dict[str, object]]) -> bool:
         try:
             kept = self._file.append(make())
         except (EngineryError, ValueError, TypeError, AttributeError, OSError) as error:
@@ -91,18 +91,20 @@ class Recorder(_Log):
 
         latency: seconds until it was answered. With it for every request the record shows how many were in flight.
         """
-        return self._sampled(at, latency, lambda: encoded(inputs))
+        return self._sampled(at, latency, lambda: encode_inputs(inputs))
 
-    def append_json(self, inputs: Mapping[str, Any], at: float | None = None, *, latency: float | None = None) -> bool:
+    def append_json(
+        self, inputs: Mapping[str, object], at: float | None = None, *, latency: float | None = None
+    ) -> bool:
         """Record a request whose inputs are JSON already, as a traffic file has them. Returns whether it was kept."""
         return self._sampled(at, latency, lambda: dict(inputs))
 
-    def _sampled(self, at: float | None, latency: float | None, make: Callable[[], dict[str, Any]]) -> bool:
+    def _sampled(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
         if self._sampling < 1.0 and self._random.random() >= self._sampling:
             return False
         when = time.time() if at is None else at
 
-        def line() -> dict[str, Any]:
+        def line() -> dict[str, object]:
             took = {} if latency is None else {"latency": float(latency)}
             return {"at": float(when), **took, "inputs": make()}
 
@@ -141,7 +143,7 @@ class ObservationLog(_Log):
         """
         when = time.time() if time_s is None else time_s
 
-        def line() -> dict[str, Any]:
+        def line() -> dict[str, object]:
             extra = {"request": request, "score": score, "error": str(error or "")[:1000] or None}
             answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
             known = {key: value for key, value in (extra | answer).items() if value is not None}
@@ -165,7 +167,7 @@ class ObservationLog(_Log):
             self.close()
 
 
-def end_of(requests: int, died: str = "") -> dict[str, Any]:
+def end_of(requests: int, died: str = "") -> dict[str, object]:
     """The last line of whoever wrote `requests` observations into a file and stopped in order.
 
     died: what ended the process of the engine that they are of, where that is known.
@@ -173,13 +175,13 @@ def end_of(requests: int, died: str = "") -> dict[str, Any]:
     return {"kind": END, "requests": requests, **({"died": died} if died else {})}
 
 
-def header_of(identity: Mapping[str, Any], planned: int | None = None) -> dict[str, Any]:
+def header_of(identity: Mapping[str, object], planned: int | None = None) -> dict[str, object]:
     """The first line of a file of observations. planned: how many requests there are to be, where that is known."""
     known = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
     return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
 
 
-def _described(path: Path | str | None) -> dict[str, Any]:
+def _described(path: Path | str | None) -> dict[str, object]:
     if path is None:
         return {}
     try:
@@ -188,4 +190,4 @@ def _described(path: Path | str | None) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read as the description of an engine: {error}") from None
     if not isinstance(found, dict) or not {"model", "version", "manifest", "digest"} <= found.keys():
         raise DataError(f"{path} is not the description of an engine; give the JSON that `enginery pull` wrote")
-    return {**found, "engine": found["digest"]}
+    return {**found, "engine": found.get("digest")}

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array, stored_arrays
+from enginery.arrays.arrays import Array
+from enginery.arrays.npz import stored_arrays
 from enginery.arrays.tensors import check_inputs
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError, EngineryError
@@ -32,7 +32,7 @@ FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordedRequest:
     """One request. at: seconds since the first.  latency: seconds that its answer took, where that was recorded."""
 
     at: float
@@ -41,14 +41,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RecordedTraffic:
     """Requests in the order of their arrival. digest: of the file.  sampling: the share of the real traffic it is.
     cut: whether a last line was half written and left out.  made: how it was made up; '' for recorded traffic.
     surplus: arrays of made-up traffic that are no inputs (labels of golden data, say) and were left out.
     timed: whether it says when its requests arrived; without, every `at` is 0 and they are in the order of the file.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[RecordedRequest, ...]
     digest: str
     sampling: float = 1.0
     cut: bool = False
@@ -61,7 +61,7 @@ class Traffic:
         """From the first arrival to the last."""
         return self.requests[-1].at
 
-    def arrivals(self, scale: float = 1.0, duration: float | None = None) -> Iterator[tuple[float, Request]]:
+    def arrivals(self, scale: float = 1.0, duration: float | None = None) -> Iterator[tuple[float, RecordedRequest]]:
         """Arrival times, `scale` times as dense as recorded; repeated until `duration` seconds are full, if given."""
         count = len(self.requests)
         period = self.seconds * count / (count - 1) if count > 1 and self.seconds > 0 else 1.0
@@ -77,20 +77,20 @@ class Traffic:
         return sum(1 for _ in self.arrivals(scale, duration))
 
 
-def encoded(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     """Inputs as JSON, byte for byte. Raises DataError for a dtype that traffic cannot hold."""
-    found = {}
+    found: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
         if array.dtype.name not in (*DTYPES, *FLOATS):
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
         data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        shape = list(np.shape(value))
+        shape = list(np.asarray(value).shape)
         found[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
     return found
 
 
-def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> Traffic:
+def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> RecordedTraffic:
     """Recorded traffic, checked against a model's inputs.
 
     Made-up traffic holds whatever its file of samples did, so there an array that is no input is left out.
@@ -124,7 +124,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     found.sort(key=lambda request: request.at if timed else 0.0)
     start = found[0].at
     requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in found)
-    return Traffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
+    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
 
 
 def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:
@@ -139,7 +139,7 @@ def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:
         raise lines.error(number, str(error)) from None
 
 
-def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLines, number: int) -> Request:
+def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLines, number: int) -> RecordedRequest:
     known = {spec.name: spec for spec in specs}
     try:
         at = number_in(record, "at") if record.get("at") is not None else math.nan
@@ -147,11 +147,11 @@ def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLines, numb
         inputs = record.get("inputs")
         if not isinstance(inputs, dict):
             raise ValueError("inputs is missing, or not an object")
-        arrays = {name: _decoded(name, value, known.get(name)) for name, value in inputs.items()}
+        arrays = {name: _decode_input(name, value, known.get(name)) for name, value in inputs.items()}
         _check(arrays, specs)
     except (ValueError, TypeError, OverflowError, EngineryError) as error:
         raise lines.error(number, str(error)) from None
-    return Request(at, arrays, latency)
+    return RecordedRequest(at, arrays, latency)
 
 
 def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
@@ -161,7 +161,7 @@ def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
             raise ValueError(f"input {name!r} holds NaN or infinity")
 
 
-def _decoded(name: str, value: Any, spec: TensorSpec | None) -> Array:
+def _decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
     if isinstance(value, dict):
         return _from_base64(name, value)
     if spec is None:
@@ -176,7 +176,7 @@ def _decoded(name: str, value: Any, spec: TensorSpec | None) -> Array:
     return cast
 
 
-def _from_base64(name: str, value: Mapping[str, Any]) -> Array:
+def _from_base64(name: str, value: Mapping[str, object]) -> Array:
     dtype, shape, text = value.get("dtype"), value.get("shape"), value.get("data")
     if dtype not in (*DTYPES, *FLOATS):
         raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join((*DTYPES, *FLOATS))}")
@@ -194,16 +194,16 @@ def _from_base64(name: str, value: Mapping[str, Any]) -> Array:
     return np.frombuffer(data, kind).reshape(shape)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _dtype(name: str) -> np.dtype:
     if name == "bfloat16":
         import ml_dtypes
 
         name = ml_dtypes.bfloat16
-    found: np.dtype[Any] = np.dtype(name)
+    found: np.dtype = np.dtype(name)
     return found
 
 
-def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[Request]:
+def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
     arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
     count = max((len(array) for array in arrays.values() if array.ndim), default=0)
     times = arrays.pop("at") if (timed := "at" in arrays) else np.zeros(count)
@@ -218,4 +218,4 @@ def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[Request]:
             _check(inputs, specs)
         except (ValueError, EngineryError) as error:
             raise DataError(f"{path}: request {index}: {error}") from None
-        yield Request(float(at) if timed else math.nan, inputs)
+        yield RecordedRequest(float(at) if timed else math.nan, inputs)

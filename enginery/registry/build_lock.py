@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, IntegrityError, UndecidedError
-from enginery.core.presence import Presence, this_process
+from enginery.core.origin.presence import Presence, this_process
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import TURNS, turn_key
 from enginery.registry.writers import clock
@@ -136,7 +135,7 @@ def _myself(what: str) -> Holder:
 def _read(data: bytes | None) -> Holder | None:
     """A holder; None where nobody is, or what is there cannot be read."""
     try:
-        document: dict[str, Any] = parsing.parse_json(data, MAX_BYTES) if data is not None else {}
+        document = parsing.parse_json(data or b"{}", MAX_BYTES)
         words = ("what", "host", "namespace", "began", "since")
         texts = {name: parsing.field(document, name, parsing.text) for name in words}
         clock.read_stamp(document.get("touched"), "touched")

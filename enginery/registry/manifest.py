@@ -4,10 +4,10 @@ Its bytes are canonical JSON that carries the digest of all the rest, so that an
 Whatever is read from it (names, digests, sizes) is checked before anything uses it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of
@@ -25,12 +25,15 @@ _REMEDY = (
 )
 
 
+T = TypeVar("T")
+
+
 class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
     """A sound manifest of another model or version than the place it was found at."""
 
 
 Status = Literal["proven", "unproven", "failed", "refused"]
-STATUSES: tuple[str, ...] = get_args(Status)
+STATUSES: tuple[Status, ...] = get_args(Status)
 USABLE = ("proven", "unproven")
 
 
@@ -106,18 +109,33 @@ class Manifest:
     version: str
     created_at: str
     content: str
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, object] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
     blake3: Mapping[str, str] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
-    host: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    host: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     engines: tuple[EngineEntry, ...] = ()
     report: str | None = None
     format: int = FORMAT
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def golden(self) -> str:
+        """Digest of the golden set. Raises IntegrityError for a version without one."""
+        return self._source("golden")
+
+    @property
+    def onnx(self) -> str:
+        """Digest of the exported model. Raises IntegrityError for a version without one."""
+        return self._source("onnx")
+
+    def _source(self, name: str) -> str:
+        if (digest := self.sources.get(name)) is None:
+            raise IntegrityError(f"{self.model}@{self.version} has no {name} among its sources; build it again")
+        return digest
+
+    def to_json(self) -> dict[str, object]:
         """A JSON object, without the digest."""
         return asdict(self)
 
@@ -169,7 +187,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     return manifest
 
 
-def _read(data: dict[str, Any]) -> Manifest:
+def _read(data: dict[str, object]) -> Manifest:
     _check_digest(data)
     manifest = Manifest(
         model=read(data, "model", parsing.name),
@@ -182,7 +200,7 @@ def _read(data: dict[str, Any]) -> Manifest:
         blake3=read(data, "blake3", parsing.mapping_of(parsing.digest)),
         toolchain=read(data, "toolchain", parsing.mapping_of(parsing.text)),
         host=read(data, "host", parsing.mapping),
-        metrics=read(data, "metrics", parsing.mapping),
+        metrics=read(data, "metrics", parsing.mapping_of(parsing.mapping_of(parsing.number))),
         engines=read(data, "engines", parsing.many(read_entry)),
         report=read(data, "report", parsing.optional(parsing.digest)),
     )
@@ -191,18 +209,18 @@ def _read(data: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _check_digest(data: Mapping[str, Any]) -> None:
+def _check_digest(data: Mapping[str, object]) -> None:
     stated = read(data, "digest", parsing.digest)
     actual = digest_of({key: value for key, value in data.items() if key != "digest"})
     if stated != actual:
         raise Malformed(f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged")
 
 
-def read_entry(value: Any, path: str) -> EngineEntry:
+def read_entry(value: object, path: str) -> EngineEntry:
     """Read an `EngineEntry` that `asdict` wrote. Raises Malformed."""
     data = parsing.mapping(value, path)
 
-    def get(name: str, reader: Any) -> Any:
+    def get(name: str, reader: Callable[[object, str], T]) -> T:
         return read(data, name, reader, path)
 
     entry = EngineEntry(
@@ -240,28 +258,28 @@ def _check_usable(entry: EngineEntry, path: str) -> None:
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and has no {missing[0]}")
 
 
-def _suffix(value: Any, path: str) -> str:
+def _suffix(value: object, path: str) -> str:
     found = parsing.text(value, path)
     if not (found.startswith(".") and is_name(found[1:]) and len(found) <= 32):
         raise Malformed(f"{path} is {found[:80]!r}; it must be a file suffix such as '.engine'")
     return found
 
 
-def _tensor(value: Any, path: str) -> TensorSpec:
+def _tensor(value: object, path: str) -> TensorSpec:
     data = parsing.mapping(value, path)
     shape = read(data, "shape", parsing.many(_size), path)
     return TensorSpec(read(data, "name", parsing.text, path), read(data, "dtype", parsing.text, path), shape)
 
 
-def _size(value: Any, path: str) -> int | str:
+def _size(value: object, path: str) -> int | str:
     return parsing.text(value, path) if isinstance(value, str) else parsing.count(value, path)
 
 
-def _profile(value: Any, path: str) -> ShapeProfile:
+def _profile(value: object, path: str) -> ShapeProfile:
     return ShapeProfile(read(parsing.mapping(value, path), "inputs", parsing.many(_ranges), path))
 
 
-def _ranges(value: Any, path: str) -> tuple[str, Shape, Shape, Shape]:
+def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
     items = parsing.many(lambda item, _: item)(value, path)
     if len(items) != 4:
         raise Malformed(f"{path} has {len(items)} items; it must have a name and three shapes")

@@ -7,10 +7,9 @@
 The last `KEPT` are remembered. Files of earlier ones are garbage for `enginery gc`, unless a version has them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.digest import digest_of
@@ -37,12 +36,12 @@ class Bundle:
         """What names it: equal files under equal names are the same bundle, wherever they lie."""
         return digest_of(self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As a registry keeps it."""
         return {"model": self.model, "spec": self.spec, "files": dict(self.files)}
 
     @classmethod
-    def from_json(cls, value: Any, path: str = "bundle") -> "Bundle":
+    def from_json(cls, value: object, path: str = "bundle") -> "Bundle":
         """Read back. Raises Malformed; also for a path that would lead out of the folder it is unpacked into."""
         data = parsing.mapping(value, path)
         files = parsing.field(data, "files", parsing.mapping_of(parsing.digest), path)
@@ -68,7 +67,7 @@ class Registration:
         """How flows call it: 'registered:digits@8a41...'."""
         return f"registered:{self.bundle.model}@{self.bundle.digest}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As it is stored."""
         return {"digest": self.bundle.digest, "bundle": self.bundle.to_json(), "at": self.at, "by": self.by}
 
@@ -118,8 +117,8 @@ def parse(data: bytes | None, model: str) -> list[Registration]:
         raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error
 
 
-def _item(model: str) -> Any:
-    def read(value: Any, path: str) -> Registration:
+def _item(model: str) -> Callable[[object, str], Registration]:
+    def read(value: object, path: str) -> Registration:
         data = parsing.mapping(value, path)
         bundle = Bundle.from_json(data.get("bundle"), f"{path}.bundle")
         if bundle.model != model or bundle.digest != parsing.field(data, "digest", parsing.digest, path):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
 from enginery.user_code.channel import Arrays, Channel
 from enginery.user_code.entry_point import call_entry_point, importing_from
@@ -59,7 +59,7 @@ class SampleGenerator:
             yield Sample(), {name: _array(value, f"{where}: {name!r}") for name, value in given.items()}
 
 
-def _array(value: object, where: str) -> NDArray[Any]:
+def _array(value: object, where: str) -> Array:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:

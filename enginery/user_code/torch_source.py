@@ -47,7 +47,7 @@ class Program:
         stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in found]
         return tuple(named_outputs(pytree.tree_unflatten(stand_ins, self.exported.call_spec.out_spec)))
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """The original model's outputs, by their own names. Raises ModelError when it fails on these inputs."""
         import torch
 

@@ -17,15 +17,14 @@ from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.targets import attach
 from pipeline.intake.places import place_at
-from pipeline.values import Json
 from validation.canary.replay import Pace
-from validation.canary.report import read_report
+from validation.canary.report import CanaryReport
 
 SUFFIXES = (".jsonl", ".npz")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CanaryRequest:
     """A published version, the channel whose version it would replace, and where recorded traffic lies.
 
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz, and MODEL.observed.jsonl where an observation log
@@ -42,16 +41,15 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Canaried:
-    """A verdict with its report (digest of its blob, document), or why there was no canary."""
+class CanaryOutcome:
+    """A verdict's report with the digest of its blob, or the reason why there was no canary."""
 
-    verdict: str | None
     reason: str
-    report: str | None = None
-    document: Json | None = None
+    report: CanaryReport | None = None
+    blob: str | None = None
 
 
-def sides_of(store: Store, wanted: Wanted) -> tuple[Reference, Reference] | str:
+def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference] | str:
     """Candidate and baseline, or why there is nothing to compare; this takes none of the target's hardware.
 
     Raises UnknownNameError for a version that is not there, UntrustedError, UnavailableError.
@@ -78,31 +76,31 @@ def sides_of(store: Store, wanted: Wanted) -> tuple[Reference, Reference] | str:
     return sides
 
 
-def canary(store: Store, wanted: Wanted, say: Callable[[str], None]) -> Canaried:
+def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:
     """Replay the model's recorded traffic against both versions, and keep the verdict beside the version.
 
     Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
     """
     sides, target = sides_of(store, wanted), target_named(wanted.target)
     if isinstance(sides, str):
-        return Canaried(None, sides)
+        return CanaryOutcome(sides)
     try:
         check_shared_gpu(target)
         for side in sides:
             choose(store, side, target, None)
     except InputError as error:
-        return Canaried(None, f"it cannot run here: {error}")
+        return CanaryOutcome(f"it cannot run here: {error}")
     with place_at(str(wanted.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
         place.refresh()
         recorded = [place.folder / f"{wanted.model}{suffix}" for suffix in SUFFIXES]
         found = [path for path in recorded if path.is_file()]
         if not found:
-            return Canaried(None, f"{wanted.traffic} has no traffic of {wanted.model} any more")
+            return CanaryOutcome(f"{wanted.traffic} has no traffic of {wanted.model} any more")
         observed = place.folder / f"{wanted.model}.observed.jsonl"
         pace = Pace(wanted.scale, wanted.duration, in_flight=None)
         seen = observed if observed.is_file() else None
         run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace, observed=seen)
-        written = run_canary(store, run, say)
-        digest = store.put_bytes(written.json.read_bytes())
-        attach(store, read_report(written.json.read_bytes()), digest)
-    return Canaried(written.verdict, str(written.report["reason"]), digest, dict(written.report))
+        report = run_canary(store, run, say).report
+        digest = store.put_bytes(report.to_bytes())
+        attach(store, report, digest)
+    return CanaryOutcome(report.reason, report, digest)

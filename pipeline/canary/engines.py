@@ -25,31 +25,32 @@ from enginery.registry.versions.lookup import locate
 from pipeline.canary.isolated import IsolatedSession, isolated
 from pipeline.compile.jobs.blobs import fetch_engine
 from pipeline.values import EngineBlob
+from validation.canary.observations import EngineIdentity
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenEngine:
     """One side: a version, and the engine of it that fits the target best."""
 
     manifest: Manifest
     entry: EngineEntry
 
     @property
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> EngineIdentity:
         """What binds observations to exactly this engine."""
         entry, manifest = self.entry, self.manifest
-        return {
-            "model": manifest.model,
-            "version": manifest.version,
-            "manifest": manifest.digest,
-            "engine": str(entry.digest),
-            "target": entry.target,
-            "precision": entry.precision,
-            "backend": entry.backend,
-        }
+        return EngineIdentity(
+            manifest.model,
+            manifest.version,
+            manifest.digest,
+            entry.digest,
+            entry.target,
+            entry.precision,
+            entry.backend,
+        )
 
 
-def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> Chosen:
+def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
     """As `choose_unrun`, provided that the engine runs here. Raises InputError when its hardware is not here."""
     chosen = choose_unrun(store, reference, target, precision)
     # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
@@ -60,7 +61,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     return chosen
 
 
-def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> Chosen:
+def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
     """The engine that `enginery pull` would give on that kind of machine, wherever this is asked.
 
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
@@ -71,11 +72,11 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)
-    return Chosen(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)
+    return ChosenEngine(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)
 
 
 @contextmanager
-def opened(store: Store, role: str, chosen: Chosen, folder: Path) -> Iterator[IsolatedSession]:
+def open_isolated(store: Store, role: str, chosen: ChosenEngine, folder: Path) -> Iterator[IsolatedSession]:
     """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
     engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)

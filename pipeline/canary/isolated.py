@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 from pipeline.canary.workers import Workers, is_thread_safe
 from validation.canary.concurrent import Segment, Timed
 from validation.canary.replay import Clock, Served, serve
@@ -68,7 +68,7 @@ class IsolatedSession:
             timed: Timed | None = self._receive(when)
             yield timed or Timed(0.0, self._failed())
 
-    def _ask(self, what: object, when: str) -> Any:
+    def _ask(self, what: object, when: str) -> Untyped:
         """The engine's process' answer; None where it ended. when: for what it died of."""
         if not self.died:
             try:
@@ -77,7 +77,7 @@ class IsolatedSession:
                 self._end(when)
         return self._receive(when)
 
-    def _receive(self, when: str) -> Any:
+    def _receive(self, when: str) -> Untyped:
         if not self.died:
             try:
                 return self._connection.recv()

@@ -32,10 +32,9 @@ def canary_passes(
         report = read_report(texts[-1])
         if refusal := promotion_refusal(report, manifest, serving):
             raise InputError(f"{path}: {refusal}; {manifest.model}:{channel} was not moved")
-        baseline = report.baseline.get("manifest", "")
-        target = str(report.document.get("target") or "")
-        passes.append(CanaryPass(digest_of_bytes(texts[-1]), report.candidate["engine"], baseline, target))
-        words.append(report.digest[:12])
+        engine, baseline = str(report.candidate.engine), report.baseline.manifest or ""
+        passes.append(CanaryPass(digest_of_bytes(texts[-1]), engine, baseline, report.target or ""))
+        words.append(str(report.digest)[:12])
     covered = {item.engine for item in passes}
     if left := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
         say(f"no canary ran {len(left)} of the engines: {join_first(left, 5)}")

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -14,19 +14,19 @@ from enginery.core.names import Reference
 from enginery.core.types import Session, Target
 from enginery.recording.append import LineFile
 from enginery.recording.recorder import end_of, header_of
-from enginery.recording.traffic import Traffic, read_traffic
+from enginery.recording.traffic import RecordedTraffic, read_traffic
 from enginery.registry.store.atomic_write import make_folder, reachable
 from enginery.registry.store.base import Store
-from pipeline.canary.engines import Chosen, check_alike, check_shared_gpu, choose, opened
+from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu, choose, open_isolated
 from pipeline.canary.in_flight import InFlight, in_flight_of
-from pipeline.canary.verdicts import Written, facts, thresholds_of, write_report
+from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
 from validation.canary.concurrent import SegmentSession, replay_concurrently
 from validation.canary.judging.judge import Judgement, Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.canary.observations import Observations, add_to
 from validation.canary.replay import Clock, Pace, Pair, RemoteSession, replay
-from validation.canary.report import make_report
+from validation.canary.report import TrafficReplayed, make_report
 
 SIDES = ("candidate", "baseline")
 LEAST_PER_LOOK = 100
@@ -53,7 +53,7 @@ class CanaryRun:
     observed: Path | None = None
 
 
-def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = None) -> Written:
+def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = None) -> WrittenReport:
     """Replay, judge, and write observations, report and page into `wanted.out`.
 
     Interrupted, the observations so far are there, whole, and so is the report of the last look.
@@ -69,35 +69,41 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = 
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginery-canary-"))) for _ in sides]
         sessions = [
-            stack.enter_context(opened(store, role, side, folder))
+            stack.enter_context(open_isolated(store, role, side, folder))
             for role, side, folder in zip(SIDES, sides, folders, strict=True)
         ]
         check_alike(*sessions)
         traffic = read_traffic(wanted.traffic, sessions[0].inputs)
-        canary = Canary(wanted, sides, limits, source, traffic, say)
+        canary = CanaryExecution(wanted, sides, limits, source, traffic, say)
         return canary.run(sessions[0], sessions[1], clock)
 
 
-class Canary:
+class CanaryExecution:
     """One run: its files, its observations so far, its looks."""
 
     def __init__(
-        self, wanted: CanaryRun, sides: list[Chosen], limits: Thresholds, source: str, traffic: Traffic, say: Say
+        self,
+        wanted: CanaryRun,
+        sides: list[ChosenEngine],
+        limits: Thresholds,
+        source: str,
+        traffic: RecordedTraffic,
+        say: Say,
     ) -> None:
         self._wanted, self._limits, self._source, self._traffic, self._say = wanted, limits, source, traffic, say
         self._planned = traffic.count(wanted.pace.scale, wanted.pace.duration)
         self._looks = Looks(self._planned)
-        self._lines: tuple[dict[str, Any], ...] = ()
+        self._lines: tuple[dict[str, object], ...] = ()
         self._in_flight = InFlight(1, "")
         self._paths = [wanted.out / f"{name}.jsonl" for name in SIDES]
         self._seen = [
-            Observations(path, dict(side.identity), planned=self._planned)
+            Observations(path, side.identity, planned=self._planned)
             for path, side in zip(self._paths, sides, strict=True)
         ]
 
     def run(
         self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: Clock | None
-    ) -> Written:
+    ) -> WrittenReport:
         """Replay until a look decides, or to the end. However it ends, the files say that both sides were stopped."""
         wanted = self._wanted
         self._in_flight = in_flight_of(self._traffic, wanted.pace, wanted.observed, baseline, clock or Clock())
@@ -106,7 +112,9 @@ class Canary:
         stops, sessions = self._stops(), (candidate, baseline)
         with ExitStack() as stack:
             files = [
-                stack.enter_context(closing(LineFile(path, header_of(seen.identity, self._planned), MOST_BYTES)))
+                stack.enter_context(
+                    closing(LineFile(path, header_of(encode(seen.identity), self._planned), MOST_BYTES))
+                )
                 for path, seen in zip(self._paths, self._seen, strict=True)
             ]
             stack.callback(self._end, files, sessions)
@@ -149,7 +157,7 @@ class Canary:
         looks = max(1, min(self._wanted.looks, self._planned // LEAST_PER_LOOK))
         return {self._planned * look // looks for look in range(1, looks + 1)}
 
-    def _look(self, sessions: Sessions) -> Written | None:
+    def _look(self, sessions: Sessions) -> WrittenReport | None:
         """Judge what is there. The report is written each time, so that an interrupted run can go on from it."""
         quality = self._limits.quality or Quality()
         for seen, session in zip(self._seen, sessions, strict=True):
@@ -158,7 +166,7 @@ class Canary:
         judgement = judge(evidence, self._limits, self._looks, seed=self._wanted.pace.seed)
         for seen in self._seen:
             seen.digest = digest_of_file(seen.path)
-        known = facts(self._source, [*notes, *self._remarks()], self._about_traffic(), self._ran_on())
+        known = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), self._ran_on())
         report = make_report(
             judgement, self._limits, self._looks, self._seen[0], self._seen[1], evidence, known, self._wanted.pace.seed
         )
@@ -171,19 +179,18 @@ class Canary:
     def _decided(self, judgement: Judgement, done: int) -> bool:
         return judgement.verdict != "INSUFFICIENT" or done == self._planned
 
-    def _about_traffic(self) -> dict[str, Any]:
+    def _about_traffic(self) -> TrafficReplayed:
         pace, traffic = self._wanted.pace, self._traffic
-        about = {
-            "digest": traffic.digest,
-            "recorded": len(traffic.requests),
-            "sampling": traffic.sampling,
-            "scale": pace.scale,
-            "duration": pace.duration,
-            "seed": pace.seed,
-            "in_flight": self._in_flight.count,
-            "made": traffic.made or None,
-        }
-        return {name: value for name, value in about.items() if value is not None}
+        return TrafficReplayed(
+            digest=traffic.digest,
+            recorded=len(traffic.requests),
+            sampling=traffic.sampling,
+            scale=pace.scale,
+            duration=pace.duration,
+            seed=pace.seed,
+            in_flight=self._in_flight.count,
+            made=traffic.made or None,
+        )
 
     def _ran_on(self) -> str:
         target = self._wanted.target

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
 from enginery.core.names import check_channel, check_model
-from enginery.core.user import user
+from enginery.core.origin.user import user
 from enginery.registry.evidence.canaries import CanaryVerdict, canaries, covers
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
@@ -14,7 +14,7 @@ from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.channels import Channel
 from pipeline.canary.promotion import canary_passes
-from pipeline.canary.targets import MISSING, attach, required, standings
+from pipeline.canary.targets import MISSING, attach, target_verdicts, targets_that_count
 from pipeline.canary.verdicts import roll_back
 from validation.canary.report import MOST_BYTES, read_report
 
@@ -25,20 +25,20 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     """Do what a canary's verdict asks for, with those of the other targets that count. What was done, in a line.
 
     A FAIL takes its candidate back where it is served already. A PASS promotes it once every target that counts has
-    one (`targets.required`), and none has a FAIL. report: digest of the canary's report.
+    one (`targets.targets_that_count`), and none has a FAIL. report: digest of the canary's report.
     Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
     where the trust policy asks for more.
     """
     found = read_report(store.read_blob(report)[: MOST_BYTES + 1])
-    if (about := found.candidate.get("model")) != model:
+    if (about := found.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, found, report).target
     serving = channels.read(store, check_model(model), check_channel(channel))
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    candidate = lookup.load(store, model, str(found.candidate.get("version")))
+    candidate = lookup.load(store, model, str(found.candidate.version))
     if found.verdict == "FAIL" and serving.manifest == candidate.digest:
-        counting = required(store, serving)
+        counting = targets_that_count(store, serving)
         if any(covers(ran_on, target) for target in counting):
             return _roll_back(store, report, channel)
         return f"FAIL on {ran_on}, which does not count for {model}:{channel} ({', '.join(counting)} do); not moved"
@@ -72,7 +72,7 @@ def _failed(store: Store, serving: Channel) -> CanaryVerdict | None:
         return None
     *before, promoted = serving.standing()
     found = canaries(store, lookup.load(store, serving.model, serving.version))
-    counting = required(store, serving) if found else ()
+    counting = targets_that_count(store, serving) if found else ()
     failed = [
         item
         for item in found
@@ -87,7 +87,7 @@ def _failed(store: Store, serving: Channel) -> CanaryVerdict | None:
 def _roll_back(store: Store, report: str, channel: str) -> str:
     """What `roll_back` says, for the digest of a report's blob."""
     failed = read_report(store.read_blob(report)[: MOST_BYTES + 1])
-    return roll_back(store, {**failed.document, "digest": failed.digest}, channel, user())
+    return roll_back(store, failed, channel, user())
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
@@ -97,7 +97,7 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
         return f"{where} serves {version} already"
     if any(move.manifest == candidate.digest for move in serving.history):
         return f"{where} was not moved: it served {version} before, and was moved on; a person promotes it again"
-    found = standings(store, candidate, serving)
+    found = target_verdicts(store, candidate, serving)
     lacking = [item for item in found if item.verdict != "PASS"]
     if lacking or not found:
         worst = min((item.verdict for item in lacking), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING)
@@ -124,7 +124,7 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
     # Whoever attached a FAIL since then found the candidate not served yet, and left the channel alone.
-    for item in standings(store, candidate, serving):
+    for item in target_verdicts(store, candidate, serving):
         if item.verdict == "FAIL" and item.report:
             return _roll_back(store, item.report, channel)
     return f"promoted: {model}:{channel} -> {version}"

@@ -24,7 +24,7 @@ MISSING = "MISSING"
 
 
 @dataclass(frozen=True)
-class Standing:
+class TargetVerdict:
     """A target and its verdict: PASS, FAIL, INSUFFICIENT or MISSING. report: digest of the report's blob."""
 
     target: str
@@ -42,45 +42,45 @@ def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
     Raises UnknownNameError for a version that is not there, InputError for an engine that it does not have, or a report
     that does not say what was compared.
     """
-    named = {**found.candidate}
-    manifest = lookup.load(store, check_model(named.get("model", "")), check_version(named.get("version", "")))
-    unit = " ".join(named.get(name, "?") for name in ("target", "precision", "backend"))
+    named = found.candidate
+    manifest = lookup.load(store, check_model(named.model or ""), check_version(named.version or ""))
+    unit = " ".join(part or "?" for part in (named.target, named.precision, named.backend))
     verdict = CanaryVerdict(
-        target=str(found.document.get("target") or UNKNOWN),
+        target=found.target or UNKNOWN,
         verdict=found.verdict,
         reason=found.reason[:1000],
-        engine=named.get("engine", ""),
+        engine=named.engine or "",
         unit=unit,
-        baseline=found.baseline.get("manifest", ""),
-        against=found.baseline.get("version", ""),
+        baseline=found.baseline.manifest or "",
+        against=found.baseline.version or "",
         report=blob,
-        created_at=str(found.document.get("created_at")),
+        created_at=found.created_at,
     )
     attach_canary(store, manifest, verdict)
     return verdict
 
 
-def required(store: Store, channel: Channel) -> tuple[str, ...]:
+def targets_that_count(store: Store, channel: Channel) -> tuple[str, ...]:
     """Targets whose verdicts count for a channel: those of its policy, else all that it serves today."""
     if named := policies.of_channel(store, channel.model, channel.name).canary_on:
         return named
     return _targets(store, lookup.load(store, channel.model, channel.version), channel.proven_only)
 
 
-def standings(store: Store, candidate: Manifest, channel: Channel) -> list[Standing]:
+def target_verdicts(store: Store, candidate: Manifest, channel: Channel) -> list[TargetVerdict]:
     """The verdict on each target that counts, of the candidate against what the channel serves now."""
     found = canaries(store, candidate)
     served_now = lookup.load(store, channel.model, channel.version)
     sides = [_targets(store, manifest, channel.proven_only) for manifest in (candidate, served_now)]
-    return [_standing(name, candidate, channel, found, sides) for name in required(store, channel)]
+    return [_target_verdict(name, candidate, channel, found, sides) for name in targets_that_count(store, channel)]
 
 
-def _standing(
+def _target_verdict(
     target: str, candidate: Manifest, channel: Channel, found: list[CanaryVerdict], sides: list[tuple[str, ...]]
-) -> Standing:
+) -> TargetVerdict:
     """sides: targets that the candidate, and what the channel serves now, have an engine for."""
     if verdict := verdict_on(target, channel.manifest, found):
-        return Standing(target, verdict.verdict, verdict.reason, verdict.report)
+        return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
     reference, where = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
     built, compared = (
@@ -89,17 +89,17 @@ def _standing(
     if not built:
         remedy = "build one, promote by hand, or name the targets that count"
         policy = f"`enginery policy set {where} --canary-on TARGETS`"
-        return Standing(target, MISSING, f"{reference} has no{proven} engine for it; {remedy}: {policy}")
+        return TargetVerdict(target, MISSING, f"{reference} has no{proven} engine for it; {remedy}: {policy}")
     if not compared:
         remedy = "promote by hand under a policy that does not name it"
         lacks = f"{where} serves {channel.model}@{channel.version}, which has no{proven} engine for it"
-        return Standing(target, MISSING, f"{lacks}, so there is nothing to compare with; {remedy}")
+        return TargetVerdict(target, MISSING, f"{lacks}, so there is nothing to compare with; {remedy}")
     by_hand = f"`enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
     remedy = (
         "a deployment `canary` for that hardware brings it (`enginery deploy --only canary`, for Ray with `--on`; in "
         f"the chart a group of `gpuGroups`), or on such a node {by_hand}"
     )
-    return Standing(target, MISSING, f"no canary ran there against {channel.version}; {remedy}")
+    return TargetVerdict(target, MISSING, f"no canary ran there against {channel.version}; {remedy}")
 
 
 def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, ...]:

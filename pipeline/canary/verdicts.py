@@ -1,16 +1,15 @@
 """Verdicts: thresholds from a spec, reports on disk, and what a verdict may do to a channel."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from enginery.core import parsing
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
 from enginery.core.hardware.host import describe_host
 from enginery.core.hardware.targets import parse_targets
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
 from enginery.registry.evidence.canaries import canary_target
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.atomic_write import reachable, write_whole
@@ -23,27 +22,30 @@ from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.canary.observations import Observations, read_both
 from validation.canary.page import render
-from validation.canary.report import MOST_BYTES, CanaryReport, continued, make_report, read_report
+from validation.canary.report import (
+    MOST_BYTES,
+    CanaryReport,
+    Circumstances,
+    TrafficReplayed,
+    continue_looks,
+    make_report,
+    read_report,
+)
 
 DEFAULTS = "the documented defaults"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """A report, and where it lies with its page."""
 
-    report: Mapping[str, Any]
+    report: CanaryReport
     json: Path
     page: Path
 
-    @property
-    def verdict(self) -> str:
-        """PASS, FAIL or INSUFFICIENT."""
-        return str(self.report["verdict"])
-
 
 @dataclass(frozen=True)
-class Asked:
+class JudgeOptions:
     """How to judge observations. planned, previous: see `validation.canary.judging.judge.Looks`."""
 
     limits: Thresholds
@@ -54,54 +56,47 @@ class Asked:
     seed: int = 0
 
 
-def judge_files(candidate: Path, baseline: Path, asked: Asked, out: Path) -> Written:
+def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path) -> WrittenReport:
     """Judge two files of observations and write report and page into `out`.
 
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
     ours, theirs = read_both(candidate, baseline)
-    looks = continued(asked.previous, ours, theirs) if asked.previous else Looks(asked.planned or ours.planned)
-    if asked.previous and dict(asked.previous.thresholds) != asked.limits.to_json():
+    looks = continue_looks(asked.previous, ours, theirs) if asked.previous else Looks(asked.planned or ours.planned)
+    if asked.previous and asked.previous.thresholds != asked.limits:
         raise InputError("the earlier look had other thresholds; they may not change between looks")
     quality = asked.limits.quality or Quality()
     evidence, notes = evidence_of(ours, theirs, quality.sqnr_db, ignore_missing=asked.ignore_missing)
     judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
-    known = facts(asked.source, [*notes, *_same(ours, theirs)], {}, _target_of(ours))
+    known = circumstances(asked.source, [*notes, *_same(ours, theirs)], TrafficReplayed(), _target_of(ours))
     report = make_report(judgement, asked.limits, looks, ours, theirs, evidence, known, asked.seed)
     return write_report(report, out)
 
 
 def _same(candidate: Observations, baseline: Observations) -> list[str]:
-    same = candidate.identity.get("engine") and candidate.identity.get("engine") == baseline.identity.get("engine")
+    same = candidate.identity.engine and candidate.identity.engine == baseline.identity.engine
     return ["both sides are the same engine"] if same else []
 
 
 def _target_of(candidate: Observations) -> str | None:
     """What the engine was built for: observations do not say which kind of CPU served it."""
-    name = candidate.identity.get("target")
+    name = candidate.identity.target
     with suppress(UnknownNameError):
         return canary_target(parse_targets(name)[0]) if name else None
     return None
 
 
-def facts(source: str, notes: Sequence[str], traffic: Mapping[str, Any], target: str | None) -> dict[str, Any]:
+def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:
     """What a report says beside the statistics. target: what the canary ran on, where that is known: 'sm_89'."""
-    return {
-        **({"target": target} if target else {}),
-        "created_at": now(),
-        "host": describe_host(),
-        "versions": versions("enginery", "numpy"),
-        "thresholds_from": source,
-        "traffic": dict(traffic),
-        "notes": list(notes),
-    }
+    return Circumstances(
+        now(), describe_host(), versions("enginery", "numpy"), source, traffic, tuple(notes), target or None
+    )
 
 
-def write_report(report: Mapping[str, Any], out: Path) -> Written:
+def write_report(report: CanaryReport, out: Path) -> WrittenReport:
     """report.json and report.html in a folder, each whole. Raises UnavailableError."""
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    written = Written(report, out / "report.json", out / "report.html")
-    write_whole(written.json, text.encode())
+    written = WrittenReport(report, out / "report.json", out / "report.html")
+    write_whole(written.json, report.to_bytes())
     write_whole(written.page, render(report).encode())
     return written
 
@@ -116,10 +111,10 @@ def read_report_file(path: Path) -> CanaryReport:
 
 def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     """The thresholds of a version's spec, and where they are from. Raises InputError for ones that are none."""
-    given = (manifest.spec.get("validation") or {}).get("canary")
+    given = parsing.mapping(manifest.spec.get("validation") or {}, "spec.validation").get("canary")
     if given is None:
         return Thresholds(), DEFAULTS
-    return Thresholds.from_json(given), f"the spec of {manifest.model}@{manifest.version}"
+    return Thresholds.from_json(parsing.mapping(given, "canary")), f"the spec of {manifest.model}@{manifest.version}"
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
@@ -135,30 +130,30 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
     reference = f"{manifest.model}@{manifest.version}"
     if report.verdict != "PASS":
         return f"the canary's verdict is {report.verdict}: {report.reason}"
-    about = f"{report.candidate.get('model')}@{report.candidate.get('version')}"
-    if about != reference or report.candidate.get("manifest") != manifest.digest:
-        return f"the canary is about {about} (manifest {report.candidate.get('manifest')}), not about {reference}"
-    if report.candidate.get("engine") not in {entry.digest for entry in manifest.engines if entry.digest}:
-        return f"the canary ran engine {report.candidate.get('engine')}, which {reference} does not have"
-    if channel and channel.manifest not in (manifest.digest, report.baseline.get("manifest")):
+    candidate, baseline = report.candidate, report.baseline
+    about = f"{candidate.model}@{candidate.version}"
+    if about != reference or candidate.manifest != manifest.digest:
+        return f"the canary is about {about} (manifest {candidate.manifest}), not about {reference}"
+    if candidate.engine not in {entry.digest for entry in manifest.engines if entry.digest}:
+        return f"the canary ran engine {candidate.engine}, which {reference} does not have"
+    if channel and channel.manifest not in (manifest.digest, baseline.manifest):
         return (
-            f"the canary's baseline is version {report.baseline.get('version')}, and {channel.model}:{channel.name} "
+            f"the canary's baseline is version {baseline.version}, and {channel.model}:{channel.name} "
             f"serves {channel.version}; run it against that"
         )
-    if dict(report.thresholds) != thresholds_of(manifest)[0].to_json():
+    if report.thresholds != thresholds_of(manifest)[0]:
         return f"the canary was judged with other thresholds than those of {reference}"
     return None
 
 
-def roll_back(store: Store, report: Mapping[str, Any], channel: str, by: str) -> str:
+def roll_back(store: Store, report: CanaryReport, channel: str, by: str) -> str:
     """After a FAIL: point the channel back, if the failed candidate is what it serves. What was done, in a line."""
-    candidate = report["candidate"]
-    model, version, manifest = (candidate.get(name) for name in ("model", "version", "manifest"))
-    if report["verdict"] != "FAIL":
-        return f"{report['verdict']} is no FAIL; no channel was moved"
-    if not (model and version and manifest):
+    model, manifest = report.candidate.model, report.candidate.manifest
+    if report.verdict != "FAIL":
+        return f"{report.verdict} is no FAIL; no channel was moved"
+    if not (model and report.candidate.version and manifest):
         return "the observations do not say which engine they are of; no channel was moved"
-    why = f"canary FAIL {str(report['digest'])[:12]}: {report['reason']}"
+    why = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"
     try:
         after = channels.rollback(store, model, channel, by=by, why=why[:500], serving=manifest)
     except (ConflictError, UnknownNameError) as error:

@@ -20,7 +20,7 @@ from pipeline.cli.tables import echo
 if TYPE_CHECKING:
     from pipeline.progress import Progress
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 LOG_FORMATS = ("text", "json")
 # Where the command's root context keeps it.
@@ -33,7 +33,7 @@ class Duration(click.ParamType[timedelta]):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         """A duration. Fails as click does for what is none."""
         if isinstance(value, timedelta):
             return value
@@ -233,7 +233,7 @@ def trust_option(command: Command) -> Command:
     )(command)
 
 
-def emit_json(value: Any) -> None:
+def emit_json(value: object) -> None:
     """Print a JSON value on stdout. NaN has no place in JSON and is a bug here."""
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
 

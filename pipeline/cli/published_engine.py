@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from pipeline.cli.options import shown_progress
 
 if TYPE_CHECKING:
-    from pipeline.canary.engines import Chosen
+    from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import Workshop
 
 
 @contextmanager
 def published_engine(
     registry: str, reference: str, target: str, precision: str | None, quiet: bool
-) -> Iterator[tuple["Chosen", "Workshop"]]:
+) -> Iterator[tuple["ChosenEngine", "Workshop"]]:
     """The engine that a command works on, and what it works with, while progress is shown.
 
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.

@@ -8,7 +8,10 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 UNWRITABLE = 3
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
@@ -19,7 +22,7 @@ class _Checked(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data: Any) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         """Write as `FileIO` does, and keep the error."""
         try:
             return super().write(data)
@@ -39,9 +42,9 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             _nullify(number)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
-    if sys.stdout is sys.__stdout__:
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _checked(sys.stdout)
-    if sys.stderr is sys.__stderr__:
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr = _checked(sys.stderr)
 
 
@@ -77,7 +80,7 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _checked(stream: Any) -> io.TextIOWrapper:
+def _checked(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     file = _Checked(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         file if stream.write_through else io.BufferedWriter(file),
@@ -88,7 +91,7 @@ def _checked(stream: Any) -> io.TextIOWrapper:
     )
 
 
-def _error_of(stream: Any) -> OSError | None:
+def _error_of(stream: object) -> OSError | None:
     buffer = getattr(stream, "buffer", None)
     file = getattr(buffer, "raw", buffer)
     return file.error if isinstance(file, _Checked) else None

@@ -1,7 +1,7 @@
 """What commands write on stdout for people: lines, and tables that are readable at any width."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -125,8 +125,13 @@ def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableT
         yield block
 
 
-def cell(value: Any) -> str:
+def print_fields(columns: Sequence[str], rows: Sequence[object]) -> None:
+    """A table of values by their attributes, which the columns name."""
+    print_table(columns, [[cell(getattr(row, column)) for column in columns] for row in rows])
+
+
+def cell(value: object) -> str:
     """A value as a table shows it: an object without what is empty or 0, and nothing for null."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items() if item)
     return "" if value is None else str(value)

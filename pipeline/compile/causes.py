@@ -4,25 +4,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.inputs import Inputs, differences, inputs_of
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Json
+from pipeline.values import Exported
 
 _SHAPES = ("inputs.", "outputs", "dims.")
 
 
 @dataclass(frozen=True)
-class LastBuild:
-    """What the newest engine of a unit was built from. reads: see `Exported`.  onnx, golden: digests."""
+class BuildSources:
+    """What engines were built from. reads: see `Exported`.  onnx, golden: digests."""
 
-    request: BuildRequest
     inputs: Inputs
     reads: str
     onnx: str
     golden: str
+
+
+@dataclass(frozen=True)
+class LastBuild:
+    """The build of a unit's newest engine."""
+
+    request: BuildRequest
+    sources: BuildSources
+
+
+@dataclass(frozen=True)
+class _NamedBuild:
+    request: BuildRequest
+    from_: str
+
+
+@dataclass(frozen=True)
+class _LatestBuilds:
+    """The last builds of a model's units as they are on record. from_: by digest; units share them."""
+
+    units: Mapping[str, _NamedBuild]
+    from_: Mapping[str, BuildSources]
 
 
 @dataclass(frozen=True)
@@ -41,7 +63,7 @@ class Causes:
     def changed(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""
         before = self.before.get(unit)
-        found = [differences(before.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
+        found = [differences(before.sources.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
         return list(dict.fromkeys(cause for causes in found for cause in causes))
 
     def of_build(self, request: BuildRequest, onnx: str) -> str:
@@ -49,7 +71,7 @@ class Causes:
         before = self.before.get(request.unit)
         if before is None:
             return explain_change(None, request)
-        exported = before.onnx != onnx or _shapes(before.request) != _shapes(request)
+        exported = before.sources.onnx != onnx or _shapes(before.request) != _shapes(request)
         stages = ["export"] if exported else ["calibration"]
         if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
@@ -58,14 +80,12 @@ class Causes:
 
 def causes_of(spec: ModelSpec, shop: Workshop) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
-    known = shop.recall("latest-builds", {"model": spec.model}) or {"units": {}, "from": {}}
-    try:
-        before = {
-            unit: LastBuild(BuildRequest.from_json(found["request"]), **known["from"][found["from"]])
-            for unit, found in known["units"].items()
-        }
-    except (KeyError, TypeError):  # written by other code; a record is only a memory
-        before = {}
+    known = shop.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
+    before = {
+        unit: LastBuild(found.request, known.from_[found.from_])
+        for unit, found in known.units.items()
+        if found.from_ in known.from_
+    }
     return Causes(spec, shop, before)
 
 
@@ -79,28 +99,16 @@ def remember_builds(
     causes = causes_of(spec, shop)
     before = [causes.before.get(request.unit) for request in built]
     if not new and all(
-        last and (last.request, last.reads) == (request, exported.reads)
+        last and (last.request, last.sources.reads) == (request, exported.reads)
         for last, request in zip(before, built, strict=True)
     ):
         return
-    now = {request.unit: LastBuild(request, causes.inputs, *_read(exported)) for request in built}
-    value = _as_json({**causes.before, **now})
-    shop.remember("latest-builds", {"model": spec.model}, value, [])
-
-
-def _read(exported: Exported) -> tuple[str, str, str]:
-    return exported.reads, exported.model.digest, exported.golden
-
-
-def _as_json(builds: Mapping[str, LastBuild]) -> Json:
-    """Units that were built from the same share it."""
-    units, sources = {}, {}
-    for unit, last in sorted(builds.items()):
-        source = {"inputs": last.inputs, "reads": last.reads, "onnx": last.onnx, "golden": last.golden}
-        name = digest_of(source)
-        sources[name] = source
-        units[unit] = {"request": last.request.to_json(), "from": name}
-    return {"units": units, "from": sources}
+    sources = BuildSources(causes.inputs, exported.reads, exported.model.digest, exported.golden)
+    builds = {**causes.before, **{request.unit: LastBuild(request, sources) for request in built}}
+    named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
+    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
+    value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
+    shop.remember("latest-builds", {"model": spec.model}, encode(value), [])
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:

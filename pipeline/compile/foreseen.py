@@ -159,7 +159,7 @@ def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) ->
 def _onnx_before(forecast: Forecast, causes: Causes) -> set[str | None]:
     """The exported models that the units were built from."""
     names = (_name(unit.item) for unit in forecast.units)
-    return {causes.before[name].onnx for name in names if name in causes.before}
+    return {causes.before[name].sources.onnx for name in names if name in causes.before}
 
 
 def _counted(count: int, what: str) -> str:

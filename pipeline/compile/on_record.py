@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from enginery.registry.store.base import Store
 from pipeline.compile import steps
@@ -10,7 +9,7 @@ from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.only_records import NotOnRecord, OnlyRecords
 from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import Workshop
-from pipeline.progress.events import Silent
+from pipeline.progress.events import Progress
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, Searched, SearchResult
 
@@ -30,13 +29,13 @@ class OnRecord:
 class _Reading(Workshop):
     """Runs nothing and writes nothing."""
 
-    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+    def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Leave the record as it is."""
 
 
 def reading(store: Store) -> Workshop:
     """A workshop on the records of a store, which raises NotOnRecord where a job would run."""
-    return _Reading(store, OnlyRecords(), OnlyRecords(), Silent())
+    return _Reading(store, OnlyRecords(), OnlyRecords(), Progress())
 
 
 def on_record(spec: ModelSpec, selection: Selection, shop: Workshop) -> OnRecord:

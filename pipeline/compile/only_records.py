@@ -2,7 +2,8 @@
 
 from typing import NoReturn
 
-from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job, Result
 
 
 class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do
@@ -12,7 +13,7 @@ class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is wo
 class OnlyRecords:
     """An executor that runs nothing."""
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> NoReturn:  # noqa: ARG002 - the protocol's
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise NotOnRecord."""
         raise NotOnRecord(job.name)
 

@@ -1,7 +1,7 @@
 """What the steps of one run share: the artifact store, the executors, the progress display, the memory of past work.
 
 A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
-(`compile.closure`) and the versions of the packages that this code imports. A key that is on record is answered from
+(`closure`) and the versions of the packages that this code imports. A key that is on record is answered from
 the record, so that a run with nothing to do imports nothing heavy.
 """
 
@@ -9,21 +9,23 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.jobs import Executor, Job, Result
 from builders.execution.requests import result_type
-from enginery.core.codec import decode, encode
+from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
 from enginery.registry.records import recall, remember
 from enginery.registry.runs.history import History
 from enginery.registry.store.base import Store
-from pipeline.progress.events import Finished, JobEvents, Progress, Silent
+from pipeline.progress.events import Finished, Progress
+
+Recalled = TypeVar("Recalled")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Workshop:
     store: Store
     local: Executor
     executor: Executor
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
 
     @cached_property
@@ -46,12 +48,23 @@ class Workshop:
         return History(self.store)
 
     def recall(
-        self, kind: str, key: Mapping[str, Any], sizes: Callable[[Any], Mapping[str, int]] | None = None
-    ) -> dict[str, Any] | None:
-        """The value on record for a step's key; None when the step must run. sizes: see `records.recall`."""
-        return recall(self.store, kind, digest_of(key), sizes)
+        self,
+        kind: str,
+        key: Mapping[str, object],
+        result: type[Recalled],
+        sizes: Callable[[Recalled], Mapping[str, int]] | None = None,
+    ) -> Recalled | None:
+        """The value on record for a step's key; None when the step must run. A record that cannot be read is forgotten.
 
-    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+        sizes: of blobs in bytes by digest, as `records.recall` takes them.
+        """
+        with suppress(IntegrityError):
+            measure = (lambda value: sizes(decode(value, result))) if sizes else None
+            value = recall(self.store, kind, digest_of(key), measure)
+            return None if value is None else decode(value, result)
+        return None
+
+    def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""
         remember(self.store, kind, digest_of(key), dict(value), blobs)
 
@@ -59,7 +72,7 @@ class Workshop:
         self,
         kind: str,
         name: str,
-        key: Mapping[str, Any],
+        key: Mapping[str, object],
         job: Job[Result],
         blobs: Callable[[Result], Sequence[str]] = lambda _: (),
         run: Callable[[Executor, str, Job[Result]], Result] | None = None,
@@ -69,20 +82,18 @@ class Workshop:
         blobs: digests of the blobs that a result names.  run: instead of `shown` on this host, for a step that may be
         carried out elsewhere.
         """
-        if (known := self.recall(kind, key)) is not None:
-            with suppress(IntegrityError):  # a record that cannot be read is forgotten
-                found = decode(known, result_type(job.request))
-                self.progress.emit(Finished(name, "cached"))
-                return found
+        if (known := self.recall(kind, key, result_type(job.request))) is not None:
+            self.progress.emit(Finished(name, "cached"))
+            return known
         value = (run or self.shown)(self.local, name, job)
-        self.remember(kind, key, encode(value), list(blobs(value)))
+        self.remember(kind, key, encode_fields(value), list(blobs(value)))
         self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
         return value
 
     def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
         """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
         with self.progress.watching(name):
-            return executor.run(job, JobEvents(self.progress, name))
+            return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.host import describe_host
-from enginery.core.moment import now
-from enginery.core.proof.report import Report, judge
+from enginery.core.origin.moment import now
+from enginery.core.reports.proof import Report, judge
 from pipeline.values import Attributed, Built, Proof
 
 

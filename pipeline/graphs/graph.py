@@ -6,16 +6,18 @@ Functions that return a model leave their argument alone; those that take a `Gra
 import math
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
+from typing import Any, cast
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import list_bodies, list_reads
 from enginery.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
 SMALL_CONSTANT = 256
+_KINDS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
 def tidy(model: ModelProto) -> ModelProto:
@@ -52,9 +54,7 @@ def finish(model: ModelProto) -> ModelProto:
     graph = model.graph
     sort_nodes(graph)
     read = {name for node in graph.node for name in list_reads(node)} | {output.name for output in graph.output}
-    unread = [item for item in graph.initializer if item.name not in read]
-    for item in unread:
-        graph.initializer.remove(item)
+    _replace(graph.initializer, [item for item in graph.initializer if item.name in read])
     told = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
@@ -178,17 +178,20 @@ def sort_nodes(graph: GraphProto) -> None:
 
 def fold_constant_moves(graph: GraphProto) -> None:
     """Apply each Transpose and Identity of a constant, so that the weight behind it is seen as one."""
-    given = constants(graph)
-    for node in [node for node in graph.node if node.op_type in ("Identity", "Transpose")]:
-        source = given.get(node.input[0])
-        if source is not None and node.output[0] not in {value.name for value in graph.output}:
+    given, outputs = constants(graph), {value.name for value in graph.output}
+    left = []
+    for node in graph.node:
+        source = given.get(node.input[0]) if node.op_type in ("Identity", "Transpose") else None
+        if source is None or node.output[0] in outputs:
+            left.append(node)
+        else:
             values = numpy_helper.to_array(source)
             if node.op_type == "Transpose":
                 values = values.transpose(next((list(a.ints) for a in node.attribute if a.name == "perm"), None))
             folded = numpy_helper.from_array(np.ascontiguousarray(values), node.output[0])
             graph.initializer.append(folded)
             given[folded.name] = folded
-            graph.node.remove(node)
+    _replace(graph.node, left)
 
 
 def _topological(waits: list[set[int]]) -> Iterator[int]:
@@ -209,37 +212,37 @@ def _topological(waits: list[set[int]]) -> Iterator[int]:
 
 def _lift_constants(graph: GraphProto) -> None:
     """Turn Constant nodes with numbers into initializers, where weights are looked for."""
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        value = _constant_value(node)
-        if value is not None:
-            value.name = node.output[0]
-            graph.initializer.append(value)
-            graph.node.remove(node)
+    left = []
+    for node in graph.node:
+        value = _constant_value(node) if node.op_type == "Constant" else None
+        if value is None:
+            left.append(node)
+        else:
+            lifted = graph.initializer.add()
+            lifted.CopyFrom(value)
+            lifted.name = node.output[0]
+    _replace(graph.node, left)
 
 
 def _constant_value(node: NodeProto) -> TensorProto | None:
     attribute = node.attribute[0]
     if attribute.name == "value":
-        copy = TensorProto()
-        copy.CopyFrom(attribute.t)
-        return copy
-    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
-        return None
-    kind = TensorProto.FLOAT if "float" in attribute.name else TensorProto.INT64
-    array = numpy_helper.to_array(helper.make_tensor("value", kind, *_shape_and_values(attribute)))
-    return numpy_helper.from_array(array)
+        return cast("TensorProto", attribute.t)
+    kind = _KINDS.get(attribute.name)
+    return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), kind)) if kind else None
 
 
-def _shape_and_values(attribute: AttributeProto) -> tuple[list[int], list[float]]:
-    value = helper.get_attribute_value(attribute)
-    return ([len(value)], list(value)) if attribute.name.endswith("s") else ([], [value])
+def _replace(field: Any, items: list[Any]) -> None:
+    """Make these what a repeated field holds: removing them one by one takes time that grows with their square."""
+    if len(items) < len(field):
+        del field[:]
+        field.extend(items)
 
 
 def _demote_constant_inputs(graph: GraphProto) -> None:
     """Drop graph inputs that an initializer gives a default to: a compiled model has no such inputs."""
     given = constants(graph)
-    for value in [value for value in graph.input if value.name in given]:
-        graph.input.remove(value)
+    _replace(graph.input, [value for value in graph.input if value.name not in given])
 
 
 def _name_nodes(graph: GraphProto) -> None:

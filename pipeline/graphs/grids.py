@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
+
+from enginery.arrays.arrays import Array
 
 # Scales below the smallest normal float32 become zero in kernels that flush subnormal numbers.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -19,7 +20,7 @@ class Grid:
 
     name: str
     element_type: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     highest: float
     symmetric: bool = True
 
@@ -31,14 +32,14 @@ class Grid:
         scale = max((high - low) / self.highest, SMALLEST_SCALE)
         return scale, int(np.clip(round(-low / scale), 0, self.highest))
 
-    def scales(self, values: NDArray[Any], axis: int) -> NDArray[np.float32]:
+    def scales(self, values: Array, axis: int) -> NDArray[np.float32]:
         """Symmetric scale of each channel along `axis`, reaching its largest magnitude; 0 where all are zero."""
         others = tuple(i for i in range(values.ndim) if i != axis)
         reach = np.abs(values.astype(np.float64)).max(axis=others)
         scales: NDArray[np.float32] = np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
         return scales
 
-    def rounded(self, values: NDArray[Any], scales: NDArray[Any], axis: int) -> NDArray[Any]:
+    def rounded(self, values: Array, scales: Array, axis: int) -> Array:
         """The values on the grid, symmetric scales per channel along `axis`; to nearest even, as ONNX says."""
         shape = [-1 if i == axis else 1 for i in range(values.ndim)]
         on_grid = values.astype(np.float64) / scales.astype(np.float64).reshape(shape)

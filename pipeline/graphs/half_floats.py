@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
+
+from enginery.arrays.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Half:
 
     name: str
     element_type: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     largest: float
     tiny: float
     narrow_range: bool
@@ -30,7 +30,7 @@ class Half:
         """The type as operator schemas write it: 'tensor(float16)'."""
         return f"tensor({self.dtype.name})"
 
-    def narrow(self, values: NDArray[Any]) -> NDArray[Any]:
+    def narrow(self, values: Array) -> Array:
         """Round to this type, to nearest even; what is too large becomes infinite, silently."""
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(self.dtype)

@@ -2,8 +2,8 @@
 
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError
-from enginery.core.moment import now
-from enginery.core.user import user
+from enginery.core.origin.moment import now
+from enginery.core.origin.user import user
 from enginery.registry.registered_specs import KEPT, Registration, parse
 from enginery.registry.store.base import Store
 from enginery.registry.store.documents import change

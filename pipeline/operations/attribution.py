@@ -43,7 +43,7 @@ def attribute_version(
         if isinstance(item, Attributed):
             yield Answer(item)
             continue
-        told = attribute(item, spec, manifest.sources["onnx"], manifest.sources["golden"], shop)
+        told = attribute(item, spec, manifest.onnx, manifest.golden, shop)
         yield Answer(told, read_attribution(shop.store, told.digest)) if told.digest else Answer(told, failed=True)
 
 
@@ -61,7 +61,7 @@ def _suspects(manifest: Manifest, entries: Sequence[EngineEntry], shop: Workshop
     graphs: dict[str, Suspect] = {}
     for entry in entries:
         built = _built(manifest, entry, shop)
-        if entry.graph != manifest.sources["onnx"]:
+        if entry.graph != manifest.onnx:
             known = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
             graphs[built.unit.request.model] = replace(known, units=(*known.units, entry.unit))
     yield from graphs.values()

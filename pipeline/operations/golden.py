@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -15,10 +15,27 @@ from enginery.registry.versions.lookup import load, locate, models, versions
 from pipeline.compile.jobs.blobs import fetch
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.limits.noise_floor import Noise
 
 # Shortest beginning of a digest that is taken for one.
 SHORTEST = 8
+
+
+@dataclass(frozen=True)
+class MadeGolden:
+    """A spec's golden set. digest, before: of it, and of the one before it.  change: how they differ, in words.
+
+    frozen: the digest that the spec demands.
+    """
+
+    model: str
+    digest: str
+    before: str | None
+    change: str | None
+    frozen: str | None
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -28,7 +45,7 @@ class Shown:
     digest: str
     cases: tuple[tuple[str, str], ...]
     labels: bool
-    noise: Json | None
+    noise: "Noise | None"
     versions: tuple[str, ...]
 
 
@@ -42,7 +59,7 @@ def golden_of(store: Store, text: str) -> str:
         found = sorted(digest for digest in _uses(store) if digest.startswith(text))
         if len(found) == 1:
             return found[0]
-    return locate(store, parse_reference(text)).manifest.sources["golden"]
+    return locate(store, parse_reference(text)).manifest.golden
 
 
 def shown(store: Store, digest: str) -> Shown:
@@ -52,8 +69,7 @@ def shown(store: Store, digest: str) -> Shown:
     with TemporaryDirectory(prefix="enginery-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
         cases = tuple((case.name, case.kind) for case in golden.cases)
-        noise = golden.noise.to_json() if golden.noise else None
-        return Shown(digest, cases, golden.labels is not None, noise, tuple(_uses(store).get(digest, ())))
+        return Shown(digest, cases, golden.labels is not None, golden.noise, tuple(_uses(store).get(digest, ())))
 
 
 def unfrozen(spec: ModelSpec) -> ModelSpec:
@@ -88,8 +104,9 @@ def write_frozen(path: Path, digest: str) -> None:
 
 
 def _with_frozen(text: str, digest: str) -> str | None:
-    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    golden = next((value for key, value in root.value if key.value == "golden"), None)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    golden = next((value for key, value in pairs if key.value == "golden"), None)
     if not isinstance(golden, yaml.MappingNode) or not golden.value:
         return None
     known = next((value for key, value in golden.value if key.value == "frozen"), None)

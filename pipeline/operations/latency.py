@@ -5,16 +5,18 @@ from typing import Literal
 
 from builders.execution.jobs import Job, Needs
 from enginery.core.errors import InputError
-from pipeline.canary.engines import Chosen
-from pipeline.compile.jobs.latency import Buckets, LatencyTerms, MeasureEngine, RaceEngines
+from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms
+from enginery.core.reports.paired import PairedBenchmark
+from enginery.registry.evidence.latencies import read_latency_report
+from pipeline.canary.engines import ChosenEngine
+from pipeline.compile.jobs.latency import BenchmarkPair, MeasureEngine
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.keys import engine_limits, model_shapes
 from pipeline.operations.revalidate import as_built, spec_of
-from pipeline.values import Json
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProfileOptions:
     """seconds: for each bucket.  buckets: 'few', 'all', or sizes as 'batch=8,length=64'.  streams: sessions at once."""
 
     seconds: float = 1.0
@@ -23,21 +25,20 @@ class Asked:
     seed: int = 0
 
 
-def profile_published(chosen: Chosen, asked: Asked, shop: Workshop) -> Json:
+def profile_published(chosen: ChosenEngine, options: ProfileOptions, shop: Workshop) -> LatencyReport:
     """The latency report of one engine, made now. Raises InputError for a bucket that the model does not have."""
-    import json
-
     spec = spec_of(chosen.manifest)
-    terms = LatencyTerms(asked.seconds, _sizes(chosen, asked), asked.streams)
-    engine, golden = as_built(chosen.entry).blob, chosen.manifest.sources["golden"]
+    terms = LatencyTerms(options.seconds, _sizes(chosen, options), options.streams)
+    engine, golden = as_built(chosen.entry).blob, chosen.manifest.golden
     measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
     name = f"profile {chosen.entry.unit}"
     job = Job(name, measure, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    report = shop.shown(shop.local, name, job).latency
-    return {**chosen.identity, **json.loads(shop.store.read_blob(report))}
+    return read_latency_report(shop.store, shop.shown(shop.local, name, job).latency)
 
 
-def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) -> Json:
+def benchmark_pair(
+    first: ChosenEngine, second: ChosenEngine, options: ProfileOptions, shop: Workshop
+) -> PairedBenchmark:
     """Two engines side by side, at one bucket of the first: its largest unless one is given. The first is judged.
 
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
@@ -46,19 +47,18 @@ def race_published(first: Chosen, second: Chosen, asked: Asked, shop: Workshop) 
     if takes[0] != takes[1]:
         raise InputError(f"the first engine takes {takes[0]} and the second {takes[1]}; nothing fits both")
     spec = spec_of(first.manifest)
-    sizes = _sizes(first, asked)
+    sizes = _sizes(first, options)
     at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
-    engines, golden = [as_built(side.entry).blob for side in (first, second)], first.manifest.sources["golden"]
-    race = RaceEngines(engines[0], engines[1], golden, model_shapes(spec), at, asked.seconds, asked.seed)
-    name = f"race {first.entry.unit}"
-    job = Job(name, race, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    found = shop.shown(shop.local, name, job)
-    return {"first": first.identity, "second": second.identity, **found}
+    engines, golden = [as_built(side.entry).blob for side in (first, second)], first.manifest.golden
+    pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, options.seed)
+    name = f"benchmark {first.entry.unit}"
+    job = Job(name, pair, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    return shop.shown(shop.local, name, job)
 
 
-def _sizes(chosen: Chosen, asked: Asked) -> Buckets:
+def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:
     from validation.latency.measurement.buckets import parse_sizes
 
-    if isinstance(asked.buckets, str):
-        return asked.buckets
-    return tuple(parse_sizes(text, spec_of(chosen.manifest).named_dims()) for text in asked.buckets)
+    if isinstance(options.buckets, str):
+        return options.buckets
+    return tuple(parse_sizes(text, spec_of(chosen.manifest).named_dims()) for text in options.buckets)

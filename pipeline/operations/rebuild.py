@@ -1,11 +1,14 @@
 """Independent rebuilds of one published engine, and how far they are from each other."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job
+from enginery.core.codec import encode
 from enginery.registry.build_request import request_of
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.jobs.blobs import fetch
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.keys import engine_limits
@@ -13,10 +16,26 @@ from pipeline.operations.jobs.rebuild import RebuildEngine
 from pipeline.operations.revalidate import spec_of
 from pipeline.progress.events import Finished
 from pipeline.spec.model import overrides
-from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.contracts.rebuilds import Reproducibility
 
 
-def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
+@dataclass(frozen=True)
+class RebuiltEngine:
+    """What came of building an engine again. rebuilt: whether a build gave the published file."""
+
+    chosen: ChosenEngine
+    report: "Reproducibility"
+    rebuilt: bool
+
+    def to_json(self) -> dict[str, object]:
+        """What `enginery rebuild --json` prints."""
+        published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
+        return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
+
+
+def rebuild(chosen: ChosenEngine, times: int, shop: Workshop) -> RebuiltEngine:
     """Build `times` times, one process after the other, on this machine: the reproducibility report.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
@@ -28,7 +47,7 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     limits = engine_limits(spec, "build")
-    golden = manifest.sources["golden"]
+    golden = manifest.golden
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
         noise = GoldenSet.load(fetch(shop.store, golden, Path(folder) / "golden")).noise
         built = []
@@ -39,8 +58,4 @@ def rebuild(chosen: Chosen, times: int, shop: Workshop) -> Json:
             shop.progress.emit(Finished(name, words=built[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
         report = reproducibility(built, budget)
-    return {
-        **chosen.identity,
-        **report,
-        "published": {"digest": entry.digest, "rebuilt": entry.digest in report["engines"]},
-    }
+    return RebuiltEngine(chosen, report, entry.digest in report.engines)

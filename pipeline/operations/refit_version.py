@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from builders.backends import discovery
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.cpu_kinds import why_no_proof
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
+from enginery.core.origin.user import user
 from enginery.core.parsing import parse_json
-from enginery.core.proof.report import Approved, Report, approve
+from enginery.core.reports.proof import Approved, Report, approve
 from enginery.core.types import QUANTIZED, BuildRequest
-from enginery.core.user import user
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.layers import LAYERS
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -105,7 +105,7 @@ def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
     built = Built.from_record(unit, found) if found else Built(unit)
-    golden = other.sources["golden"]
+    golden = other.golden
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, shop.store)]

@@ -15,9 +15,9 @@ from builders.backends.fitting import misfit
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.origin.presence import this_process
 from enginery.core.parsing import parse_json
-from enginery.core.presence import this_process
-from enginery.core.proof.report import Report
+from enginery.core.reports.proof import Report
 from enginery.registry.build_request import request_of, stated
 from enginery.registry.evidence.attestations import MAX_BYTES, attest, judged
 from enginery.registry.evidence.latencies import attach_latency
@@ -127,7 +127,7 @@ def spec_of(manifest: Manifest) -> ModelSpec:
 
 def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
     built = as_built(entry)
-    golden = manifest.sources["golden"]
+    golden = manifest.golden
     proof = try_to_prove(built, spec, golden, shop, afresh=True)
     return make_report(built, golden, [published_proof(entry, shop.store), proof], None)
 
@@ -137,7 +137,7 @@ def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Worksho
     asked = spec.validation.latency
     if asked is None:
         return None
-    found = time_engine(as_built(entry), spec, asked, manifest.sources["golden"], shop, afresh=True)
+    found = time_engine(as_built(entry), spec, asked, manifest.golden, shop, afresh=True)
     if found:
         attach_latency(shop.store, manifest, found)
     return found

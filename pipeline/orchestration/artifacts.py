@@ -7,12 +7,17 @@ link to the page; a canary a markdown artifact (verdict, criteria) and its link.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enginery.core.text import pluralize
 from enginery.core.visible import visible
-from pipeline.compile.publication.pages import CANARY
 from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from validation.canary.observations import EngineIdentity
+    from validation.canary.report import CanaryReport, SideObserved
+    from validation.latency.view import LatencyView
+    from validation.reporting.stages import DriftRow, StageCell
 
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
@@ -28,7 +33,7 @@ class Artifact:
     link: str = ""
 
 
-def show_document(document: Json, page: str | None) -> list[str]:
+def show_document(document: "Json | CanaryReport", page: str | None) -> list[str]:
     """Leave a version's or a canary's report on the Prefect server; the artifacts' keys. page: address of its HTML."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
@@ -43,22 +48,21 @@ def show_document(document: Json, page: str | None) -> list[str]:
     return [item.key for item in found]
 
 
-def artifacts_of(document: Json, page: str | None) -> Iterator[Artifact]:
+def artifacts_of(document: "Json | CanaryReport", page: str | None) -> Iterator[Artifact]:
     """What is posted."""
-    if document["kind"] == CANARY:
-        name = _key(str(document["candidate"].get("model", "unnamed")))
-        name = _key(f"{name}-{document['target']}") if "target" in document else name
-        title = f"Canary{_on(document)}: {document['verdict']}"
-        yield Artifact(f"canary-{name}", title, canary_markdown(document, page))
-    else:
-        name = _key(document["model"])
+    if isinstance(document, Mapping):
+        name, key = _key(document["model"]), "page"
         reference = f"{document['model']}@{document['version']}" if document["version"] else document["model"]
         yield Artifact(f"result-{name}", f"Report of {reference}", version_markdown(document, page))
         yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engine_rows(document))
         if drift := drift_rows(document):
             yield Artifact(f"drift-{name}", f"Drift by joint of {reference}", table=drift)
+    else:
+        name = _key("-".join(filter(None, (document.candidate.model or "unnamed", document.target))))
+        title, key = f"Canary{_on(document)}: {document.verdict}", "page-canary"
+        yield Artifact(f"canary-{name}", title, canary_markdown(document, page))
     if page:
-        yield Artifact(f"page-{'canary-' if document['kind'] == CANARY else ''}{name}", "the page", link=page)
+        yield Artifact(f"{key}-{name}", "the page", link=page)
 
 
 def engine_rows(document: Json) -> list[Json]:
@@ -67,25 +71,25 @@ def engine_rows(document: Json) -> list[Json]:
 
 
 def drift_rows(document: Json) -> list[Json]:
-    """A row per output and units, with the three joints side by side, as the page has them."""
+    """A row per output and units, with the three stages side by side, as the page has them."""
+    from enginery.core.reports.proof import Report
     from validation.reporting.stages import side_by_side
 
-    beside = side_by_side(document.get("reports", ()))
-    return [_drift_row(row) for row in (*beside["shown"], *beside["rest"])]
+    return [_drift_row(row) for row in side_by_side([Report.from_json(item) for item in document.get("reports", ())])]
 
 
-def _drift_row(row: Json) -> Json:
-    units = row["title"]["text"] + (f" ({row['title']['more']})" if row["title"]["more"] else "")
-    cells = {joint: _cell_text(cell) for joint, cell in row["cells"].items()}
-    return {"what": units, "output": row["output"], **cells, "drift": row["cause"]}
+def _drift_row(row: "DriftRow") -> Json:
+    units = row.title + (f" ({row.more})" if row.more else "")
+    cells = {joint: _cell_text(cell) for joint, cell in row.cells.items()}
+    return {"what": units, "output": row.output, **cells, "drift": row.cause}
 
 
-def _cell_text(cell: Json | None) -> str:
+def _cell_text(cell: "StageCell | None") -> str:
     from validation.reporting.html import metric_text
 
-    if not cell or not cell["shown"]:
+    if not cell or not cell.shown:
         return ""
-    check = cell["shown"]["check"]
+    check = cell.shown.check
     text = metric_text(check.value, check.name) or check.note
     limit = f" (limit {metric_text(check.limit, check.name)})" if check.limit is not None else ""
     return f"{'' if check.passed else 'FAILED '}{'' if check.name == 'sqnr_db' else check.name + ' '}{text}{limit}"
@@ -113,36 +117,37 @@ def version_markdown(document: Json, page: str | None) -> str:
     return "\n".join(lines)
 
 
-def latency_rows(sections: Sequence[Json]) -> list[Json]:
-    """A row per engine and bucket, of what `validation.latency.section` says."""
-    return [{"engine": item["name"], **row, "machine": item["machine"]} for item in sections for row in item["rows"]]
+def latency_rows(views: "Sequence[LatencyView]") -> list[Json]:
+    """A row per engine and bucket."""
+    return [{"engine": item.name, **row, "machine": item.machine} for item in views for row in item.rows]
 
 
-def canary_markdown(document: Json, page: str | None) -> str:
+def canary_markdown(report: "CanaryReport", page: str | None) -> str:
     """Verdict, sides, criteria."""
     from validation.canary.judging.describing import describe_interval, describe_value
 
     rows = []
-    for item in document["criteria"]:
-        text = {name: describe_value(item[name], item["kind"]) for name in ("estimate", "margin")}
-        row = {"criterion": item["name"], "verdict": item["verdict"], "measured": text["estimate"]}
-        rows.append(
-            {**row, "interval": "not measured" if item["note"] else describe_interval(item), "margin": text["margin"]}
-        )
-    lines = [f"# Canary{_on(document)}: {document['verdict']}", "", plain_text(document["reason"]), ""]
-    lines += [f"- {side}: {plain_text(_side(document, side))}" for side in ("candidate", "baseline")]
+    for item in report.criteria:
+        estimate, margin = (describe_value(value, item.kind) for value in (item.estimate, item.margin))
+        interval = "not measured" if item.note else describe_interval(item)
+        row = {"criterion": item.name, "verdict": item.verdict, "measured": estimate}
+        rows.append({**row, "interval": interval, "margin": margin})
+    lines = [f"# Canary{_on(report)}: {report.verdict}", "", plain_text(report.reason), ""]
+    lines += [
+        f"- candidate: {plain_text(_side(report.candidate, report.observations.candidate))}",
+        f"- baseline: {plain_text(_side(report.baseline, report.observations.baseline))}",
+    ]
     lines += [f"- page: `{page}`"] if page else []
     return "\n".join([*lines, "", *_table(rows)])
 
 
-def _on(document: Json) -> str:
-    return f" on {document['target']}" if "target" in document else ""
+def _on(report: "CanaryReport") -> str:
+    return f" on {report.target}" if report.target else ""
 
 
-def _side(document: Json, side: str) -> str:
-    identity, seen = document[side], document["observations"][side]
-    name = f"{identity['model']}@{identity.get('version', '?')}" if "model" in identity else "unnamed"
-    return f"{name}, {pluralize(seen['requests'], 'request')}, {seen['failed']} failed"
+def _side(identity: "EngineIdentity", seen: "SideObserved") -> str:
+    name = identity.reference or "unnamed"
+    return f"{name}, {pluralize(seen.requests, 'request')}, {seen.failed} failed"
 
 
 def _unit(engine: Json) -> str:

@@ -6,7 +6,6 @@ registry's URI, which never holds credentials. An event counts as told once the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -65,7 +64,7 @@ def published_once(store: Store, model: str, version: str, manifest: str) -> Tol
         return told
 
 
-def tell(event: str, model: str, payload: Mapping[str, Any]) -> Told:
+def tell(event: str, model: str, payload: Mapping[str, object]) -> Told:
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
     not answer; ValueError for a payload that is not what `PAYLOADS` says."""
     PAYLOADS[event].check(event, {"model", *payload})

@@ -12,15 +12,13 @@ from builders.execution.jobs import Job, Limits, Needs, Request, Result, WorkerC
 from builders.execution.local import LocalExecutor
 from enginery.core.errors import InputError, StepError
 from enginery.core.hardware.machine import AUTO, target_named
-from enginery.core.parsing import parse_json
 from enginery.core.types import Target
 from enginery.registry.store.base import open_store
 from enginery.registry.versions import lookup
-from pipeline.canary.automatic import Canaried, Wanted, canary, sides_of
+from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.operations.pending import Pending, Proof, prove
-from validation.canary.report import MOST_BYTES
 
 # Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
 # hangs gives its GPU back after a day.
@@ -53,7 +51,7 @@ def prove_on_worker(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
     return [*rows]
 
 
-def canary_on_worker(wanted: Wanted, shop: Workshop, say: Callable[[str], None]) -> Canaried:
+def canary_on_worker(wanted: CanaryRequest, shop: Workshop, say: Callable[[str], None]) -> CanaryOutcome:
     """As `automatic.canary`, on a worker with the GPU that `wanted.target` names; both engines take turns on it.
 
     No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `prove_on_worker` do.
@@ -61,13 +59,12 @@ def canary_on_worker(wanted: Wanted, shop: Workshop, say: Callable[[str], None])
     on = gpu_named(wanted.target)
     sides = sides_of(shop.store, wanted)
     if isinstance(sides, str):
-        return Canaried(None, sides)
+        return CanaryOutcome(sides)
     name = f"canary {wanted.model}@{wanted.version} on {on.name}"
     found = _run(name, RunCanary(wanted), on, shop)
     for line in found.said:
         say(line)
-    document = parse_json(shop.store.read_blob(found.report), MOST_BYTES) if found.report else None
-    return Canaried(found.verdict, found.reason, found.report, document)
+    return found.outcome
 
 
 @dataclass(frozen=True)
@@ -87,12 +84,10 @@ class ProvePending:
 
 
 @dataclass(frozen=True)
-class CanaryVerdictFound:
-    """What a canary on a worker found. report: digest of its blob.  said: lines for people, meanwhile."""
+class CanaryOnWorker:
+    """What a canary on a worker found. said: lines for people, meanwhile."""
 
-    verdict: str | None
-    reason: str
-    report: str | None
+    outcome: CanaryOutcome
     said: tuple[str, ...]
 
 
@@ -100,13 +95,13 @@ class CanaryVerdictFound:
 class RunCanary:
     """Run a canary on the machine that runs this."""
 
-    wanted: Wanted
+    wanted: CanaryRequest
 
-    def run(self, context: WorkerContext) -> CanaryVerdictFound:
+    def run(self, context: WorkerContext) -> CanaryOnWorker:
         """The verdict; its report is in the registry."""
         said: list[str] = []
         found = canary(open_store(context.store), self.wanted, said.append)
-        return CanaryVerdictFound(found.verdict, found.reason, found.report, tuple(said))
+        return CanaryOnWorker(found, tuple(said))
 
 
 def _run(name: str, request: Request[Result], on: Target, shop: Workshop) -> Result:

@@ -47,7 +47,7 @@ def spans(environment: Mapping[str, str] = os.environ) -> Iterator["Spans | None
         close()
 
 
-class Spans(events.Silent):
+class Spans(events.Progress):
     """One span for the run and, under it, one for each step and unit that runs."""
 
     def __init__(self, tracer: "Tracer") -> None:

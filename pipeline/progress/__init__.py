@@ -5,7 +5,7 @@ Whoever wants to know is a `Progress`; `together` tells several.
 
 from pipeline.progress.by_model import by_model
 from pipeline.progress.display import progress_display
-from pipeline.progress.events import Progress, Silent
+from pipeline.progress.events import Progress
 from pipeline.progress.json_lines import JsonLines
 from pipeline.progress.lines import Lines
 from pipeline.progress.table import LiveTable
@@ -16,7 +16,6 @@ __all__ = [
     "Lines",
     "LiveTable",
     "Progress",
-    "Silent",
     "by_model",
     "progress_display",
     "together",

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.progress.events import Event, Progress, Silent, StepEvent
+from pipeline.progress.events import Event, Progress, StepEvent
 from pipeline.progress.json_lines import JsonLines
 
 if TYPE_CHECKING:
@@ -16,27 +16,14 @@ def by_model(display: Progress) -> Progress:
     return display if isinstance(display, JsonLines) else _ByModel(display)
 
 
-class _ByModel(Silent):
-    """Before a run has begun."""
+class _ByModel(Progress):
+    """model: of a run; '' before one has begun, when nothing is told of a step."""
 
-    def __init__(self, display: Progress) -> None:
-        self._display, self.by = display, display.by
-
-    def of_run(self, model: str, run: str) -> Progress:
-        return _OfModel(self._display.of_run(model, run), model)
-
-    def recorded(self, run: "RunState") -> None:
-        self._display.recorded(run)
-
-
-class _OfModel:
-    """One run's."""
-
-    def __init__(self, display: Progress, model: str) -> None:
+    def __init__(self, display: Progress, model: str = "") -> None:
         self._display, self._model, self.by = display, model, display.by
 
     def of_run(self, model: str, run: str) -> Progress:
-        return _OfModel(self._display.of_run(model, run), model)
+        return _ByModel(self._display.of_run(model, run), model)
 
     def emit(self, event: Event) -> None:
         if isinstance(event, StepEvent):

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.progress.events import Progress, Silent
+from pipeline.progress.events import Progress
 from pipeline.progress.json_lines import JsonLines
 from pipeline.progress.lines import Lines
 from pipeline.progress.table import LiveTable
@@ -14,7 +14,7 @@ from pipeline.progress.table import LiveTable
 def progress_display(quiet: bool = False, json_lines: bool = False) -> Iterator[Progress]:
     """The display that fits stderr: JSON lines if asked for, a live table on a terminal, else plain lines."""
     if quiet:
-        yield Silent()
+        yield Progress()
     elif json_lines:
         yield JsonLines()
     elif sys.stderr.isatty():

@@ -1,11 +1,16 @@
-"""What happens in a run, as values; and the protocol of displays, run state, metrics and traces, which are told it."""
+"""What happens in a run, as values; and the base of displays, run state, metrics and traces, which are told it."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from builders.execution.jobs import Unwatched, Usage
+from builders.execution.events import JobEvent
+from builders.execution.events import PhaseEntered as PhaseEntered
+from builders.execution.events import Printed as Printed
+from builders.execution.events import ProcessEnded as ProcessEnded
+from builders.execution.events import Retrying as Retrying
+from builders.execution.events import Started as Started
+from builders.execution.events import Waiting as Waiting
 
 if TYPE_CHECKING:
     from enginery.registry.runs.history import Expectation
@@ -37,54 +42,6 @@ class Predicted:
 
     name: str
     expectation: "Expectation"
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A step or unit is in the queue. why: for what."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Started:
-    """A step or unit runs. where: 'here', or the name of a node; told again after a retry."""
-
-    name: str
-    where: str = "here"
-
-
-@dataclass(frozen=True)
-class PhaseEntered:
-    """What a step or unit does now."""
-
-    name: str
-    phase: str
-
-
-@dataclass(frozen=True)
-class Printed:
-    """What the process of a step or unit printed, in pieces that end anywhere."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Retrying:
-    """A step or unit is going to be started once more."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True)
-class ProcessEnded:
-    """The process of a step or unit is gone; what came of it is told by `Finished`, if anything came of it."""
-
-    name: str
-    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -137,84 +94,30 @@ class RunConcluded:
     outcome: "Outcome"
 
 
-# Events about one step or unit, by its name.
-StepEvent = Predicted | Waiting | Started | PhaseEntered | Printed | Retrying | ProcessEnded | Finished | VerdictReached
+# Events about one step or unit, by its name; those of its job are told under that name, too.
+StepEvent = Predicted | JobEvent | Finished | VerdictReached
 Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 
 
-class Progress(Protocol):
-    """Told of everything that happens in a run; called from several threads.
+class Progress:
+    """Is told of everything that happens in a run, from several threads; this one ignores it.
 
     The events of one job come in order, from the thread that runs it. What this raises stops the run.
     by: what started the run, such as a Prefect flow run; '' for a person's command.
     """
 
-    by: str
-
-    def of_run(self, model: str, run: str) -> "Progress":
-        """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
-        ...
-
-    def emit(self, event: Event) -> None:
-        """Tell of an event."""
-        ...
-
-    def recorded(self, run: "RunState") -> None:
-        """The run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
-        ...
-
-    def watching(self, name: str) -> AbstractContextManager[None]:
-        """Surround long work with this, so that the display knows that it is alive."""
-        ...
-
-
-class Silent:
-    """Is told everything and does nothing: for tests and library use, and a base for listeners."""
-
     by = ""
 
-    def of_run(self, model: str, run: str) -> Progress:  # noqa: ARG002 - the protocol's signature
-        """Runs are not told apart."""
+    def of_run(self, model: str, run: str) -> "Progress":  # noqa: ARG002 - for those who tell runs apart
+        """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
         return self
 
     def emit(self, event: Event) -> None:
-        """Ignore it."""
+        """Take note of an event."""
 
     def recorded(self, run: "RunState") -> None:
-        """Ignore it."""
+        """Take the run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
 
-    @contextmanager
-    def watching(self, name: str) -> Iterator[None]:  # noqa: ARG002 - the protocol's signature
-        """Do nothing around the work."""
-        yield
-
-
-class JobEvents(Unwatched):
-    """The `Watch` of one job, as events of its step or unit. The memory it holds comes with its end."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._emit, self._name = progress.emit, name
-
-    def waiting(self, why: str) -> None:
-        """See `Watch.waiting`."""
-        self._emit(Waiting(self._name, why))
-
-    def started(self, where: str) -> None:
-        """See `Watch.started`."""
-        self._emit(Started(self._name, where))
-
-    def phase(self, name: str) -> None:
-        """See `Watch.phase`."""
-        self._emit(PhaseEntered(self._name, name))
-
-    def said(self, text: str) -> None:
-        """See `Watch.said`."""
-        self._emit(Printed(self._name, text))
-
-    def retrying(self, why: str) -> None:
-        """See `Watch.retrying`."""
-        self._emit(Retrying(self._name, why))
-
-    def ended(self, usage: Usage) -> None:
-        """See `Watch.ended`."""
-        self._emit(ProcessEnded(self._name, usage))
+    def watching(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
+        """Surround long work with this, so that the display knows that it is alive."""
+        return nullcontext()

@@ -9,9 +9,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-from enginery.core.moment import precise_now
+from enginery.core.origin.moment import precise_now
 from enginery.core.visible import visible_json
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
@@ -19,7 +18,7 @@ from pipeline.progress.clocks import Clocks
 _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
-class JsonLines(events.Silent):
+class JsonLines(events.Progress):
     """Writes the events, each with `write`. about: what stands on every line."""
 
     def __init__(self, write: Callable[[str], object] | None = None, **about: str) -> None:
@@ -28,7 +27,7 @@ class JsonLines(events.Silent):
         self._about = about
         self._clocks = Clocks()
 
-    def tell(self, event: str, level: str = "info", **fields: Any) -> None:
+    def tell(self, event: str, level: str = "info", **fields: object) -> None:
         """Write one line. Fields that are None are left out."""
         given = {name: value for name, value in fields.items() if value is not None}
         line = json.dumps(
@@ -59,8 +58,8 @@ class JsonLines(events.Silent):
             case events.VersionSettled(name, words):
                 self.tell("finished", unit=name, state="done", outcome=words)
             case events.Finished(name, state, reason):
-                told = {"unit": name, "state": state, "outcome": event.outcome, "reason": reason or None}
-                self.tell("finished", _LEVELS.get(state, "info"), **told)
+                level, why = _LEVELS.get(state, "info"), reason or None
+                self.tell("finished", level, unit=name, state=state, outcome=event.outcome, reason=why)
             case events.VerdictReached(name, verdict, reason):
                 told = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
                 self.tell("verdict", _LEVELS.get(verdict, "info"), **told)
@@ -70,7 +69,7 @@ class JsonLines(events.Silent):
     def _tell_on_the_way(self, event: events.Event) -> None:
         match event:
             case events.Predicted(name, expectation):
-                self.tell("predicted", unit=name, **expectation.to_json())
+                self.tell("predicted", unit=name, **vars(expectation))
             case events.Waiting(name, why):
                 if self._clocks.waiting(name, why):
                     self.tell("waiting", unit=name, why=why)

@@ -14,7 +14,7 @@ from pipeline.progress.clocks import Clocks
 HEARTBEAT_S = 15.0
 
 
-class Lines(events.Silent):
+class Lines(events.Progress):
     """One line per event, with the time since the start; a heartbeat when a step takes long."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MARKS = {"failed": "[red]✗[/red]", "unproven": "[yellow]-[/yellow]"}
 
 
-class LiveTable(events.Silent):
+class LiveTable(events.Progress):
     """What runs, with phase, elapsed and predicted time, and what waits; above it a line for what is finished."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ def together(display: Progress, *others: Progress) -> Progress:
     return _Together(display, list(others)) if others else display
 
 
-class _Together:
+class _Together(Progress):
     def __init__(self, display: Progress, others: list[Progress]) -> None:
         self._display, self._others, self.by = display, others, display.by
 

@@ -1,9 +1,9 @@
 """What quantizing and casting did to a graph, as data: what changed, what was left alone and why."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from enginery.core.reports.quantization import FloatNode
 from enginery.core.text import join_first, pluralize
 
 _LEFT = "left in"
@@ -23,18 +23,6 @@ def _computing(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A node that was left in float (int8) or in fp32 (fp16, bf16), and the reason."""
-
-    node: str
-    op_type: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.node} ({self.op_type}): {self.reason}"
-
-
-@dataclass(frozen=True)
 class CastNotes:
     """Result of casting a graph.
 
@@ -44,7 +32,7 @@ class CastNotes:
 
     precision: str
     cast: int
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[FloatNode, ...] = ()
     underflowed: tuple[tuple[str, int, int], ...] = ()
     floored_scales: tuple[str, ...] = ()
 
@@ -53,10 +41,6 @@ class CastNotes:
         head = f"{_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
         return (head, *_kept_lines(self.kept, "fp32"), *zeros, *_floored_lines(self.floored_scales))
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object of all the fields."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -69,7 +53,7 @@ class QuantizationNotes:
     """
 
     quantized: tuple[str, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[FloatNode, ...] = ()
     passed_through: bool = False
     cast: CastNotes | None = None
     precision: str = "int8"
@@ -83,12 +67,8 @@ class QuantizationNotes:
         rest = self.cast.lines() if self.cast else ()
         return (head, *_kept_lines(self.kept, "float"), *rest)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object of all the fields."""
-        return asdict(self)
 
-
-def _kept_lines(kept: Sequence[Kept], where: str) -> list[str]:
+def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:
     return [f"{_LEFT} {where}: {item}" for item in kept]
 
 

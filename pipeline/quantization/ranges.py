@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
+from enginery.core.codec import decode
 from enginery.core.digest import digest_of
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, IntegrityError
 
 FORMAT = 2
 
@@ -47,7 +47,7 @@ class Ranges:
         found = self.sources[tensor].seen if tensor in self.sources else self.tensors.get(tensor)
         return None if found is None else max(abs(found[0]), abs(found[1]))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back."""
         return {
             "format": FORMAT,
@@ -58,19 +58,28 @@ class Ranges:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Ranges":
+    def from_json(cls, data: Mapping[str, object]) -> "Ranges":
         """Read what `to_json` wrote. Raises DataError for anything else, a reversed or a non-finite range included."""
         try:
-            if data["format"] != FORMAT:
-                raise DataError(f"ranges: format {data['format']!r} is not {FORMAT}; calibrate again")
-            tensors = {str(name): _pair(name, item["range"]) for name, item in data["tensors"].items()}
-            sources = {str(name): _source(name, item) for name, item in data["tensors"].items() if "seen" in item}
-            return cls(tensors, str(data["method"]), str(data["dataset"]), int(data["samples"]), sources)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"ranges: not a ranges file ({error!r}); calibrate again") from error
+            found = decode(dict(data), _RangesDocument)
+        except IntegrityError as error:
+            raise DataError(f"ranges: not a ranges file ({error}); calibrate again") from error
+        if found.format != FORMAT:
+            raise DataError(f"ranges: format {found.format!r} is not {FORMAT}; calibrate again")
+        for name, item in found.tensors.items():
+            for low, high in filter(None, (item.range, item.seen)):
+                if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                    raise DataError(
+                        f"ranges: tensor {name!r} has the range [{low}, {high}]; it must be finite and rising"
+                    )
+        tensors = {name: item.range for name, item in found.tensors.items()}
+        sources = {
+            name: Source(item.seen, item.histogram, item.clipped) for name, item in found.tensors.items() if item.seen
+        }
+        return cls(tensors, found.method, found.dataset, found.samples, sources)
 
-    def _described(self, name: str) -> dict[str, Any]:
-        item: dict[str, Any] = {"range": list(self.tensors[name])}
+    def _described(self, name: str) -> dict[str, object]:
+        item: dict[str, object] = {"range": list(self.tensors[name])}
         if source := self.sources.get(name):
             item |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
         return item
@@ -79,13 +88,20 @@ class Ranges:
         return {name: list(self.tensors[name]) for name in sorted(self.tensors)}
 
 
-def _source(name: str, item: Mapping[str, Any]) -> Source:
-    histogram = item["histogram"]
-    return Source(_pair(name, item["seen"]), None if histogram is None else str(histogram), float(item["clipped"]))
+@dataclass(frozen=True)
+class _StoredRange:
+    range: Pair
+    seen: Pair | None = None
+    histogram: str | None = None
+    clipped: float = 0.0
 
 
-def _pair(name: str, pair: Any) -> Pair:
-    low, high = (float(value) for value in pair)
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise DataError(f"ranges: tensor {name!r} has the range [{low}, {high}]; it must be finite and rising")
-    return low, high
+@dataclass(frozen=True)
+class _RangesDocument:
+    """What `Ranges.to_json` writes."""
+
+    format: int
+    method: str
+    dataset: str
+    samples: int
+    tensors: Mapping[str, _StoredRange]

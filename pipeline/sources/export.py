@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
-from enginery.core.proof.report import Check
-from enginery.core.proof.spread import Spread
+from enginery.core.reports.proof import Check
+from enginery.core.reports.spread import Spread
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from pipeline.sources.finite import check_weights
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
@@ -68,7 +68,7 @@ class _Source:
 def export(
     request: ExportRequest,
     samples: Samples | None,
-    labels: "np.ndarray[Any, Any] | None",
+    labels: "np.ndarray | None",
     workdir: Path,
     limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
@@ -197,7 +197,7 @@ def _choose_outputs(model: "onnx.ModelProto", names: Sequence[str] | None) -> tu
     return tuple(value.name for value in chosen)
 
 
-def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "np.ndarray[Any, Any]"]]:
+def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, "np.ndarray"]]:
     """Seeded stand-ins for golden data, at the dims' opt: standard normal floats, integers 0 or 1, booleans."""
     generator = np.random.default_rng(RANDOM_SEED)
     sizes = {dim.name: dim.opt for dim in dims}
@@ -205,7 +205,7 @@ def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[
         yield {spec.name: _random(generator, spec, sizes) for spec in specs}
 
 
-def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "np.ndarray[Any, Any]":
+def _random(generator: np.random.Generator, spec: TensorSpec, sizes: Mapping[str, int]) -> "np.ndarray":
     kind = np.dtype(spec.dtype).kind
     drawn = generator.standard_normal(spec.at(sizes)) if kind == "f" else generator.integers(0, 2, spec.at(sizes))
     return drawn.astype(spec.dtype)

@@ -1,12 +1,11 @@
 """Weights that hold NaN or infinities, by name: otherwise the first sample that they spoil is blamed."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from enginery.arrays.arrays import Array
 from enginery.user_code.finite import check_finite
 from pipeline.sources.walk import all_graphs, all_nodes
 
@@ -28,7 +27,7 @@ def check_weights(model: onnx.ModelProto) -> None:
     )
 
 
-def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
+def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
     """The floating-point constants of a model that hold NaN or infinities, by name."""
     for name, tensor in _constants(model):
         if onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).kind not in "iubOSU":
@@ -45,5 +44,5 @@ def _constants(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]
             yield from ((node.output[0], item.t) for item in node.attribute if item.HasField("t"))
 
 
-def _without_infinities(array: NDArray[Any]) -> NDArray[Any]:
+def _without_infinities(array: Array) -> Array:
     return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)

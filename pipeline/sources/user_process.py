@@ -6,12 +6,11 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
-
-from numpy.typing import NDArray
+from typing import TypeVar
 
 from builders.execution.oom import oom_kills
 from builders.execution.process import PYTHON, ended_error, module_path
+from enginery.arrays.arrays import Array
 from enginery.core.errors import StepError
 from enginery.user_code.channel import Arrays, Channel
 from enginery.user_code.task import Task
@@ -28,9 +27,7 @@ class UserProcess:
         self._channel, self._process, self._file = channel, process, file
         self._killed_before = oom_kills()
 
-    def ask(
-        self, question: object, kind: type[T], arrays: Mapping[str, NDArray[Any]] | None = None
-    ) -> tuple[T, Arrays]:
+    def ask(self, question: object, kind: type[T], arrays: Mapping[str, Array] | None = None) -> tuple[T, Arrays]:
         """The answer to a question, of the type `kind`, and the arrays that came with it.
 
         Raises the EngineryError of the user's code, UserCodeError for a bug, StepError when the process has ended.

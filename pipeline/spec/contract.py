@@ -127,7 +127,7 @@ class Distributional(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _asks(cls, data: Any) -> Any:
+    def _asks(cls, data: object) -> Any:
         if isinstance(data, dict) and not data:
             raise ValueError("asks for nothing; name outputs under rows, or seeds")
         return data

@@ -2,8 +2,8 @@
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -34,19 +34,31 @@ _BOUNDS = {
 }
 
 
+@dataclass(frozen=True)
+class _Mistake:
+    """One of pydantic's errors. ctx: what its message speaks of."""
+
+    type: str
+    loc: Loc
+    msg: str
+    input: object
+    ctx: Mapping[str, object] = field(default_factory=dict)
+    url: str = ""
+
+
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, model: type[BaseModel], help_: str) -> list[str]:
     """One line per mistake, each once. help_: where an example of such a file is."""
-    found = error.errors(include_url=False)
-    inside = {item["loc"][:depth] for item in found for depth in range(len(item["loc"]))}
+    found = [_Mistake(**item) for item in error.errors(include_url=False)]
+    inside = {item.loc[:depth] for item in found for depth in range(len(item.loc))}
     kinds: dict[Loc, list[str]] = {}
     out: dict[tuple[Loc, str], str] = {}
     for item in found:
-        if item["type"] == "too_short" and item["loc"] in inside:
+        if item.type == "too_short" and item.loc in inside:
             continue  # it only counts the items that are wrong
-        loc = _without_union_tags(root, item["loc"])
-        if item["type"] in _KINDS:  # each member of a union says what it takes
-            kinds.setdefault(loc, []).append(_KINDS[item["type"]])
-            out[loc, ""] = _line(path, root, loc, loc, f"{shown(item['input'])}: must be {_either(kinds[loc])}")
+        loc = _without_union_tags(root, item.loc)
+        if item.type in _KINDS:  # each member of a union says what it takes
+            kinds.setdefault(loc, []).append(_KINDS[item.type])
+            out[loc, ""] = _line(path, root, loc, loc, f"{shown(item.input)}: must be {_either(kinds[loc])}")
             continue
         for place, sentence in _explained(item, loc, model, help_):
             out[place, sentence] = _line(path, root, place, loc, sentence)
@@ -81,36 +93,36 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     return tuple(out)
 
 
-def _explained(item: Mapping[str, Any], loc: Loc, model: type[BaseModel], help_: str) -> Iterator[tuple[Loc, str]]:
+def _explained(item: _Mistake, loc: Loc, model: type[BaseModel], help_: str) -> Iterator[tuple[Loc, str]]:
     """Each sentence of a mistake, and the key whose line it is about."""
-    error = item.get("ctx", {}).get("error")
+    error = item.ctx.get("error")
     if isinstance(error, Mistakes):
         yield from (((*loc, *below), sentence) for below, sentence in error.found)
     else:
         yield from ((loc, sentence) for sentence in _explain(item, loc, model, help_).splitlines())
 
 
-def _explain(item: Mapping[str, Any], loc: Loc, model: type[BaseModel], help_: str) -> str:
-    mistake, context, value = item["type"], item.get("ctx", {}), item.get("input")
+def _explain(item: _Mistake, loc: Loc, model: type[BaseModel], help_: str) -> str:
+    mistake, context, value = item.type, item.ctx, item.input
     if mistake == "extra_forbidden":
         return f"unknown key; {suggest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({help_})"
     if mistake == "literal_error":
-        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        known = [word.strip("'") for word in str(context.get("expected")).replace(" or ", ", ").split(", ")]
         return f"{shown(value)} is not known; {suggest(str(value), known)}"
     if mistake == "value_error":
-        message = str(context["error"])
+        message = str(context.get("error"))
         said = isinstance(value, (Mapping, BaseModel)) or shown(value) in message
         return message if said else f"{shown(value)}: {message}"
     if mistake in _BOUNDS:
         return f"{shown(value)}: {_BOUNDS[mistake].format(**context)}"
-    return f"{shown(value)}: {item['msg'][0].lower()}{item['msg'][1:]}"
+    return f"{shown(value)}: {item.msg[0].lower()}{item.msg[1:]}"
 
 
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
     """The keys allowed at a place in the file, found by walking the types."""
-    here: Any = model
+    here: object = model
     for part in loc:
         if isinstance(here, type) and issubclass(here, BaseModel):
             if isinstance(part, int):
@@ -122,7 +134,7 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
     return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
 
 
-def _strip_optional(annotation: Any) -> Any:
+def _strip_optional(annotation: object) -> object:
     members = [item for item in typing.get_args(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
     is_mapping = typing.get_origin(annotation) is dict
     return members[0] if members and not is_mapping else annotation

@@ -1,7 +1,7 @@
 """The words of a spec: names, sizes, files, each checked where it stands; and how its mistakes are told."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -26,13 +26,13 @@ class Mistakes(ValueError):  # noqa: N818 - several of them
         super().__init__("\n".join(text for _, text in self.found))
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as the file has it, at most 80 characters."""
     text = _yaml(value, _DEEPEST_SHOWN)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
-def _yaml(value: Any, depth: int) -> str:
+def _yaml(value: object, depth: int) -> str:
     if isinstance(value, (dict, list, tuple)) and value and not depth:
         return "..."
     if isinstance(value, dict):

@@ -16,7 +16,7 @@ from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
-from enginery.core.proof.report import Approved, Check, Report, approve
+from enginery.core.reports.proof import Approved, Check, Report, approve
 from enginery.core.types import ShapeProfile, Target, TensorSpec
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import FileStore, Store

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from builders.backends import discovery
 from builders.execution.jobs import Request, Result, WorkerContext
 from enginery.core.hardware.targets import CPU
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from enginery.core.proof.report import Check, describe
+from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Precision
 from pipeline.compile.jobs.blobs import runnable
 from pipeline.quantization.schemes.write import write

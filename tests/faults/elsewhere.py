@@ -1,7 +1,7 @@
 """Faults beside the engine: in the registry's files, in what was frozen, between rebuilds, and in production."""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,12 @@ def other_rebuild(folder: Path) -> Caught:
     """One of three builds of the same engine answers otherwise at one size."""
     builds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
     told = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
-    failed = [check for check in told["failed"] if check["name"] == "sqnr_db"]
+    failed = [check for check in told.failed if check.name == "sqnr_db"]
     if not failed:
         return Caught("nothing", "", "", "")
-    also = frozenset(f"rebuild {check['name']}" for check in told["failed"]) - {"rebuild sqnr_db"}
-    place = ", ".join(f"{check['output']} at {check['case']}" for check in failed)
-    measured, limit = (f"{number(float(failed[0][name]))} dB" for name in ("value", "limit"))
+    also = frozenset(f"rebuild {check.name}" for check in told.failed) - {"rebuild sqnr_db"}
+    place = ", ".join(f"{check.output} at {check.case}" for check in failed)
+    measured, limit = (f"{number(float(value or 0.0))} dB" for value in (failed[0].value, failed[0].limit))
     return Caught("rebuild sqnr_db", place, measured, f"at least {limit}", also)
 
 
@@ -114,9 +114,9 @@ def edited_report(folder: Path) -> Caught:
     """A FAIL that was made a PASS by hand, to promote by."""
     folder.mkdir()
     document = report(folder, 2000, failing=0.02)
-    assert document["verdict"] == "FAIL"
+    assert document.verdict == "FAIL"
     try:
-        read_report(json.dumps({**document, "verdict": "PASS"}).encode())
+        read_report(replace(document, verdict="PASS").to_bytes())
     except IntegrityError as error:
         return Caught("canary report", "its digest" if "digest is" in str(error) else "", "", "")
     return Caught("nothing", "", "", "")

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import TensorSpec
 from pipeline.compile.jobs.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench, Limits

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from validation.attribution.result import Attribution, Row
 from validation.limits.budget import at_most
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginery.core.proof.report import Check, describe
+from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Dim
 from enginery.registry.verification.verify import verify
 from pipeline.quantization.schemes.qdq import quantize_int8

@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
@@ -49,7 +50,7 @@ class Noting:
     def __init__(self) -> None:
         self.job: Job | None = None
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+    def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
         self.job = job
         raise StepError("noted", "cancelled")
 

@@ -4,8 +4,9 @@ import hashlib
 import math
 from dataclasses import replace
 
-from enginery.core.proof.report import Check, Report, describe
-from enginery.core.proof.spread import Spread, Worst
+from enginery.core.codec import encode
+from enginery.core.reports.proof import Check, Report, describe
+from enginery.core.reports.spread import Spread, Worst
 from tests.validation.latency.reports import latency_report
 from validation.attribution.result import Attribution, Error, Row, Taps
 
@@ -222,7 +223,7 @@ def version_report() -> dict:
         "reports": [report(item).to_json() for item in engines if item["digest"]],
         "quantization": {"int8 (uint8 activations, fp32 elsewhere)": record()},
         "attributions": [attribution()],
-        "latencies": {digest("fp32 engine"): [latency_report(others=0.8)]},
+        "latencies": {digest("fp32 engine"): [encode(latency_report(others=0.8))]},
         "failures": [
             {
                 "unit": "sm_120 int8 tensorrt-rtx",

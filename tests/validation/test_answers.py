@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, save
 
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import EngineryError
-from enginery.core.proof.report import judge
+from enginery.core.reports.proof import judge
 from enginery.core.types import TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks, run, task_check
 from validation.comparison.task import TaskMetric

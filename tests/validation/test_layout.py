@@ -1,10 +1,12 @@
 """The pages in a browser: verdict, tables and pictures are there, nothing overflows, and all text can be read."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from enginery.core.codec import encode
+from enginery.core.reports.latency import BucketLatency, LatencyReport
 from tests.validation.browser import CHROMIUM, laid_out
 from tests.validation.canary.reports import report
 from tests.validation.canary.test_page import hostile as hostile_canary
@@ -17,22 +19,24 @@ from validation.reporting.html import render
 PICTURES = {"version": 11, "hostile version": 11, "canary": 4}
 
 
-def widest() -> dict[str, Any]:
+def widest() -> LatencyReport:
     """A latency report whose table has as much in every cell as there can be."""
+
+    def fill(bucket: BucketLatency) -> BucketLatency:
+        quantiles = tuple(replace(item, value=188e-6, low=123e-6, high=19.1e-3) for item in bucket.quantiles)
+        more = {"streams": 4, "streams_items_per_s": 123e6, "device_bytes": 999_000_000, "steady": False}
+        name = f"{bucket.name} length=128 width=224"
+        return replace(bucket, name=name, quantiles=quantiles, runs=199_000, **more)
+
     found = latency_report(others=0.8)
-    for bucket in found["buckets"]:
-        bucket["name"] = f"{bucket['name']} length=128 width=224"
-        bucket |= {"streams": 4, "streams_items_per_s": 123e6, "device_bytes": 999e6, "steady": False, "runs": 199_000}
-        for item in bucket["quantiles"]:
-            item |= {"value": 188e-6, "low": 123e-6, "high": 19.1e-3}
-    return found
+    return replace(found, buckets=tuple(map(fill, found.buckets)))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_pages_are_whole_at_every_width(tmp_path: Path) -> None:
     canary = report(tmp_path, 2500, failing=0.02, slower=0.01)
     pages = {
-        "version": render({**version_report(), "latencies": {ENGINE: [widest()]}}),
+        "version": render({**version_report(), "latencies": {ENGINE: [encode(widest())]}}),
         "hostile version": render(hostile(version_report())),
         "canary": render_canary(hostile_canary(canary)),
     }

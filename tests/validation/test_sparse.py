@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.proof.report import describe
+from enginery.core.reports.proof import describe
 from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
 from validation.golden.golden_set import GoldenSet, freeze

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from enginery.core.proof.report import describe
+from enginery.core.reports.proof import describe
 from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.cuts import Segment

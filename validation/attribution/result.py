@@ -53,7 +53,7 @@ class Error:
         return (-bool(self.note), -min(self.nonfinite, 1), -self.unequal, self.sqnr_db)
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers that JSON cannot hold as strings, as in `enginery.core.proof.report`."""
+        """Numbers that JSON cannot hold as strings, as in `enginery.core.reports.proof`."""
         return {name: _to_json(value) for name, value in asdict(self).items()}
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import overload
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from enginery.core.proof.report import Check, describe
+from enginery.core.reports.proof import Check, describe
 from validation.attribution.result import Attribution, Error, Row
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")

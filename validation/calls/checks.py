@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.calls.pool import pool_of
@@ -11,12 +11,12 @@ from validation.calls.repeated import Repeats
 from validation.calls.sizes import size_checks
 from validation.comparison.outputs import golden_drifts
 from validation.fuzz.groups import Groups
-from validation.fuzz.outcome import Pair
+from validation.fuzz.outcome import FuzzSides
 from validation.golden.golden_set import GoldenSet
 
 
 def call_checks(
-    pair: Pair,
+    pair: FuzzSides,
     shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
     golden: GoldenSet,
     seed: int,

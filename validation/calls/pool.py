@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.types import Dim, Precision, Session, Tensors, TensorSpec
 from validation.data.samples import sizes_of
 from validation.fuzz.cases import FuzzCase

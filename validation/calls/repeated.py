@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from enginery.core.proof.report import Check, describe
+from enginery.arrays.arrays import Array
+from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Session
 from validation.calls.pool import Bits, Repeated
 from validation.comparison.sessions import limited_checks

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from enginery.core.proof.report import Check
+from enginery.arrays.arrays import Array
+from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.fuzz.cases import FuzzCase
-from validation.fuzz.outcome import Outcome, Pair, try_case
+from validation.fuzz.outcome import FuzzOutcome, FuzzSides, try_case
 from validation.fuzz.values import make
 from validation.golden.golden_set import edge_sizes
 
@@ -30,7 +30,7 @@ Sizes = dict[str, int]
 
 
 def size_checks(
-    pair: Pair,
+    pair: FuzzSides,
     shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
     groups: Sequence[Tensors],
     seed: int,
@@ -40,7 +40,7 @@ def size_checks(
     specs, dims = shapes
     known = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
     of = math.prod(len(_span(dim)) for dim in dims) - len(known) if dims else 0
-    start, more, outcomes = allowance.clock(), allowance.sizes(of), list[Outcome]()
+    start, more, outcomes = allowance.clock(), allowance.sizes(of), list[FuzzOutcome]()
     for sizes in inner_sizes(dims, known, seed):
         if not more(len(outcomes)):
             break
@@ -94,12 +94,12 @@ def _rest(dims: Sequence[Dim], generator: np.random.Generator) -> Array:
     return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
 
-def _check(outcomes: Sequence[Outcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
-    failed = [item for item in outcomes if item.word == "failed"]
+def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
+    failed = [item for item in outcomes if item.verdict == "failed"]
     told = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
         told += [f"{_tried(dim, outcomes)} of {len(_span(dim))} of {dim.name}" for dim in dims]
-    if skipped := sum(item.word == "not judged" for item in outcomes):
+    if skipped := sum(item.verdict == "not judged" for item in outcomes):
         told.append(f"{skipped} of them not judged: the graph itself does not run")
     note = ", ".join(told)
     if failed:
@@ -109,7 +109,7 @@ def _check(outcomes: Sequence[Outcome], dims: Sequence[Dim], of: int, seconds: f
     return Check("engine", "sizes", "", case, float(len(failed)), 0.0, not failed, note)
 
 
-def _tried(dim: Dim, outcomes: Iterable[Outcome]) -> int:
+def _tried(dim: Dim, outcomes: Iterable[FuzzOutcome]) -> int:
     return len({dict(item.case.sizes)[dim.name] for item in outcomes})
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from enginery.core.types import Session, Tensors
 from enginery.recording.outputs import digest_of_outputs
-from enginery.recording.traffic import Request, Traffic
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from validation.canary.replay import Answer, Clock, Pace, Pair, Served, pair_of, serve
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
@@ -141,7 +141,7 @@ def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterato
 def replay_concurrently(
     candidate: SegmentSession,
     baseline: SegmentSession,
-    traffic: Traffic,
+    traffic: RecordedTraffic,
     pace: Pace,
     in_flight: int,
     stops: Collection[int] = (),
@@ -166,7 +166,7 @@ def replay_concurrently(
 def _pairs(
     sessions: tuple[SegmentSession, SegmentSession],
     first: int,
-    part: Sequence[tuple[float, Request]],
+    part: Sequence[tuple[float, RecordedRequest]],
     lead: int,
     index: int,
     number: int,

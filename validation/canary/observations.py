@@ -13,18 +13,47 @@ from pathlib import Path
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
+from enginery.core.codec import OMIT_NONE
 from enginery.core.digest import is_digest
 from enginery.core.errors import DataError
 from enginery.recording.lines import JsonLines, Record, number_in, text_in, truth_in
 from enginery.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
-from validation.statistics.evidence import Array, Side
+from validation.statistics.evidence import Side
 
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000
 # Seconds (30 years), and points of score on either side of 0: more is no measurement, and squares of it overflow.
 MOST_LATENCY, MOST_SCORE = 1e9, 1e30
-DIGESTS = ("manifest", "engine")
 Name = int | str
+
+
+@dataclass(frozen=True)
+class EngineIdentity:
+    """Which engine observations are of, as far as they say. manifest, engine: digests. Raises ValueError for others."""
+
+    model: str | None = field(default=None, metadata=OMIT_NONE)
+    version: str | None = field(default=None, metadata=OMIT_NONE)
+    manifest: str | None = field(default=None, metadata=OMIT_NONE)
+    engine: str | None = field(default=None, metadata=OMIT_NONE)
+    target: str | None = field(default=None, metadata=OMIT_NONE)
+    precision: str | None = field(default=None, metadata=OMIT_NONE)
+    backend: str | None = field(default=None, metadata=OMIT_NONE)
+
+    def __post_init__(self) -> None:
+        for name, value in (("manifest", self.manifest), ("engine", self.engine)):
+            if value is not None and not is_digest(value):
+                raise ValueError(f"{name} is {value[:60]!r}; a SHA-256 is needed")
+
+    @property
+    def reference(self) -> str:
+        """'digits@4', '' where the model is not known."""
+        return f"{self.model}@{self.version or '?'}" if self.model else ""
+
+    @property
+    def unit(self) -> str:
+        """'sm_89 int8 tensorrt-rtx'."""
+        return " ".join(filter(None, (self.target, self.precision, self.backend)))
 
 
 @dataclass
@@ -38,7 +67,7 @@ class Observations:
     """
 
     path: Path
-    identity: dict[str, str] = field(default_factory=dict)
+    identity: EngineIdentity = EngineIdentity()
     digest: str = ""
     cut: bool = False
     planned: int | None = None
@@ -112,18 +141,18 @@ def read_observations(path: Path, size: int | None = None) -> Observations:
     return found
 
 
-def read_head(path: Path) -> dict[str, str]:
-    """Which engine a file of observations is of, without reading the rest; empty when it does not say. DataError."""
+def read_head(path: Path) -> EngineIdentity:
+    """Which engine a file of observations is of, as far as it says, without reading the rest. Raises DataError."""
     lines = JsonLines(path, MOST_LINE_BYTES)
     for number, record in lines:
         try:
-            return _identity(record, Observations(path)) if "kind" in record else {}
+            return _identity(record, Observations(path)) if "kind" in record else EngineIdentity()
         except ValueError as error:
             raise lines.error(number, str(error)) from None
-    return {}
+    return EngineIdentity()
 
 
-def _identity(record: Record, found: Observations) -> dict[str, str]:
+def _identity(record: Record, found: Observations) -> EngineIdentity:
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
@@ -131,11 +160,8 @@ def _identity(record: Record, found: Observations) -> dict[str, str]:
     if planned is not None and (type(planned) is not int or planned < 1):
         raise ValueError(f"planned is {str(planned)[:60]!r}; a number of requests is needed")
     found.planned = planned
-    identity = {name: text_in(record, name, 200) for name in IDENTITY if name in record}
-    for name in DIGESTS:
-        if name in identity and not is_digest(identity[name]):
-            raise ValueError(f"{name} is {identity[name][:60]!r}; a SHA-256 is needed")
-    if len(found) or (found.identity and found.identity != identity):
+    identity = EngineIdentity(**{name: text_in(record, name, 200) for name in IDENTITY if name in record})
+    if len(found) or found.identity not in (EngineIdentity(), identity):
         raise ValueError("is a second head; a file holds the observations of one engine")
     return identity
 

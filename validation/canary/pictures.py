@@ -5,27 +5,26 @@ Nothing that anybody wrote gets into a picture but the names of criteria, which 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from validation.canary.judging.criteria import Criterion
+from validation.canary.views import LatencyCourses, LatencyCurves, QuantileSlowdown
 from validation.plots.charts import Curve, Interval, ecdf, intervals, spanning
 from validation.plots.marks import Axis, Colour, Dot, Key, Line, Mark, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text
 
-SIDES: tuple[tuple[str, Colour], ...] = (("baseline", "unproven-fill"), ("candidate", "accent"))
+COLOURS: Mapping[str, Colour] = {"baseline": "unproven-fill", "candidate": "accent"}
 TONES: Mapping[str, Colour] = {"PASS": "proven-fill", "FAIL": "failed-fill", "INSUFFICIENT": "unproven-fill"}
 # Multiples of the margin on either side that the axis of the criteria holds.
 MOST_MARGINS = 3.0
 
-Json = Mapping[str, Any]
 
-
-def criteria_svg(items: Sequence[Json]) -> str:
+def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
     """The interval of each criterion in multiples of its margin, so that one dashed line is the limit of all.
 
-    items: criteria of a report, each with `value_text`, its interval in words.
+    items: criteria of a report, each with its interval in words.
     """
-    rows = [_interval(item) for item in items]
+    rows = [_interval(item, words) for item, words in items]
     ends = [end for row in rows for end in (row.low, row.high) if end is not None]
     low, high = spanning([-0.4, 1.4, *ends])
     axis = Axis(max(low, -MOST_MARGINS), min(high, MOST_MARGINS), "worse by, in multiples of the margin")
@@ -33,44 +32,44 @@ def criteria_svg(items: Sequence[Json]) -> str:
     return svg(intervals(rows, axis, f"Each criterion's interval against its margin. {words}", 1.0, "margin"))
 
 
-def _interval(item: Json) -> Interval:
+def _interval(item: Criterion, words: str) -> Interval:
     """An unbounded or missing end is drawn to the end of the axis."""
-    scale = item["margin"] or 1.0
-    tone = TONES[item["verdict"]]
-    if item["note"]:
-        return Interval(item["name"], item["value_text"], None, None)
-    point = item["estimate"] if item["estimate"] is None else item["estimate"] / scale
-    low = -math.inf if item["low"] is None else item["low"] / scale
-    high = math.inf if item["high"] is None else item["high"] / scale
-    return Interval(item["name"], item["value_text"], low, high, point, tone=tone)
+    scale = item.margin or 1.0
+    if item.note:
+        return Interval(item.name, words, None, None)
+    point = None if item.estimate is None else item.estimate / scale
+    low = -math.inf if item.low is None else item.low / scale
+    high = math.inf if item.high is None else item.high / scale
+    return Interval(item.name, words, low, high, point, tone=TONES[item.verdict])
 
 
-def ecdf_svg(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
+def ecdf_svg(curves: LatencyCurves) -> str:
     """Both distribution functions over a logarithmic axis of latency."""
-    values = [x for curve in curves.values() for x, _ in curve if x > 0]
+    sides = {"baseline": curves.baseline, "candidate": curves.candidate}
+    values = [x for curve in sides.values() for x, _ in curve if x > 0]
     if not values:
         return ""
     low, high = spanning(values, log=True, pad=0.0, least=0.1)
-    drawn = [Curve(name, *_columns(curves[name]), colour=colour) for name, colour in SIDES]
+    drawn = [
+        Curve(name, [x for x, _ in curve], [share for _, share in curve], colour=COLOURS[name])
+        for name, curve in sides.items()
+    ]
     words = "Share of requests answered within a latency, on both sides"
     return svg(ecdf(drawn, Axis(low, high, "latency, logarithmic", log=True, text=seconds_text), words))
 
 
-def _columns(rows: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    return [row[0] for row in rows], [row[1] for row in rows]
-
-
-def over_time_svg(windows: Mapping[str, Sequence[Sequence[float]]]) -> str:
+def over_time_svg(courses: LatencyCourses) -> str:
     """Median (whole lines) and 90th percentile (thin ones) in windows of time."""
-    rows = [row for name, _ in SIDES for row in windows[name]]
+    sides = {"baseline": courses.baseline, "candidate": courses.candidate}
+    rows = [*courses.baseline, *courses.candidate]
     if not rows:
         return ""
     most = max(row[0] for row in rows) or 1.0
     low, high = spanning([value for row in rows for value in row[1:]], log=True, least=0.1)
     lines = [
-        Line([row[0] for row in windows[name]], [row[column] for row in windows[name]], colour, width,
+        Line([row[0] for row in course], [row[column] for row in course], COLOURS[name], width,
              opacity=opacity, kind=name, title=f"{name}, {what}")
-        for name, colour in SIDES
+        for name, course in sides.items()
         for column, width, opacity, what in ((2, 1.2, 0.6, "90th percentile"), (1, 2.0, 1.0, "median"))
     ]  # fmt: skip
     return svg(
@@ -80,21 +79,21 @@ def over_time_svg(windows: Mapping[str, Sequence[Sequence[float]]]) -> str:
             Axis(0.0, most, "time since the first request", text=lambda value: _span_text(value, most)),
             Axis(low, high, log=True, text=seconds_text),
             tuple(lines),
-            tuple(Key(name, colour) for name, colour in SIDES),
+            tuple(Key(name, colour) for name, colour in COLOURS.items()),
         )
     )
 
 
-def differences_svg(rows: Sequence[Json], margins: Mapping[float, float]) -> str:
+def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, float]) -> str:
     """The slowdown at each quantile with its interval; margins: probability -> margin, where one is tested."""
     if not rows:
         return ""
-    ends = [value for row in rows for value in (row["low"], row["high"])] + [0.0, *margins.values()]
+    ends = [value for row in rows for value in (row.low, row.high)] + [0.0, *margins.values()]
     low, high = spanning([min(max(end, -0.9), 3.0) for end in ends], pad=0.08)
     marks: list[Mark] = [Line([-math.inf, math.inf], [0, 0], "muted", 1.0, kind="zero")]
     for index, row in enumerate(rows):
-        marks += _slowdown(index, row, margins.get(row["p"]))
-    names = tuple((float(index), f"p{100 * row['p']:.4g}") for index, row in enumerate(rows))
+        marks += _slowdown(index, row, margins.get(row.p))
+    names = tuple((float(index), f"p{100 * row.p:.4g}") for index, row in enumerate(rows))
     return svg(
         Plot(
             "differences",
@@ -107,15 +106,15 @@ def differences_svg(rows: Sequence[Json], margins: Mapping[float, float]) -> str
     )
 
 
-def _slowdown(index: int, row: Json, margin: float | None) -> list[Mark]:
-    words = f"{percent_text(row['slowdown'])} ({percent_text(row['low'])} to {percent_text(row['high'])})"
-    name = f"p{number_text(100 * row['p'])}: {words}"
+def _slowdown(index: int, row: QuantileSlowdown, margin: float | None) -> list[Mark]:
+    words = f"{percent_text(row.slowdown)} ({percent_text(row.low)} to {percent_text(row.high)})"
+    name = f"p{number_text(100 * row.p)}: {words}"
     marks: list[Mark] = []
     if margin is not None:
         marks.append(Line([index - 0.36, index + 0.36], [margin, margin], "failed", 2.0, dash=True, kind="margin"))
-    marks.append(Line([index, index], [row["low"], row["high"]], "ink", 2.5, kind="span", title=name))
-    marks.append(Dot(index, row["slowdown"], "card", 5.5))
-    return [*marks, Dot(index, row["slowdown"], "accent", 4.0, kind="point", title=name)]
+    marks.append(Line([index, index], [row.low, row.high], "ink", 2.5, kind="span", title=name))
+    marks.append(Dot(index, row.slowdown, "card", 5.5))
+    return [*marks, Dot(index, row.slowdown, "accent", 4.0, kind="point", title=name)]
 
 
 def _span_text(seconds: float, most: float) -> str:

@@ -17,13 +17,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from enginery.core.types import Session, Tensors
 from enginery.recording.outputs import Difference, difference, digest_of_outputs
-from enginery.recording.traffic import Request, Traffic
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 
 WARMUP = 20
 
@@ -99,19 +99,21 @@ class Pair:
     first: str
     segment: int | None = None
 
-    def lines(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def lines(self) -> tuple[dict[str, object], dict[str, object]]:
         """The two observations, as JSON."""
         found = []
         for answer in (self.candidate, self.baseline):
-            line: dict[str, Any] = {
+            line: dict[str, object] = {
                 "time": self.at,
                 "latency": answer.latency,
                 "ok": answer.ok,
                 "request": self.request,
+                "service": answer.service,
+                "output": answer.output,
+                "error": answer.error or None,
+                "segment": self.segment,
             }
-            extra: dict[str, Any] = {"service": answer.service, "output": answer.output, "error": answer.error or None}
-            extra["segment"] = self.segment
-            found.append(line | {key: value for key, value in extra.items() if value is not None})
+            found.append({key: value for key, value in line.items() if value is not None})
         if self.difference:
             found[0] |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
         return found[0], found[1]
@@ -120,7 +122,7 @@ class Pair:
 def replay(
     candidate: Session | RemoteSession,
     baseline: Session | RemoteSession,
-    traffic: Traffic,
+    traffic: RecordedTraffic,
     pace: Pace | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Pair]:
@@ -144,7 +146,7 @@ def replay(
 def _pair(
     index: int,
     at: float,
-    request: Request,
+    request: RecordedRequest,
     sessions: tuple[Session | RemoteSession, Session | RemoteSession],
     first: int,
     free: list[float],

@@ -7,37 +7,120 @@ one back also asks whether the verdict follows from the criteria, and each crite
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from enginery.core.digest import digest_of, is_digest
+from enginery.core.codec import OMIT_NONE, decode, encode
+from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
-from enginery.recording.recorder import IDENTITY
-from validation.canary.judging.criteria import VERDICTS, Verdict, verdict_of
+from validation.canary.judging.criteria import Criterion, Verdict, verdict_of
 from validation.canary.judging.judge import Judgement, Looks, overall
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.observations import Observations
-from validation.canary.shown import shown
+from validation.canary.observations import EngineIdentity, Observations
+from validation.canary.views import CanaryView, view_of
 from validation.statistics.evidence import Evidence
 
 FORMAT = 1
 KIND = "enginery-canary"
 MOST_BYTES = 16 << 20
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class CanaryReport:
-    """A report that was read back. candidate, baseline: which engines; empty where the observations did not say."""
+class SideObserved:
+    """One side's observations. digest: of their file."""
 
+    digest: str
+    requests: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Both sides' observations."""
+
+    candidate: SideObserved
+    baseline: SideObserved
+
+
+@dataclass(frozen=True)
+class LooksTaken:
+    """requests, fractions: at each look so far, the present one last, in requests and as a share of the plan.
+
+    level_pass, level_fail: one-sided levels of the bounds that decided at the present look.
+    """
+
+    planned: int | None
+    requests: tuple[int, ...]
+    fractions: tuple[float, ...]
+    level_pass: float
+    level_fail: float
+
+
+@dataclass(frozen=True)
+class TrafficReplayed:
+    """What was replayed, and how; nothing of what production observed. digest: of the file.  recorded: its requests."""
+
+    digest: str | None = field(default=None, metadata=OMIT_NONE)
+    recorded: int | None = field(default=None, metadata=OMIT_NONE)
+    sampling: float | None = field(default=None, metadata=OMIT_NONE)
+    scale: float | None = field(default=None, metadata=OMIT_NONE)
+    duration: float | None = field(default=None, metadata=OMIT_NONE)
+    seed: int | None = field(default=None, metadata=OMIT_NONE)
+    in_flight: int | None = field(default=None, metadata=OMIT_NONE)
+    made: str | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a report says beside the statistics. thresholds_from: in words.
+
+    target: what the canary ran on, where that is known: 'sm_89', or the kind of CPU.
+    """
+
+    created_at: str
+    host: Mapping[str, str]
+    versions: Mapping[str, str]
+    thresholds_from: str
+    traffic: TrafficReplayed
+    notes: tuple[str, ...]
+    target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryReport:
+    """The document. paired: whether both sides answered the same requests.  shown: what is not judged.  created_at to
+    target: see `Circumstances`.
+
+    digest: of the document without it; None until `sign` has worked it out.
+    """
+
+    format: int = FORMAT
+    kind: str = KIND
     verdict: Verdict
     reason: str
-    candidate: Mapping[str, str]
-    baseline: Mapping[str, str]
-    thresholds: Mapping[str, Any]
-    looks: Looks
-    digest: str
-    document: Mapping[str, Any]
+    candidate: EngineIdentity
+    baseline: EngineIdentity
+    paired: bool
+    observations: Observed
+    thresholds: Thresholds
+    looks: LooksTaken
+    criteria: tuple[Criterion, ...]
+    shown: CanaryView
+    target: str | None = field(default=None, metadata=OMIT_NONE)
+    created_at: str
+    host: Mapping[str, str]
+    versions: Mapping[str, str]
+    thresholds_from: str
+    traffic: TrafficReplayed
+    notes: tuple[str, ...]
+    digest: str | None = field(default=None, metadata=OMIT_NONE)
+
+    def sign(self) -> "CanaryReport":
+        """The same with its digest."""
+        return replace(self, digest=digest_of(encode(replace(self, digest=None))))
+
+    def to_bytes(self) -> bytes:
+        """The JSON that `read_report` reads."""
+        return (json.dumps(encode(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def make_report(
@@ -47,41 +130,33 @@ def make_report(
     candidate: Observations,
     baseline: Observations,
     evidence: Evidence,
-    facts: Mapping[str, Any],
+    circumstances: Circumstances,
     seed: int = 0,
-) -> Json:
-    """The document. facts: what else is known: created_at, host, versions, thresholds_from, traffic, notes."""
-    document: Json = {
-        "format": FORMAT,
-        "kind": KIND,
-        "verdict": judgement.verdict,
-        "reason": judgement.reason,
-        "candidate": dict(candidate.identity),
-        "baseline": dict(baseline.identity),
-        "paired": evidence.paired and not evidence.matched,
-        "observations": {
-            name: {"digest": one.digest, "requests": len(one), "failed": one.ok.count(False)}
-            for name, one in (("candidate", candidate), ("baseline", baseline))
-        },
-        "thresholds": thresholds.to_json(),
-        "looks": {
-            "planned": looks.planned,
-            "requests": [*looks.before, evidence.requests],
-            "fractions": list(judgement.fractions),
-            "level_pass": judgement.levels.passing,
-            "level_fail": judgement.levels.failing,
-        },
-        "criteria": [item.to_json() for item in judgement.criteria],
-        "shown": shown(candidate, baseline, evidence, seed),
-        **facts,
-    }
-    document = _finite(document)
-    return {**document, "digest": digest_of(document)}
+) -> CanaryReport:
+    """The document, with its digest. seed: of the bootstrap."""
+    levels = judgement.levels
+    return CanaryReport(
+        **vars(circumstances),
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        candidate=candidate.identity,
+        baseline=baseline.identity,
+        paired=evidence.paired and not evidence.matched,
+        observations=Observed(
+            *(SideObserved(one.digest, len(one), one.ok.count(False)) for one in (candidate, baseline))
+        ),
+        thresholds=thresholds,
+        looks=LooksTaken(
+            looks.planned, (*looks.before, evidence.requests), judgement.fractions, levels.passing, levels.failing
+        ),
+        criteria=tuple(item.without_infinities() for item in judgement.criteria),
+        shown=view_of(candidate, baseline, evidence, seed),
+    ).sign()
 
 
 def read_report(data: bytes) -> CanaryReport:
     """Read a report. Raises IntegrityError for bytes that were edited, contradict themselves or have another format."""
-    document = _parsed(data)
+    document = _parse(data)
     stated = document.pop("digest", None)
     if document.get("kind") != KIND or document.get("format") != FORMAT:
         raise IntegrityError(f"this is not a canary report of format {FORMAT}; `enginery canary run` writes one")
@@ -95,12 +170,14 @@ def read_report(data: bytes) -> CanaryReport:
             "damaged; judge the observations again"
         )
     try:
-        return _checked(document, actual)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise IntegrityError(f"the canary report is not whole ({error!r}); judge the observations again") from None
+        found = replace(decode(document, CanaryReport), digest=actual)
+        _check(found)
+    except (IntegrityError, ValueError) as error:
+        raise IntegrityError(f"the canary report is not whole ({error}); judge the observations again") from None
+    return found
 
 
-def continued(previous: CanaryReport, candidate: Observations, baseline: Observations) -> Looks:
+def continue_looks(previous: CanaryReport, candidate: Observations, baseline: Observations) -> Looks:
     """The looks that go on from an earlier one. Raises InputError when it was decided, or about something else."""
     if previous.verdict != "INSUFFICIENT":
         raise InputError(f"the earlier look already decided: {previous.verdict} ({previous.reason})")
@@ -108,14 +185,14 @@ def continued(previous: CanaryReport, candidate: Observations, baseline: Observa
         ("candidate", previous.candidate, candidate.identity),
         ("baseline", previous.baseline, baseline.identity),
     ):
-        if dict(then) != dict(now):
+        if then != now:
             raise InputError(f"the earlier look was at another {name}; give the report of this canary")
     if previous.looks.planned is None:
         raise InputError("the earlier look had no --planned, so it used the whole error up; start a new canary")
-    return previous.looks
+    return Looks(previous.looks.planned, previous.looks.requests)
 
 
-def _parsed(data: bytes) -> Json:
+def _parse(data: bytes) -> dict[str, object]:
     if len(data) > MOST_BYTES:
         raise IntegrityError(f"the canary report has {len(data)} bytes; {MOST_BYTES} are the most")
     try:
@@ -127,47 +204,14 @@ def _parsed(data: bytes) -> Json:
     return document
 
 
-def _checked(document: Json, digest: str) -> CanaryReport:
-    verdicts = []
-    for item in document["criteria"]:
-        low, high, margin = (_bound(item[name]) for name in ("low", "high", "margin"))
-        follows = "INSUFFICIENT" if item["note"] else verdict_of(low, high, margin)
-        if item["verdict"] != follows:
-            raise ValueError(f"{item['name']} says {item['verdict']} where {follows} follows from its interval")
-        verdicts.append(item["verdict"])
-    if document["verdict"] not in VERDICTS or document["verdict"] != overall(verdicts):
-        raise ValueError(f"the verdict {document['verdict']} does not follow from its criteria")
-    looks, planned = document["looks"], document["looks"]["planned"]
-    if not all(type(count) is int for count in [*looks["requests"], *([] if planned is None else [planned])]):
-        raise ValueError("looks are counted in whole requests")
-    return CanaryReport(
-        document["verdict"],
-        str(document["reason"]),
-        _identity(document["candidate"]),
-        _identity(document["baseline"]),
-        dict(document["thresholds"]),
-        Looks(planned, tuple(looks["requests"])),
-        digest,
-        {**document, "digest": digest},
-    )
-
-
-def _bound(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _identity(value: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: str(value[name]) for name in IDENTITY if name in value}
-    for name in ("manifest", "engine"):
-        if name in found and not is_digest(found[name]):
-            raise ValueError(f"{name} is not a digest")
-    return found
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for what JSON cannot say."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _check(found: CanaryReport) -> None:
+    """Raise ValueError for a verdict that does not follow."""
+    for item in found.criteria:
+        low, high = (math.nan if bound is None else bound for bound in (item.low, item.high))
+        follows = "INSUFFICIENT" if item.note else verdict_of(low, high, item.margin)
+        if item.verdict != follows:
+            raise ValueError(f"{item.name} says {item.verdict} where {follows} follows from its interval")
+    if not found.looks.fractions or not found.looks.requests:
+        raise ValueError("it was judged at no look")
+    if found.verdict != overall([item.verdict for item in found.criteria]):
+        raise ValueError(f"the verdict {found.verdict} does not follow from its criteria")

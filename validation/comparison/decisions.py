@@ -5,9 +5,8 @@ A golden set is small, and one near tie of 48 is 2 %. So what is judged is the l
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from validation.comparison.task import TaskMetric
 from validation.golden.golden_set import GoldenSet
 from validation.statistics.rates import lower
@@ -16,7 +15,7 @@ MOST, LEVEL = 0.01, 0.01
 
 
 def decision_checks(
-    checks: Sequence[Check], golden: GoldenSet, metric: TaskMetric | None, limits: Mapping[str, Any]
+    checks: Sequence[Check], golden: GoldenSet, metric: TaskMetric | None, limits: Mapping[str, object]
 ) -> list[Check]:
     """Whether a graph decides as the model does on the metric's output; nothing without a metric and its labels.
 

@@ -7,12 +7,11 @@ metric reports the edge where it is worst, and the others that break the limit a
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from enginery.core.proof.report import Check
+from enginery.arrays.arrays import Array
+from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, at_most, within
@@ -30,7 +29,7 @@ NOTED = ("sqnr_db", "agreement")
 class Compared:
     """What was found of one output. edges: by case.  failures: that ended a comparison."""
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     golden: Drift | None = None
     edges: dict[str, Drift] = field(default_factory=dict)
     expected: Constancy = field(default_factory=Constancy)
@@ -161,7 +160,7 @@ def edge_checks(
 
 
 def _measured(
-    joint: str, dtype: np.dtype[Any], drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+    joint: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
 ) -> Measured:
     budget, honest = held
     common = max(part.exponent for part in (drift, usual, honest) if part)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError, EngineryError, InputError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.outputs import Comparison, check_of
 from validation.comparison.task import TaskMetric

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.types import Tensors
 
 Form = Literal["xyxy", "xywh", "cxcywh"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 
 BINS = 15
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from enginery.core.errors import EngineryError
-from enginery.core.proof.report import Check
+from enginery.core.codec import decode
+from enginery.core.errors import EngineryError, InputError, IntegrityError
+from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
 from validation.contracts.distribution import Distributional
@@ -29,12 +30,12 @@ class Contract:
     distributional: Distributional = field(default_factory=Distributional)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Contract":
+    def from_json(cls, data: Mapping[str, object]) -> "Contract":
         """Read `validation.contract` of a spec. Raises InputError for an unknown predicate."""
-        bitwise = data.get("bitwise")
-        structured = {output: Structure.from_json(item) for output, item in data.get("structured", {}).items()}
-        distributional = Distributional.from_json(data.get("distributional") or {})
-        return cls(None if bitwise is None else Repeats(**bitwise), structured, distributional)
+        try:
+            return decode(dict(data), cls)
+        except IntegrityError as error:
+            raise InputError(f"validation.contract: {error}") from error
 
 
 def contract_checks(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 Values = Literal["logits", "probabilities"]
 
@@ -58,10 +58,3 @@ class Distributional:
 
     rows: Mapping[str, Rows] = field(default_factory=dict)
     seeds: Seeds | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Distributional":
-        """Read `validation.contract.distributional` as the spec writes it."""
-        seeds = data.get("seeds")
-        rows = {output: Rows(**item) for output, item in data.get("rows", {}).items()}
-        return cls(rows, None if seeds is None else Seeds(**{**seeds, "outputs": tuple(seeds["outputs"])}))

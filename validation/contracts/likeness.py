@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from enginery.core.proof.report import Check
+from enginery.arrays.arrays import Array
+from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
 from validation.contracts.calibration import Calibration, Forecasts
 from validation.contracts.distribution import Rows as Limits

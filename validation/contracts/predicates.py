@@ -1,13 +1,12 @@
 """Predicates over one output: each measures by how much it is broken, so that a report shows how far it was from it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from enginery.core.errors import InputError
+from enginery.arrays.arrays import Array
 from enginery.core.types import Tensors
 from validation.contracts.boxes import Boxes
 from validation.contracts.sequences import End, Sequence, rows_of, up_to
@@ -36,20 +35,6 @@ class Structure:
     sequence: Sequence | None = None
     eos: End | None = None
     boxes: Boxes | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Structure":
-        """Read what a spec says of one output. Raises InputError for a name that is not a predicate."""
-        known = [item.name for item in fields(cls)]
-        if unknown := sorted(set(data) - set(known)):
-            raise InputError(f"predicate {unknown[0]!r} is not known; known: {', '.join(known)}")
-        as_tuples: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, (list, tuple)) else value for name, value in data.items()
-        }
-        for name, kind in (("sequence", Sequence), ("eos", End), ("boxes", Boxes)):
-            if as_tuples.get(name) is not None:
-                as_tuples[name] = kind(**as_tuples[name])
-        return cls(**as_tuples)
 
     def broken(
         self,

@@ -5,11 +5,11 @@ the outputs of all rebuilds stay within the limits of drift of each other.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from enginery.core.proof.report import Check
+from enginery.core.codec import encode_document
+from enginery.core.reports.proof import Check
 from validation.comparison.sessions import case_checks
 from validation.contracts.repeats import digest
 from validation.golden.golden_set import GoldenSet
@@ -24,12 +24,41 @@ class Rebuilt:
     answers: GoldenSet
 
 
-def reproducibility(built: Sequence[Rebuilt], budgets: Budgets) -> dict[str, Any]:
-    """The report as JSON: the first build is compared with the others, case by case.
+@dataclass(frozen=True)
+class OutputSpread:
+    """How one output of several builds differs. distinct: the number of different answers, over all cases.
 
-    engines: how often each digest came.  outputs: per output the number of distinct answers (over all cases), whether
-    all bits are equal, the least SQNR in decibels (null: equal) and the greatest absolute difference.
+    sqnr_db, max_abs: the least SQNR in decibels, and the greatest absolute difference; None where nothing finite was
+    measured.
     """
+
+    distinct: int
+    bit_equal: bool
+    sqnr_db: float | None
+    max_abs: float | None
+
+
+@dataclass(frozen=True)
+class Reproducibility:
+    """What several builds of one engine share. engines: how often each digest came.  outputs: by name.
+
+    passed: whether the outputs are within the limits of drift of each other.  failed: the checks that are not.
+    """
+
+    times: int
+    byte_equal: bool
+    engines: Mapping[str, int]
+    outputs: Mapping[str, OutputSpread]
+    passed: bool
+    failed: tuple[Check, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """What `enginery rebuild --json` prints of it."""
+        return encode_document(self)
+
+
+def reproducibility(built: Sequence[Rebuilt], budgets: Budgets) -> Reproducibility:
+    """Compare the first build with the others, case by case."""
     engines = [item.engine for item in built]
     distinct: dict[str, set[str]] = {}
     for item in built:
@@ -41,22 +70,17 @@ def reproducibility(built: Sequence[Rebuilt], budgets: Budgets) -> dict[str, Any
             distinct.setdefault(output, set()).add(" ".join(digests))
     checks = [check for other in built[1:] for check in _against(built[0].answers, other.answers, budgets)]
     failed = [check for check in checks if not check.passed]
-    return {
-        "times": len(built),
-        "byte_equal": len(set(engines)) == 1,
-        "engines": {name: engines.count(name) for name in dict.fromkeys(engines)},
-        "outputs": {
-            output: {
-                "distinct": len(found),
-                "bit_equal": len(found) == 1,
-                "sqnr_db": _extreme(checks, output, "sqnr_db", min),
-                "max_abs": _extreme(checks, output, "max_abs", max),
-            }
-            for output, found in distinct.items()
-        },
-        "passed": not failed,
-        "failed": [check.to_json() for check in failed],
+    outputs = {
+        output: OutputSpread(
+            distinct=len(found),
+            bit_equal=len(found) == 1,
+            sqnr_db=min(_finite(checks, output, "sqnr_db"), default=None),
+            max_abs=max(_finite(checks, output, "max_abs"), default=None),
+        )
+        for output, found in distinct.items()
     }
+    counts = {name: engines.count(name) for name in dict.fromkeys(engines)}
+    return Reproducibility(len(built), len(set(engines)) == 1, counts, outputs, not failed, tuple(failed))
 
 
 def _against(first: GoldenSet, other: GoldenSet, budgets: Budgets) -> list[Check]:
@@ -71,9 +95,6 @@ def _against(first: GoldenSet, other: GoldenSet, budgets: Budgets) -> list[Check
     return checks
 
 
-def _extreme(checks: Sequence[Check], output: str, name: str, of: Any) -> float | None:
-    found = [
-        check.value for check in checks if (check.output, check.name) == (output, name) and check.value is not None
-    ]
-    finite = [value for value in found if math.isfinite(value)]
-    return float(of(finite)) if finite else None
+def _finite(checks: Sequence[Check], output: str, name: str) -> list[float]:
+    values = [check.value for check in checks if (check.output, check.name) == (output, name)]
+    return [float(value) for value in values if value is not None and math.isfinite(value)]

@@ -11,8 +11,8 @@ from itertools import islice
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from enginery.core.proof.report import Check
+from enginery.arrays.arrays import Array
+from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, Session, Tensors
 from validation.comparison.sessions import run
 from validation.data.samples import resize

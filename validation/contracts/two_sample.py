@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError, InputError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.sessions import run
 from validation.contracts.distribution import Seeds

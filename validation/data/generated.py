@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
 from enginery.user_code.samples import sample_items
@@ -41,7 +41,7 @@ class GeneratedSamples:
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")
 
-    def _checked(self, item: Mapping[str, Any], where: str) -> dict[str, Array]:
+    def _checked(self, item: Mapping[str, object], where: str) -> dict[str, Array]:
         for name in item.keys() - {spec.name for spec in self.inputs}:
             raise DataError(f"{where} has an array {name!r} that no input is named")
         batch = {spec.name: _batched(item.get(spec.name), spec, where) for spec in self.inputs}
@@ -53,7 +53,7 @@ class GeneratedSamples:
         return batch
 
 
-def _batched(value: Any, spec: TensorSpec, where: str) -> Array:
+def _batched(value: object, spec: TensorSpec, where: str) -> Array:
     if value is None:
         raise DataError(f"{where} lacks the input {spec.name!r}")
     array = np.asarray(value)

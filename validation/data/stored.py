@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from enginery.arrays.npz import Array, StoredArray, check_complete, stored_arrays
-from enginery.core.errors import DataError
+from enginery.arrays.arrays import Array
+from enginery.arrays.npz import StoredArray, check_complete, stored_arrays
+from enginery.core.codec import decode
+from enginery.core.errors import DataError, IntegrityError
 from enginery.core.text import pluralize
 
 SAFETENSORS_DTYPES = {
@@ -31,7 +33,7 @@ class Stored(Protocol):
     def path(self) -> Path: ...  # noqa: D102
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
+    def dtype(self) -> np.dtype: ...  # noqa: D102
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -56,7 +58,7 @@ class FileSeries:
         return f"{self.path} ({pluralize(len(self.files), 'file')})"
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """That of the first file, which all share."""
         return self.files[0].dtype
 
@@ -119,6 +121,15 @@ def _whole(file: StoredArray) -> Array:
     return np.asarray(entry)
 
 
+@dataclass(frozen=True)
+class _SafetensorsEntry:
+    """An array in a safetensors header. data_offsets: begin and end behind the header, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
 def _in_safetensors(path: Path) -> dict[str, StoredArray]:
     try:
         with path.open("rb") as stream:
@@ -126,10 +137,10 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
             text = stream.read(size) if size <= LARGEST_HEADER else b""
         header = json.loads(text)
         header.pop("__metadata__", None)
-        found = {name: _tensor(path, name, item, 8 + size) for name, item in header.items()}
+        found = {name: _tensor(path, name, decode(item, _SafetensorsEntry), 8 + size) for name, item in header.items()}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a safetensors file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (OSError, IntegrityError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as safetensors ({error!r}); write it again") from error
     last = max((item.offset for item in found.values()), default=0)
     for item in found.values():
@@ -138,11 +149,10 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
     return found
 
 
-def _tensor(path: Path, name: str, item: dict[str, Any], start: int) -> StoredArray:
-    if item["dtype"] not in SAFETENSORS_DTYPES:
-        raise DataError(f"{path}: array {name!r} is {item['dtype']}, which numpy lacks; convert it")
-    shape = tuple(int(length) for length in item["shape"])
-    begin, end = (int(offset) for offset in item["data_offsets"])
-    array = StoredArray(path, name, None, np.dtype(SAFETENSORS_DTYPES[item["dtype"]]), shape, start + begin)
+def _tensor(path: Path, name: str, item: "_SafetensorsEntry", start: int) -> StoredArray:
+    if item.dtype not in SAFETENSORS_DTYPES:
+        raise DataError(f"{path}: array {name!r} is {item.dtype}, which numpy lacks; convert it")
+    begin, end = item.data_offsets
+    array = StoredArray(path, name, None, np.dtype(SAFETENSORS_DTYPES[item.dtype]), item.shape, start + begin)
     check_complete(array, start + end)
     return array

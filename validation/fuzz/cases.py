@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from enginery.core.errors import InputError
+from enginery.core.codec import decode
+from enginery.core.errors import InputError, IntegrityError
 from enginery.core.types import Dim, sizes_product
 
 Values = Literal["realistic", "zeros", "ones", "extreme", "denormal", "nan"]
@@ -92,11 +93,12 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     return FuzzCase(sizes, values, outside, int(nth))
 
 
-def histogram_from_json(data: Any) -> dict[str, dict[int, float]]:
+def parse_histogram(data: object) -> dict[str, dict[int, float]]:
     """A histogram of traffic: {dim: {size: count}}. Raises InputError for anything else."""
     try:
-        return {str(name): {int(size): float(count) for size, count in counts.items()} for name, counts in data.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+        wanted = decode(data, dict[str, dict[str, float]])
+        return {name: {int(size): count for size, count in counts.items()} for name, counts in wanted.items()}
+    except (IntegrityError, ValueError) as error:
         raise InputError(
             f"a histogram is {{dim: {{size: count}}}}, such as {{'batch': {{'8': 120}}}}: {error}"
         ) from error

@@ -6,50 +6,35 @@ extremes or denormals where float32 itself, against float64, breaks the limits i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError, EngineryError
-from enginery.core.proof.report import Check, describe
+from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Precision, Session, Tensors
 from validation.comparison.outputs import edge_checks
 from validation.comparison.sessions import case_checks, run
 from validation.fuzz.cases import FuzzCase
+from validation.fuzz.report import CaseVerdict
 from validation.fuzz.values import reach
 from validation.limits.budget import Budget
 from validation.limits.on_demand import Limits, StagedLimits
 from validation.metrics.drift import Drift, is_exact
 
-Word = Literal["ok", "refused", "not judged", "failed"]
-
 
 @dataclass(frozen=True)
-class Outcome:
-    """The word on one case, the reason for it, and the checks behind it."""
+class FuzzOutcome:
+    """The verdict on one case, the reason for it, and the checks behind it."""
 
     case: FuzzCase
-    word: Word
+    verdict: CaseVerdict
     reason: str = ""
     checks: tuple[Check, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return {
-            "sizes": dict(self.case.sizes),
-            "values": self.case.values,
-            "draw": self.case.draw,
-            "case": str(self.case),
-            "outside": self.case.outside,
-            "outcome": self.word,
-            "reason": self.reason,
-            "failed": [check.to_json() for check in self.checks if not check.passed],
-        }
-
 
 @dataclass(frozen=True)
-class Pair:
+class FuzzSides:
     """The two sides: a reference, a candidate, and the model in float64 where that is known.
 
     limits: of real data, measured on the model.  documented: of values that they were not measured on.
@@ -65,47 +50,48 @@ class Pair:
     usual: Mapping[str, Drift] = field(default_factory=dict)
 
 
-def try_case(case: FuzzCase, inputs: Tensors, pair: Pair) -> Outcome:
+def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
     """Run both sides and compare. What they raise is an outcome too."""
     with np.errstate(all="ignore"):
         try:
-            expected = run(pair.reference, inputs)
+            expected = run(sides.reference, inputs)
         except EngineryError as error:
-            return _both_refuse(case, inputs, pair, error)
+            return _both_refuse(case, inputs, sides, error)
         try:
-            actual: Any = run(pair.candidate, inputs)
+            actual: object = run(sides.candidate, inputs)
         except DataError as error:
-            word: Word = "refused" if case.outside else "failed"
-            return Outcome(case, word, str(error))
+            verdict: CaseVerdict = "refused" if case.outside else "failed"
+            return FuzzOutcome(case, verdict, str(error))
         except Exception as error:  # a runtime behind a session raises whatever it has
-            return Outcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
+            return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
         if not isinstance(actual, Mapping):
-            return Outcome(case, "failed", f"the engine answers with a {type(actual).__name__}, and no outputs by name")
-        return _compared(case, inputs, expected, actual, pair)
+            why = f"the engine answers with a {type(actual).__name__}, and no outputs by name"
+            return FuzzOutcome(case, "failed", why)
+        return _compared(case, inputs, expected, actual, sides)
 
 
-def _both_refuse(case: FuzzCase, inputs: Tensors, pair: Pair, error: EngineryError) -> Outcome:
+def _both_refuse(case: FuzzCase, inputs: Tensors, sides: FuzzSides, error: EngineryError) -> FuzzOutcome:
     try:
-        run(pair.candidate, inputs)
+        run(sides.candidate, inputs)
     except EngineryError:
-        return Outcome(case, "refused" if case.outside else "not judged", f"the graph itself does not run: {error}")
+        return FuzzOutcome(case, "refused" if case.outside else "not judged", f"the graph itself does not run: {error}")
     if not case.outside:
-        return Outcome(case, "not judged", f"the graph itself does not run: {error}")
-    return Outcome(case, "failed", f"the engine answers where the graph it was built from does not run: {error}")
+        return FuzzOutcome(case, "not judged", f"the graph itself does not run: {error}")
+    return FuzzOutcome(case, "failed", f"the engine answers where the graph it was built from does not run: {error}")
 
 
-def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, pair: Pair) -> Outcome:
-    checks = pair.limits.judge(lambda limits: _checks(case, inputs, expected, actual, pair, limits))
+def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides) -> FuzzOutcome:
+    checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
     failed = [check for check in checks if not check.passed]
     if not failed:
-        return Outcome(case, "ok", "", checks)
-    if case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, pair)):
-        return Outcome(case, "not judged", why, checks)
-    return Outcome(case, "failed", describe(failed[0]), checks)
+        return FuzzOutcome(case, "ok", "", checks)
+    if case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
+        return FuzzOutcome(case, "not judged", why, checks)
+    return FuzzOutcome(case, "failed", describe(failed[0]), checks)
 
 
 def _checks(
-    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, pair: Pair, limits: Limits
+    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: Limits
 ) -> tuple[Check, ...]:
     real = case.values == "realistic"
     checks: list[Check] = []
@@ -117,30 +103,30 @@ def _checks(
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, told))
         elif real:
             named, held = (str(case), inputs.values()), limits.at(output, "edge", value.size)
-            checks += edge_checks("engine", named, output, (value, actual[output]), pair.usual.get(output), held)
+            checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), held)
         elif not is_exact(value):  # a decision over made-up values is one between ties
-            sides = _judged(value, actual[output], pair)
-            checks += case_checks("engine", str(case), output, *sides, pair.documented)
+            judged = _judged(value, actual[output], sides)
+            checks += case_checks("engine", str(case), output, *judged, sides.documented)
     return tuple(checks)
 
 
-def _judged(expected: Array, actual: Array, pair: Pair) -> tuple[Array, Array]:
+def _judged(expected: Array, actual: Array, sides: FuzzSides) -> tuple[Array, Array]:
     """Both sides where the reference is a number; below the smallest normal one, 0 and a denormal are the same."""
-    tiny = reach(pair.precision)[1]
+    tiny = reach(sides.precision)[1]
     finite = np.isfinite(expected)
     small = finite & (np.abs(expected) < tiny) & (np.abs(actual) < tiny)
     keep = finite & ~small
     return np.where(keep, expected, 0), np.where(keep, actual, 0)
 
 
-def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, pair: Pair) -> str:
+def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> str:
     """Why float32 is no reference for these inputs; empty when it is, or when it cannot be known."""
-    if pair.exact is None:
+    if sides.exact is None:
         return ""
     try:
-        wide: Mapping[str, Array] = pair.exact(inputs)
+        wide: Mapping[str, Array] = sides.exact(inputs)
     except ValueError:
         return ""
     narrow = {name: expected[name] for name in wide if name in expected}
-    broken = [check for check in _checks(case, inputs, wide, narrow, pair, pair.limits.current) if not check.passed]
+    broken = [check for check in _checks(case, inputs, wide, narrow, sides, sides.limits.current) if not check.passed]
     return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""

@@ -4,14 +4,15 @@ Shrinking is greedy over sizes, then over kinds of values (Hughes and Claessen's
 ends at a case of which no single smaller size that was tried fails.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.data.batches import leading_dim
 from validation.fuzz.cases import FuzzCase, Values
-from validation.fuzz.outcome import Outcome, Pair, try_case
+from validation.fuzz.outcome import FuzzOutcome, FuzzSides, try_case
+from validation.fuzz.report import FuzzedCase, FuzzReport, SmallestCase
 from validation.fuzz.values import make
 
 # Runs that one failure may cost to shrink, and failures that are shrunk: the rest is most likely the same fault.
@@ -19,31 +20,43 @@ MOST_TRIES, MOST_SHRUNK = 100, 3
 
 
 @dataclass(frozen=True)
-class Fuzzed:
+class FuzzRun:
     """All outcomes in order, and the smallest failing case of the first failures, by the case that it came from."""
 
     seed: int
-    outcomes: tuple[Outcome, ...]
-    smallest: tuple[tuple[FuzzCase, Outcome], ...]
+    outcomes: tuple[FuzzOutcome, ...]
+    smallest: tuple[tuple[FuzzCase, FuzzOutcome], ...]
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[FuzzOutcome, ...]:
         """The cases that the engine did not answer rightly."""
-        return tuple(item for item in self.outcomes if item.word == "failed")
+        return tuple(item for item in self.outcomes if item.verdict == "failed")
 
-    def to_json(self, command: Callable[[FuzzCase], str]) -> dict[str, Any]:
-        """The report as JSON. command: the words that try one case again."""
-        words = [item.word for item in self.outcomes]
-        return {
-            "seed": self.seed,
-            "passed": not self.failed,
-            "counts": {word: words.count(word) for word in dict.fromkeys(words)},
-            "cases": [item.to_json() for item in self.outcomes],
-            "smallest": [
-                {**item.to_json(), "from": str(origin), "reproduce": command(item.case)}
+    def report(self, command: Callable[[FuzzCase], str]) -> FuzzReport:
+        """The report. command: the words that try one case again."""
+        return FuzzReport(
+            seed=self.seed,
+            passed=not self.failed,
+            counts=Counter(item.verdict for item in self.outcomes),
+            cases=tuple(map(_describe_case, self.outcomes)),
+            smallest=tuple(
+                SmallestCase(**vars(_describe_case(item)), from_=str(origin), reproduce=command(item.case))
                 for origin, item in self.smallest
-            ],
-        }
+            ),
+        )
+
+
+def _describe_case(item: FuzzOutcome) -> FuzzedCase:
+    return FuzzedCase(
+        sizes=dict(item.case.sizes),
+        values=item.case.values,
+        draw=item.case.draw,
+        case=str(item.case),
+        outside=item.case.outside,
+        outcome=item.verdict,
+        reason=item.reason,
+        failed=tuple(check for check in item.checks if not check.passed),
+    )
 
 
 def fuzz(
@@ -51,26 +64,26 @@ def fuzz(
     specs: Sequence[TensorSpec],
     dims: Sequence[Dim],
     golden: Sequence[Tensors],
-    pair: Pair,
+    sides: FuzzSides,
     seed: int,
-) -> Fuzzed:
+) -> FuzzRun:
     """Try every case. specs: inputs of the model.  golden: groups of its real inputs."""
 
-    def attempt(case: FuzzCase) -> Outcome:
-        return try_case(case, make(case, specs, golden, seed, pair.precision), pair)
+    def attempt(case: FuzzCase) -> FuzzOutcome:
+        return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
 
     outcomes = tuple(attempt(case) for case in cases)
-    firsts: dict[tuple[Values, bool], Outcome] = {}
+    firsts: dict[tuple[Values, bool], FuzzOutcome] = {}
     for item in outcomes:
-        if item.word == "failed":
+        if item.verdict == "failed":
             firsts.setdefault((item.case.values, item.case.outside), item)
     chosen = list(firsts.values())[:MOST_SHRUNK]
-    return Fuzzed(seed, outcomes, tuple((item.case, shrink(item, specs, dims, attempt)) for item in chosen))
+    return FuzzRun(seed, outcomes, tuple((item.case, shrink(item, specs, dims, attempt)) for item in chosen))
 
 
 def shrink(
-    failing: Outcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], Outcome]
-) -> Outcome:
+    failing: FuzzOutcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], FuzzOutcome]
+) -> FuzzOutcome:
     """The smallest case that was found to fail as well; a case outside every profile stays as it is."""
     if failing.case.outside:
         return failing
@@ -81,7 +94,7 @@ def shrink(
         for case in _smaller(smallest.case, specs, dims):
             if next(tries, None) is None:
                 return smallest
-            if (found := attempt(case)).word == "failed":
+            if (found := attempt(case)).verdict == "failed":
                 smallest = found
                 break
     return smallest

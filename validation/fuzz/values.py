@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.types import Precision, Tensors, TensorSpec
 from validation.data.batches import enough_samples, leading_dim
 from validation.data.samples import resize

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
+from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet, case_names
 from validation.metrics.drift import is_exact, measure
 
@@ -52,7 +52,7 @@ class GoldenChange:
         ]
         return "; ".join(parts) or "the same tensors, written by another version of the format"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object; a difference without a number is null."""
         largest = {
             name: {"difference": value if math.isfinite(value) else None, "case": case}
@@ -90,7 +90,7 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
     )
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _equal(left: Tensors, right: Tensors) -> bool:
     return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
 
 

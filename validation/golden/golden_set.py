@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Literal, overload
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
+from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, IntegrityError
 from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
 from validation.data.batches import enough_samples
 from validation.data.samples import Samples, resize
@@ -24,7 +25,7 @@ from validation.limits.noise_floor import Noise
 
 MAX_EDGE_CASES = 64
 _KINDS = "biuf"
-_NO_GOLDEN = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+_NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _FORMAT = 1
 
 CaseKind = Literal["golden", "edge"]
@@ -38,6 +39,21 @@ class Case:
     kind: CaseKind
     inputs: Tensors
     expected: Tensors
+
+
+@dataclass(frozen=True)
+class _CaseName:
+    name: str
+    kind: CaseKind
+
+
+@dataclass(frozen=True)
+class _GoldenHeader:
+    """What a golden set's file says of itself, beside its tensors."""
+
+    format: int
+    cases: tuple[_CaseName, ...]
+    noise: Noise | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +91,15 @@ class GoldenSet:
 
         try:
             with safe_open(path, framework="numpy") as file:
-                header = json.loads((file.metadata() or {})["golden"])
+                header = json.loads((file.metadata() or {}).get("golden", "{}"))
                 names = tuple(file.keys())
                 labels = file.get_tensor("labels") if "labels" in names else None
-            if header["format"] != _FORMAT:
-                raise ValueError(f"format {str(header['format'])[:40]}; this version reads {_FORMAT}")
-            noise = Noise.from_json(header["noise"]) if header.get("noise") else None
-            kinds = tuple(_kind(case) for case in header["cases"])
+            if isinstance(header, dict) and (found := header.get("format", _FORMAT)) != _FORMAT:
+                raise ValueError(f"format {str(found)[:40]}; this version reads {_FORMAT}")
+            read = decode(header, _GoldenHeader)
         except (SafetensorError, *_NO_GOLDEN) as error:
             raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
-        return cls(_StoredCases(path, kinds, names), labels, path, noise)
+        return cls(_StoredCases(path, read.cases, names), labels, path, read.noise)
 
 
 def freeze(
@@ -111,13 +126,13 @@ def freeze(
 def case_names(golden: GoldenSet) -> list[str]:
     """The names of all cases in order, without reading their tensors."""
     cases = golden.cases
-    return [name for name, _ in cases.kinds] if isinstance(cases, _StoredCases) else [case.name for case in cases]
+    return [case.name for case in cases.named] if isinstance(cases, _StoredCases) else [case.name for case in cases]
 
 
 def case_kinds(golden: GoldenSet) -> list[CaseKind]:
     """The kinds of all cases in order, without reading their tensors."""
     cases = golden.cases
-    return [kind for _, kind in cases.kinds] if isinstance(cases, _StoredCases) else [case.kind for case in cases]
+    return [case.kind for case in cases.named] if isinstance(cases, _StoredCases) else [case.kind for case in cases]
 
 
 def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
@@ -152,11 +167,11 @@ class _StoredCases(Sequence[Case]):
     """Cases of a file, each read when it is asked for."""
 
     path: Path
-    kinds: tuple[tuple[str, CaseKind], ...]
+    named: tuple[_CaseName, ...]
     names: tuple[str, ...]
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.named)
 
     @overload
     def __getitem__(self, index: int) -> Case: ...
@@ -166,7 +181,7 @@ class _StoredCases(Sequence[Case]):
         if isinstance(index, slice):
             return tuple(self[at] for at in range(*index.indices(len(self))))
         at = range(len(self))[index]
-        return Case(*self.kinds[at], *self._tensors(at))
+        return Case(self.named[at].name, self.named[at].kind, *self._tensors(at))
 
     def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
         """Inputs, then expected outputs."""
@@ -185,25 +200,16 @@ class _StoredCases(Sequence[Case]):
         return found
 
 
-def _kind(case: Mapping[str, Any]) -> tuple[str, CaseKind]:
-    name, kind = case["name"], case["kind"]
-    if not isinstance(name, str) or kind not in get_args(CaseKind):
-        raise ValueError(f"case {str(name)[:40]!r} is of kind {str(kind)[:40]!r}")
-    return name, kind
-
-
 def _encode(golden: GoldenSet) -> bytes:
     from safetensors.numpy import save
 
     tensors: dict[str, Array] = {} if golden.labels is None else {"labels": golden.labels}
-    kinds = []
+    named = []
     for index, case in enumerate(golden.cases):
-        kinds.append({"name": case.name, "kind": case.kind})
+        named.append(_CaseName(case.name, case.kind))
         tensors.update(_prefixed(_prefix(index, "in"), case.inputs))
         tensors.update(_prefixed(_prefix(index, "out"), case.expected))
-    header: dict[str, Any] = {"format": _FORMAT, "cases": kinds}
-    if golden.noise is not None:
-        header["noise"] = golden.noise.to_json()
+    header = encode(_GoldenHeader(_FORMAT, tuple(named), golden.noise))
     contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     return save(contiguous, {"golden": canonical_json(header).decode()})
 

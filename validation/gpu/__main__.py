@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from enginery.core.errors import EngineryError
-from validation.gpu.kit import Asked, run_kit
+from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.models import MODELS, PRECISIONS, SIZES
 from validation.gpu.page import page
-from validation.gpu.results import Results
+from validation.gpu.results import Results, Trial
 from validation.gpu.timing.peers import PEERS
 
 _PASSING = ("passed", "done", "skipped")
@@ -90,7 +90,7 @@ def _words(text: str) -> list[str]:
 
 
 def _check(given: argparse.Namespace) -> int:
-    asked = Asked(
+    asked = KitOptions(
         device=given.device,
         models=given.models,
         precisions=given.precisions,
@@ -104,7 +104,7 @@ def _check(given: argparse.Namespace) -> int:
     )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     found = run_kit(asked, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, given.out))
-    bad = [item for item in _own(found) if item["outcome"] not in _PASSING]
+    bad = [item for item in _own(found) if item.outcome not in _PASSING]
     print(
         f"{given.out}: {len(found.tries)} tried, {len(found.skipped)} not, {len(found.carried)} carried; {len(bad)} bad"
     )
@@ -118,9 +118,9 @@ def _keep(path: Path, found: Results) -> None:
     landing.replace(path)
 
 
-def _own(found: Results) -> list[dict[str, object]]:
+def _own(found: Results) -> list[Trial]:
     """What must pass: engines for this very device. Those for other generations, and PyTorch, are questions."""
-    return [item for item in found.tries if item["kind"] == "engine"] + found.carried
+    return [*(item for item in found.tries if item.kind == "engine"), *found.carried]
 
 
 def _page(words: list[str]) -> int:

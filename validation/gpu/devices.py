@@ -6,19 +6,19 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.targets import CPU, product_of
 from enginery.core.types import Target
+from validation.gpu.results import DeviceRecord
 
 _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
 
 
 @dataclass(frozen=True)
-class Device:
+class KitDevice:
     """device: 'cuda' or 'cpu', as torch calls it.  target: what engines for it are built for.
 
     label: of the GPU, as GPU feature discovery labels its node.  driver: its version; empty for the CPU.
@@ -37,17 +37,18 @@ class Device:
         """Whether it is the CPU."""
         return self.target.is_cpu
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        capability = self.target.compute_capability
-        plain = {name: getattr(self, name) for name in ("device", "name", "label", "memory_bytes", "driver", "cuda")}
-        return {**plain, "compute_capability": list(capability) if capability else None, "product": self.target.product}
+    def record(self) -> DeviceRecord:
+        """As results name it."""
+        capability, product = self.target.compute_capability, self.target.product
+        return DeviceRecord(
+            self.device, self.name, self.label, self.memory_bytes, self.driver, self.cuda, capability, product
+        )
 
 
-def find_device(kind: str) -> Device:
+def find_device(kind: str) -> KitDevice:
     """The CPU, or this machine's first GPU. Raises UnavailableError without one, or without a torch that sees it."""
     if kind == "cpu":
-        return Device("cpu", CPU, platform.processor() or platform.machine(), memory_bytes=_host_memory())
+        return KitDevice("cpu", CPU, platform.processor() or platform.machine(), memory_bytes=_host_memory())
     found = cuda.gpus()
     if not found:
         raise UnavailableError(
@@ -63,7 +64,7 @@ def find_device(kind: str) -> Device:
     label = gpu.name.replace(" ", "-")
     capability = "sm_{}{}".format(*gpu.compute_capability)
     target = Target(capability, gpu.compute_capability, product_of(gpu.compute_capability, label))
-    return Device("cuda", target, gpu.name, label, gpu.memory_bytes, driver_version(), cuda.cuda_version() or "")
+    return KitDevice("cuda", target, gpu.name, label, gpu.memory_bytes, driver_version(), cuda.cuda_version() or "")
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:

@@ -4,8 +4,9 @@ other, so that nothing is measured while something else runs."""
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from builders.backends import discovery as backends
 from builders.execution.jobs import Job, Limits, Request
@@ -17,24 +18,36 @@ from validation.golden.golden_set import freeze
 from validation.gpu import devices
 from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import load_cases, save_cases
-from validation.gpu.devices import Device
+from validation.gpu.devices import KitDevice
 from validation.gpu.models import PRECISIONS, KitModel, Size, write
 from validation.gpu.probes import ANY_GENERATION, any_generation_task
-from validation.gpu.results import Json, Results, now
-from validation.gpu.tasks import Skipped, Task, model_key, other_tasks, own_tasks
+from validation.gpu.results import (
+    BatchCosts,
+    CarriedTrial,
+    KitTrial,
+    ModelCosts,
+    Outcome,
+    Results,
+    Skipped,
+    Trial,
+    now,
+)
+from validation.gpu.tasks import BuildTask, model_key, other_tasks, own_tasks
 from validation.gpu.timing.peaks import Peaks
 from validation.gpu.timing.peers import PEERS, Peer
-from validation.gpu.trying import MeasurePeaks, ProveCarried, Terms, TryEngine, TryPeer
+from validation.gpu.trying import MeasurePeaks, ProveCarried, TrialTerms, TryEngine, TryPeer
 from validation.latency.roofline.graph_costs import graph_costs
 from validation.limits.float64 import DoubleSession
 
 # Names of the roofs by what a model computes in; TF32 is off in engines.
 _KINDS = {"fp32": "float32", "fp16": "float16"}
 _MEMORY_MIB = 1 << 20
+Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Asked:
+class KitOptions:
     """models: names of the kit's own.  backends: names; empty for all.  seconds: of each latency.
 
     peers: ways of PyTorch to compare with; the first and the last of them are raced.  timeout_s: of each try.
@@ -56,34 +69,40 @@ class Asked:
 class _Bench:
     """What a run of the kit holds: where it works, on what, and what it tells whom."""
 
-    asked: Asked
-    device: Device
+    asked: KitOptions
+    device: KitDevice
     folder: Path
     say: Callable[[str], None]
     keep: Callable[[Results], None]
     cases: dict[str, Path] = field(default_factory=dict)
-    models: list[Json] = field(default_factory=list)
-    peaks: Json | None = None
-    tries: list[Json] = field(default_factory=list)
-    skipped: list[Json] = field(default_factory=list)
-    carried: list[Json] = field(default_factory=list)
+    models: list[ModelCosts] = field(default_factory=list)
+    peaks: Peaks | None = None
+    tries: list[KitTrial] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    carried: list[CarriedTrial] = field(default_factory=list)
     count: int = 0
 
-    def job(self, name: str, request: Request[Json]) -> Json:
-        """Run one job in its process; how it died is an answer, too."""
+    def run(self, name: str, request: Request[Result]) -> Result | Trial:
+        """The request's result, of a process of its own; how that died is an answer, too: a trial without a result."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()
-        begun = time.perf_counter()
         limits = Limits(self.asked.timeout_s, _MEMORY_MIB)
         try:
-            found = run_job(Job(name, request, limits=limits), workdir)
+            found: Result | Trial = run_job(Job(name, request, limits=limits), workdir)
         except EngineryError as error:
-            found = _unfinished(error)
-        self.say(f"{name}: {found.get('outcome', 'done')}" + (f", {found['reason']}" if found.get("reason") else ""))
-        return {"name": name, "took_s": round(time.perf_counter() - begun, 3), **found}
+            found = _describe_end(error)
+        outcome, reason = (found.outcome, found.reason) if isinstance(found, Trial) else ("done", None)
+        self.say(f"{name}: {outcome}" + (f", {reason}" if reason else ""))
+        return found
 
-    def add(self, rows: list[Json], item: Json) -> None:
+    def try_(self, name: str, request: Request[Trial]) -> Trial:
+        """What became of a try, under its name and with its time."""
+        begun = time.perf_counter()
+        found = self.run(name, request)
+        return replace(found, name=name, took_s=round(time.perf_counter() - begun, 3))
+
+    def add(self, rows: list[T], item: T) -> None:
         """One more row, and what is known by now kept."""
         rows.append(item)
         self.keep(self.results())
@@ -92,32 +111,33 @@ class _Bench:
         """What is known by now."""
         return Results(
             created_at=now(),
-            device=self.device.to_json(),
+            device=self.device.record(),
             host=describe_host(),
             software=devices.software(),
             peaks=self.peaks,
-            models=self.models,
-            tries=self.tries,
-            skipped=self.skipped,
-            carried=self.carried,
+            models=tuple(self.models),
+            tries=tuple(self.tries),
+            skipped=tuple(self.skipped),
+            carried=tuple(self.carried),
             seconds=self.asked.seconds,
             size=self.asked.size,
         )
 
-    def terms(self, peers: Sequence[Peer] = ()) -> Terms:
+    def terms(self, peers: Sequence[Peer] = ()) -> TrialTerms:
         """How a try is measured."""
-        return Terms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
+        return TrialTerms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
-def _unfinished(error: EngineryError) -> Json:
+def _describe_end(error: EngineryError) -> Trial:
     """A try that ended without an answer. Only a signal tells of the engine or its driver: time, memory and what is not
     installed are this machine's."""
     log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
     crashed = isinstance(error, StepError) and error.kind == "crash"
-    return {"outcome": "crashed" if crashed else "not finished", "reason": " | ".join([str(error), *log])[:1000]}
+    outcome: Outcome = "crashed" if crashed else "not finished"
+    return Trial(outcome=outcome, reason=" | ".join([str(error), *log])[:1000])
 
 
-def run_kit(asked: Asked, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
+def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
     """Everything, told line by line. Raises UnavailableError without the device, UnknownNameError for a backend that
     is not registered, IntegrityError for a damaged carried folder; all of them before anything is tried.
 
@@ -138,21 +158,22 @@ def run_kit(asked: Asked, say: Callable[[str], None], keep: Callable[[Results], 
 def _work(bench: _Bench, carried: Sequence[Carried]) -> None:
     """In an order in which what is wanted most is there first."""
     for item in carried:
-        for proven in _proven(bench, item):
+        for proven in _prove_folder(bench, item):
             bench.add(bench.carried, proven)
     if bench.asked.peaks:
-        bench.peaks = bench.job("peaks", MeasurePeaks(bench.device.device)).get("peaks")
+        found = bench.run("peaks", MeasurePeaks(bench.device.device))
+        bench.peaks = found if isinstance(found, Peaks) else None
     models = list(_models(bench))
-    bench.models.extend(_described(model, bench.peaks) for model in models)
+    bench.models.extend(_count_costs(model, bench.peaks) for model in models)
     for kind, task in _tasks(bench, models):
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
-            bench.add(bench.skipped, {"kind": kind, **task.to_json()})
+            bench.add(bench.skipped, replace(task, kind=kind))
         else:
-            bench.add(bench.tries, _engine(bench, kind, task))
+            bench.add(bench.tries, _try_engine(bench, kind, task))
     for model in models:
         for peer in _peers_for(bench):
-            bench.add(bench.tries, _peer(bench, peer, model))
+            bench.add(bench.tries, _try_peer(bench, peer, model))
 
 
 def _models(bench: _Bench) -> Iterator[KitModel]:
@@ -177,7 +198,7 @@ def golden_digest(model: KitModel) -> str:
     return digest_of({"kit": digest_of_file(model.path)})
 
 
-def _described(model: KitModel, roofs: Json | None) -> Json:
+def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
     """What a run must do at each batch, and the least time that takes."""
     rows = []
     for batch in sorted({model.batch.min, model.batch.opt, model.batch.max}):
@@ -187,12 +208,12 @@ def _described(model: KitModel, roofs: Json | None) -> Json:
         read = {name: size for node in costs.nodes for name, size in node.reads.items() if name not in made}
         written = {name: size for node in costs.nodes for name, size in node.makes.items() if name in costs.outputs}
         moved = sum(read.values()) + sum(written.values())
-        least = Peaks(**roofs).least_s(operations, moved, _KINDS[model.precision]) if roofs else None
-        rows.append({"batch": batch, "operations": operations, "moved_bytes": moved, "least_s": least})
-    return {"model": model_key(model), "sizes": rows}
+        least = roofs.least_s(operations, moved, _KINDS[model.precision]) if roofs else None
+        rows.append(BatchCosts(batch, operations, moved, least))
+    return ModelCosts(model_key(model), tuple(rows))
 
 
-def _tasks(bench: _Bench, models: Sequence[KitModel]) -> Iterator[tuple[str, Task | Skipped]]:
+def _tasks(bench: _Bench, models: Sequence[KitModel]) -> Iterator[tuple[str, BuildTask | Skipped]]:
     only = bench.asked.backends
     yield from (("engine", task) for task in own_tasks(models, bench.device, only))
     halves = next((model for model in models if model.precision == "fp16"), None)
@@ -207,57 +228,62 @@ def _peers_for(bench: _Bench) -> list[Peer]:
     return [peer for peer in bench.asked.peers if not (bench.device.is_cpu and peer == "eager-graph")]
 
 
-def _peer(bench: _Bench, peer: Peer, model: KitModel) -> Json:
+def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     request = BuildRequest(
         "", model.precision, bench.device.target, "torch", model.inputs, model.outputs, (model.profile,)
     )
     trial = TryPeer(peer, request, model.path, bench.cases[model_key(model)], bench.terms())
-    said = {"kind": "peer", "model": model_key(model), "precision": model.precision, "backend": peer, "options": {}}
-    return {
-        **said,
-        "built_for": bench.device.target.name,
-        **bench.job(f"{PEERS[peer]}, {model_key(model)}", trial),
-    }
+    found = bench.try_(f"{PEERS[peer]}, {model_key(model)}", trial)
+    return KitTrial(
+        **vars(found),
+        kind="peer",
+        model=model_key(model),
+        precision=model.precision,
+        backend=peer,
+        built_for=bench.device.target.name,
+        options={},
+    )
 
 
-def _engine(bench: _Bench, kind: str, task: Task) -> Json:
+def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     peers = _peers_for(bench)
     raced: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
     portable = kind == ANY_GENERATION
     place = task.model.path, bench.cases[model_key(task.model)]
     trial = TryEngine(task.request, dict(task.options), bench.device.target, *place, bench.terms(raced), portable)
-    said = {
-        "kind": kind,
-        "model": model_key(task.model),
-        "precision": task.request.precision,
-        "backend": task.request.backend,
-        "built_for": ANY_GENERATION if portable else task.request.target.name,
-        "options": dict(task.options),
-        "versions": dict(task.request.toolchain),
-    }
-    return {**said, **bench.job(task.name, trial)}
+    found = replace(bench.try_(task.name, trial), versions=dict(task.request.toolchain))
+    return KitTrial(
+        **vars(found),
+        kind=kind,
+        model=model_key(task.model),
+        precision=task.request.precision,
+        backend=task.request.backend,
+        built_for=ANY_GENERATION if portable else task.request.target.name,
+        options=dict(task.options),
+    )
 
 
-def _proven(bench: _Bench, carried: Carried) -> Iterator[Json]:
+def _prove_folder(bench: _Bench, carried: Carried) -> Iterator[CarriedTrial]:
     """Run a folder's engines; those that cannot run here are said to be."""
     _, digest = load_cases(carried.folder)
     for engine in carried.engines:
-        about = {
-            "model": carried.model,
-            "version": carried.version,
-            "manifest": carried.manifest,
-            "golden": digest,
-            "engine": engine.digest,
-            "build_key": engine.request.key,
-            "unit": engine.request.unit,
-            "created_at": now(),
-        }
-        name = f"{carried.model}@{carried.version} {engine.request.unit}"
+        name, begun = f"{carried.model}@{carried.version} {engine.request.unit}", now()
         if reason := _cannot(engine, bench.device.target):
             bench.say(f"{name}: skipped, {reason}")
-            yield {**about, "outcome": "skipped", "reason": reason}
+            found = Trial(outcome="skipped", reason=reason)
         else:
-            yield {**about, **bench.job(name, _prove(bench, carried, engine))}
+            found = bench.try_(name, _prove(bench, carried, engine))
+        yield CarriedTrial(
+            **vars(found),
+            model=carried.model,
+            version=carried.version,
+            manifest=carried.manifest,
+            golden=digest,
+            engine=engine.digest,
+            build_key=engine.request.key,
+            unit=engine.request.unit,
+            created_at=begun,
+        )
 
 
 def _prove(bench: _Bench, carried: Carried, engine: CarriedEngine) -> ProveCarried:

@@ -7,13 +7,13 @@ numbers and one reference in float64 serves both.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.types import Dim, Precision, ShapeProfile, TensorSpec
 
 Size = Literal["real", "small"]
@@ -72,15 +72,17 @@ class _Drawn:
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
-        self.nodes: list[Any] = []
-        self.weights: list[Any] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
         self.out: tuple[int, ...] = ()
         self._rng = np.random.default_rng(_SEED)
 
-    def op(self, kind: str, *inputs: str, last: bool = False, **attributes: Any) -> str:
+    def op(self, kind: str, *inputs: str, last: bool = False, **attributes: object) -> str:
         """Add a node; the name of what comes out: 'y' for the last."""
         name = "y" if last else f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}", **attributes))
+        node = helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}")
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(attributes.items()))
+        self.nodes.append(node)
         return name
 
     def weight(self, *shape: int, fan_in: int) -> str:

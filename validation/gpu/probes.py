@@ -6,21 +6,20 @@ later by its documentation; whether Hopper counts is seen by trying, as with eng
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 from builders.backends import discovery
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
-from validation.gpu.devices import Device
+from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel
-from validation.gpu.tasks import Task, model_key, request_for
+from validation.gpu.tasks import BuildTask, model_key, request_for
 
 BACKEND = "tensorrt-rtx"
 ANY_GENERATION = "any generation"
 
 
-def any_generation_task(model: KitModel, device: Device) -> Task | None:
+def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:
     """The probe, where TensorRT for RTX is installed and the device is a GPU."""
     if device.is_cpu or BACKEND not in discovery.names():
         return None
@@ -28,12 +27,12 @@ def any_generation_task(model: KitModel, device: Device) -> Task | None:
     if not backend.versions():
         return None
     request = request_for(backend, model, device.target)
-    return Task(f"{BACKEND} {model_key(model)} {ANY_GENERATION}", model, request)
+    return BuildTask(f"{BACKEND} {model_key(model)} {ANY_GENERATION}", model, request)
 
 
 def build_for_any_generation(request: BuildRequest, model: Path, workdir: Path) -> Engine:
     """An engine without a compute capability. Raises EngineryError where TensorRT for RTX does not build one."""
-    trt: Any = importlib.import_module("tensorrt_rtx")
+    trt = importlib.import_module("tensorrt_rtx")
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, builder.logger)

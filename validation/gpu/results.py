@@ -8,25 +8,167 @@ tries                         each with kind ('engine', 'other generation', 'any
                               checks, latency, races
 skipped                       what was not tried, and why
 carried                       published engines: what they are, and their answers, for `enginery validate --import`
+
+A field that was not measured is left out. `enginery.core.codec` writes and reads all of it.
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import IntegrityError
+from enginery.core.reports.latency import Quantile
+from enginery.core.reports.paired import Ratio
+from enginery.core.reports.proof import Check
+from enginery.core.types import Scalar
+from validation.gpu.recorded import Answers
+from validation.gpu.timing.peaks import Peaks
 
 KIND, FORMAT = "enginery-gpu-results", 1
 # Answers of carried engines are in it.
 MAX_BYTES = 1 << 30
-Json = dict[str, Any]
-_LISTS = ("models", "tries", "skipped", "carried")
-_MAPPINGS = ("device", "host", "software")
+Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished", "skipped"]
+
+
+@dataclass(frozen=True)
+class DeviceLatency:
+    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles."""
+
+    runs: int
+    median_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True)
+class BatchLatency:
+    """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up came to an end.
+
+    busy: why the machine counts as busy meanwhile.  device: None where the session does not tell its device's time.
+    """
+
+    batch: int
+    shapes: Mapping[str, tuple[int, ...]]
+    runs: int
+    steady: bool
+    median_s: float
+    quantiles: tuple[Quantile, ...]
+    busy: tuple[str, ...] = ()
+    device: DeviceLatency | None = None
+
+
+@dataclass(frozen=True)
+class PeerComparison:
+    """The engine against PyTorch, in turns (`measurement.paired`); or the reason why there was none."""
+
+    peer: str
+    reason: str | None = field(default=None, metadata=OMIT_NONE)
+    batch: int | None = field(default=None, metadata=OMIT_NONE)
+    verdict: str | None = field(default=None, metadata=OMIT_NONE)
+    ratios: tuple[Ratio, ...] | None = field(default=None, metadata=OMIT_NONE)
+    medians_s: tuple[float, float] | None = field(default=None, metadata=OMIT_NONE)
+    runs: int | None = field(default=None, metadata=OMIT_NONE)
+    openings: int | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of one try. outcome: an `Outcome`.  load_s: the first opening; load_again_s: the one after it.
+
+    took_s: its process, in all.  answers: of a carried engine, by question.
+    """
+
+    outcome: str = "not finished"
+    name: str | None = field(default=None, metadata=OMIT_NONE)
+    reason: str | None = field(default=None, metadata=OMIT_NONE)
+    took_s: float | None = field(default=None, metadata=OMIT_NONE)
+    build_s: float | None = field(default=None, metadata=OMIT_NONE)
+    size_bytes: int | None = field(default=None, metadata=OMIT_NONE)
+    notes: tuple[str, ...] | None = field(default=None, metadata=OMIT_NONE)
+    load_s: float | None = field(default=None, metadata=OMIT_NONE)
+    checks: tuple[Check, ...] | None = field(default=None, metadata=OMIT_NONE)
+    load_again_s: float | None = field(default=None, metadata=OMIT_NONE)
+    latency: tuple[BatchLatency, ...] | None = field(default=None, metadata=OMIT_NONE)
+    races: tuple[PeerComparison, ...] | None = field(default=None, metadata=OMIT_NONE)
+    versions: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)
+    answers: Answers | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitTrial(Trial):
+    """A try of an engine of the kit's own, or of PyTorch. model: 'mlp fp16'.  options: the backend's."""
+
+    kind: str
+    model: str
+    precision: str
+    backend: str
+    built_for: str
+    options: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarriedTrial(Trial):
+    """A try of a published engine. manifest, golden, engine: digests."""
+
+    model: str
+    version: str
+    manifest: str
+    golden: str
+    engine: str
+    build_key: str
+    unit: str
+    created_at: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What is not tried, and why. refused: by the backend, for this request; else it is not there, or not for this."""
+
+    name: str
+    model: str
+    backend: str
+    precision: str
+    built_for: str
+    reason: str
+    refused: bool = False
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """What a run at one batch must do. least_s: no engine takes less by the roofs; None without them."""
+
+    batch: int
+    operations: int
+    moved_bytes: int
+    least_s: float | None
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """One of the kit's models, by batch, the smallest first."""
+
+    model: str
+    sizes: tuple[BatchCosts, ...]
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """The device, as `validation.gpu.devices.Device` has it."""
+
+    device: str
+    name: str
+    label: str = ""
+    memory_bytes: int = 0
+    driver: str = ""
+    cuda: str = ""
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
 
 
 @dataclass(frozen=True)
@@ -34,33 +176,34 @@ class Results:
     """See the module's words. seconds: of each latency.  size: of the kit's models."""
 
     created_at: str
-    device: Json
-    host: Json
-    software: Json
-    peaks: Json | None
-    models: list[Json]
-    tries: list[Json]
-    skipped: list[Json]
-    carried: list[Json]
+    device: DeviceRecord
+    host: Mapping[str, str]
+    software: Mapping[str, str]
+    peaks: Peaks | None
+    models: tuple[ModelCosts, ...]
+    tries: tuple[KitTrial, ...]
+    skipped: tuple[Skipped, ...]
+    carried: tuple[CarriedTrial, ...]
     seconds: float
     size: str
     kind: str = KIND
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON, keys sorted; a number that JSON cannot hold is written as 'nan', 'inf' or '-inf'."""
-        return canonical_json(_writable(asdict(self)))
+        """Canonical JSON, keys sorted."""
+        return canonical_json(encode(self))
 
     @classmethod
-    def from_json(cls, document: Any) -> "Results":
+    def from_json(cls, document: object) -> "Results":
         """Read what `to_bytes` wrote, parsed. Raises IntegrityError for anything else."""
         if not isinstance(document, dict) or document.get("kind") != KIND:
             raise IntegrityError("no results of the GPU kit; `python -m validation.gpu --out FILE` writes them")
         if document.get("format") != FORMAT:
             raise IntegrityError(f"results of format {str(document.get('format'))[:40]}; this version reads {FORMAT}")
-        if document.keys() != set(cls.__dataclass_fields__) or not _is_whole(document):
-            raise IntegrityError("these results of the GPU kit are not whole; run the kit again")
-        return cls(**document)
+        try:
+            return decode(document, cls)
+        except IntegrityError as error:
+            raise IntegrityError(f"these results of the GPU kit are not whole ({error}); run the kit again") from error
 
     @classmethod
     def load(cls, path: Path) -> "Results":
@@ -74,22 +217,3 @@ class Results:
 def now() -> str:
     """The time, ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _writable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _writable(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_whole(document: Mapping[str, Any]) -> bool:
-    lists = all(_of(document[name], list) and all(_of(item, dict) for item in document[name]) for name in _LISTS)
-    mappings = all(_of(document[name], dict) for name in _MAPPINGS)
-    peaks = document["peaks"] is None or _of(document["peaks"], dict)
-    return lists and mappings and peaks and _of(document["created_at"], str) and _of(document["size"], str)
-
-
-def _of(value: Any, kind: type) -> bool:
-    return isinstance(value, kind)

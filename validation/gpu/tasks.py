@@ -5,21 +5,21 @@ its reason; what is left is tried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from builders.backends import discovery
 from enginery.core.hardware.targets import GENERATIONS
 from enginery.core.types import Backend, BuildRequest, Scalar, Target
-from validation.gpu.devices import Device
+from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel
+from validation.gpu.results import Skipped
 
 # An option that says whether a session replays a CUDA graph: both are measured where a backend has it.
 GRAPHS = "cuda_graphs"
 
 
 @dataclass(frozen=True)
-class Task:
+class BuildTask:
     """One build and its runs. request: for the target that the engine is built for, which may be none of this machine.
 
     options: where they are not the defaults.
@@ -31,28 +31,11 @@ class Task:
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """What is not tried, and why. refused: by the backend, for this request; else it is not there, or not for this."""
-
-    name: str
-    model: str
-    backend: str
-    precision: str
-    built_for: str
-    reason: str
-    refused: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-
-def own_tasks(models: Sequence[KitModel], device: Device, only: Sequence[str] = ()) -> Iterator[Task | Skipped]:
+def own_tasks(models: Sequence[KitModel], device: KitDevice, only: Sequence[str] = ()) -> Iterator[BuildTask | Skipped]:
     """Each backend for this very device. only: names of backends; empty for all."""
-    for name in chosen(only):
+    for name in choose_backends(only):
         backend = discovery.configure(name, {})
-        if reason := not_here(backend, device.target):
+        if reason := explain_absence(backend, device.target):
             yield Skipped(name, "", name, "", device.target.name, reason)
             continue
         for model in models:
@@ -60,30 +43,30 @@ def own_tasks(models: Sequence[KitModel], device: Device, only: Sequence[str] = 
                 yield _task(discovery.configure(name, options), model, device.target, options)
 
 
-def other_tasks(model: KitModel, device: Device, only: Sequence[str] = ()) -> Iterator[Task | Skipped]:
+def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) -> Iterator[BuildTask | Skipped]:
     """Engines for other generations, tried on this GPU all the same: which capabilities really run is known by trying.
 
     Of backends that build without their target's GPU alone. None where the device is the CPU.
     """
     if device.is_cpu:
         return
-    for name in chosen(only):
+    for name in choose_backends(only):
         backend = discovery.configure(name, {})
-        if backend.tunes_on_target or not_here(backend, device.target):
+        if backend.tunes_on_target or explain_absence(backend, device.target):
             continue
         for generation in GENERATIONS:
             if generation.compute_capability != device.target.compute_capability:
                 yield _task(backend, model, Target(generation.sm, generation.compute_capability), {})
 
 
-def chosen(only: Sequence[str]) -> list[str]:
+def choose_backends(only: Sequence[str]) -> list[str]:
     """Names of the registered backends, or those of them that are asked for. Raises UnknownNameError for another."""
     for name in only:
         discovery.load(name)
     return list(only) or discovery.names()
 
 
-def not_here(backend: Backend, target: Target) -> str:
+def explain_absence(backend: Backend, target: Target) -> str:
     """Why a backend has nothing to do here; empty when it has."""
     if not backend.serves(target):
         return f"builds no engines for {target.name}"
@@ -112,16 +95,16 @@ def model_key(model: KitModel) -> str:
     return f"{model.name} {model.precision}"
 
 
-def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[str, Scalar]) -> Task | Skipped:
+def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[str, Scalar]) -> BuildTask | Skipped:
     request = request_for(backend, model, target)
     words = " ".join(f"{name}={value}" for name, value in options.items())
     name = " ".join(filter(None, (backend.name, model_key(model), target.name, words)))
     if reason := backend.refuses(request):
         return Skipped(name, model_key(model), backend.name, model.precision, target.name, reason, refused=True)
-    return Task(name, model, request, options)
+    return BuildTask(name, model, request, options)
 
 
-def _variants(backend: Backend, device: Device) -> list[dict[str, Scalar]]:
+def _variants(backend: Backend, device: KitDevice) -> list[dict[str, Scalar]]:
     """The defaults; and the other way about CUDA graphs, where the backend has the option."""
     known = discovery.option_fields(type(backend))
     if device.is_cpu or GRAPHS not in known:

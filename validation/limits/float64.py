@@ -4,19 +4,20 @@ ONNX's own reference evaluator carries it out in numpy. Convolutions and pooling
 done here by matrix products and windows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.types import Tensors
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, ModelProto
+    from onnx import AttributeProto, ModelProto, TensorProto
+    from onnx.reference.op_run import OpRun
 
 # Operators whose result is drawn, so that two runs differ by more than rounding.
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
@@ -76,7 +77,9 @@ def _widen(model: "ModelProto") -> None:
                 tensor.CopyFrom(widened(tensor))
 
 
-def _widen_attribute(op_type: str, attribute: "AttributeProto", widened: Any) -> None:
+def _widen_attribute(
+    op_type: str, attribute: "AttributeProto", widened: "Callable[[TensorProto], TensorProto]"
+) -> None:
     from onnx import AttributeProto, TensorProto, helper
 
     if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
@@ -89,19 +92,20 @@ def _widen_attribute(op_type: str, attribute: "AttributeProto", widened: Any) ->
         attribute.CopyFrom(helper.make_attribute("value", helper.make_tensor("", TensorProto.DOUBLE, shape, values)))
 
 
-def _operators() -> list[Any]:
+def _operators() -> "list[type[OpRun]]":
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops.op_max_pool import MaxPool as AnyMaxPool
 
     class Conv(OpRun):
-        def _run(self, x: Array, w: Array, b: Array | None = None, **given: Any) -> tuple[Array]:
-            return (convolve(x, w, b, given.get("group") or 1, *_window(given, x.shape[2:], w.shape[2:])),)
+        def _run(self, x: Array, w: Array, b: Array | None = None, **given: object) -> tuple[Array]:
+            return (convolve(x, w, b, _ints(given.get("group") or 1)[0], *_window(given, x.shape[2:], w.shape[2:])),)
 
     class MaxPool(AnyMaxPool):
-        def _run(self, x: Array, **given: Any) -> Any:  # type: ignore[override]
+        def _run(self, x: Array, **given: object) -> tuple[Array, ...]:  # type: ignore[override]
             if len(self.onnx_node.output) > 1 or given.get("ceil_mode"):
-                return super()._run(x, **given)  # type: ignore[no-untyped-call] # rare, and slow
-            kernel = tuple(given["kernel_shape"])
+                slow: tuple[Array, ...] = super()._run(x, **given)  # type: ignore[no-untyped-call] # and rare
+                return slow
+            kernel = _ints(given.get("kernel_shape"))
             strides, dilations, pads = _window(given, x.shape[2:], kernel)
             parts = windows(x, kernel, strides, dilations, pads, -np.inf)
             return (parts.max(axis=tuple(range(-len(kernel), 0))),)
@@ -155,16 +159,15 @@ def windows(
 
 
 def _window(
-    given: dict[str, Any], sizes: Sequence[int], kernel: Sequence[int]
+    given: dict[str, object], sizes: Sequence[int], kernel: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
     """Strides, dilations and padding of each spatial axis, as the node's attributes say (ONNX operators, Conv)."""
     rank = len(kernel)
-    strides = tuple(given.get("strides") or [1] * rank)
-    dilations = tuple(given.get("dilations") or [1] * rank)
+    strides, dilations = (_ints(given.get(name) or [1] * rank) for name in ("strides", "dilations"))
     auto = given.get("auto_pad") or "NOTSET"
-    auto = auto.decode() if isinstance(auto, bytes) else auto
+    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
     if not auto.startswith("SAME"):
-        pads = list(given.get("pads") or [0] * 2 * rank) if auto == "NOTSET" else [0] * 2 * rank
+        pads = _ints((given.get("pads") if auto == "NOTSET" else None) or [0] * 2 * rank)
         return strides, dilations, [(pads[axis], pads[axis + rank]) for axis in range(rank)]
     found = []
     for size, length, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
@@ -172,3 +175,7 @@ def _window(
         small, large = whole // 2, whole - whole // 2
         found.append((small, large) if auto == "SAME_UPPER" else (large, small))
     return strides, dilations, found
+
+
+def _ints(value: object) -> tuple[int, ...]:
+    return tuple(map(int, value)) if isinstance(value, Iterable) else (int(str(value)),)

@@ -10,11 +10,10 @@ kernel's rounding is half of it.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from validation.limits.budget import LEAST_DB, Budget
 from validation.metrics.drift import Drift
 from validation.metrics.slice_limits import FEWEST, worst_slice
@@ -155,7 +154,7 @@ class Measured:
             yield Value("slice_sqnr_db", worst.limit_db, worst.sqnr_db, str(worst))
 
 
-def still_share(expected: np.dtype[Any]) -> float:
+def still_share(expected: np.dtype) -> float:
     """The share of an output's energy below which its variation counts as the rounding of its own type."""
     unit = float(np.finfo(expected).eps) if expected.kind == "f" else 0.0
     return (STILL * max(unit, float(np.finfo(np.float32).eps))) ** 2

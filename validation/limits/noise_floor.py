@@ -1,7 +1,7 @@
 """The noise floor: how far a model's float32 outputs are from exact ones, which no engine is to blame for.
 
 The model is run in float64 and in float32 on cases of the golden set. What an engine may differ by follows from that
-(`limits.budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
+(`budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
 "Accuracy and Stability of Numerical Algorithms", 2002, chapters 2 and 3: to first order, errors grow with the unit).
 """
 
@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from enginery.core.types import Tensors
 from validation.metrics.drift import Drift, is_exact, measure
@@ -36,23 +35,6 @@ class Noise:
     def of(self, output: str, kind: str) -> Floor | None:
         """The floor of an output in a kind of case; None where it was not measured, or is no number."""
         return self.floors.get(output, {}).get(kind)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back."""
-        floors = {
-            name: {kind: {"sqnr_db": floor.sqnr_db, "max_rel": floor.max_rel} for kind, floor in kinds.items()}
-            for name, kinds in self.floors.items()
-        }
-        return {"floors": floors, "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Noise":
-        """Read what `to_json` wrote. Raises KeyError or TypeError for anything else."""
-        floors = {
-            name: {kind: Floor(float(item["sqnr_db"]), float(item["max_rel"])) for kind, item in kinds.items()}
-            for name, kinds in data["floors"].items()
-        }
-        return cls(floors, str(data["reason"]))
 
 
 def noise_floor(

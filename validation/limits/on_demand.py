@@ -8,7 +8,7 @@ some fail: the verdict is the one that measured limits give.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from validation.limits.budget import Budget, Budgets
 from validation.metrics.drift import Drift
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 
 # Samples that are compared together.
 _ROWS = 1 << 10

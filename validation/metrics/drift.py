@@ -32,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
 from validation.metrics.rows import Rows, measure_rows
 from validation.metrics.sample_errors import SampleErrors

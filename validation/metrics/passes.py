@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from validation.metrics.pairs import Block, blocks_of, pairs_of
 from validation.metrics.slice_sums import FeatureSums, SliceSums
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 
 STEPS = 32
 

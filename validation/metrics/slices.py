@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from validation.metrics.pairs import Block, blocks_of
 
 # Elements that are looked at together.

@@ -9,9 +9,10 @@ between fused operators; and FLIPS, how many elements of each tensor fall to the
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from enginery.arrays.npz import Array
+from builders.onnx_graphs.bodies import list_bodies
+from enginery.arrays.arrays import Array
 from validation.perturbation.nodes import Nodes
-from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, graphs_in, inlined, types_of
+from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, inlined, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -100,7 +101,7 @@ class _Rounding:
             raise ValueError(f"{node.op_type} draws its result")
         for index, name in enumerate(node.input):
             node.input[index] = self._inputs.get(name, name)
-        for inner in graphs_in(node):
+        for inner in list_bodies(node):
             self.rewrite(inner)
         narrow = makers.get(node.input[0]) if node.op_type == "Cast" else None
         if narrow is not None and _casts_to(node, _FLOAT) and _casts_to(narrow, *_HALVES.values()):
@@ -228,5 +229,5 @@ def _casts_to(node: "NodeProto", *kinds: int) -> bool:
 def _nodes_of(graph: "GraphProto") -> Iterator["NodeProto"]:
     for node in graph.node:
         yield node
-        for inner in graphs_in(node):
+        for inner in list_bodies(node):
             yield from _nodes_of(inner)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Precision, Session
 from validation.comparison.sessions import run

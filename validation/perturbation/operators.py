@@ -1,11 +1,12 @@
 """What a graph's operators do to numbers, as far as rounding is concerned, and the types of its tensors."""
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from builders.onnx_graphs.bodies import list_bodies
+
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto
 
 # Operators whose results are numbers that were there before, or exact: nothing rounds.
 COPIES = frozenset(
@@ -76,15 +77,8 @@ def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) 
             if value.type.tensor_type.HasField("shape"):
                 ranks[value.name] = len(value.type.tensor_type.shape.dim)
     for node in graph.node:
-        for inner in graphs_in(node):
+        for inner in list_bodies(node):
             _collect(inner, types, ranks)
         for name in node.output:
             if name and name not in types and node.op_type != "Constant":
                 raise ValueError(f"the type of {name!r}, which {node.op_type} makes, is not known")
-
-
-def graphs_in(node: "NodeProto") -> Iterator["GraphProto"]:
-    """The graphs within a node: branches and bodies."""
-    for attribute in node.attribute:
-        yield from [attribute.g] if attribute.HasField("g") else []
-        yield from attribute.graphs

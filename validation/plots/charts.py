@@ -6,11 +6,10 @@ Each gives a `Plot`; `svg` draws it. All take what they show in words, for those
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from validation.plots.marks import HEIGHT, SERIES, Axis, Band, Bars, Colour, Dot, Key, Line, Mark, Plot, Text
-from validation.plots.texts import share_text
+from validation.plots.marks import HEIGHT, SERIES, Axis, Bars, Colour, Dot, Key, Line, Mark, Plot, Text
 
-Box = tuple[float, float, float, float]
 # Axes end where what is reckoned with their ends stays finite.
 _DECADES = 150.0
 _FARTHEST = 1e140
@@ -19,23 +18,18 @@ _QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
 
 @dataclass(frozen=True)
 class Curve:
-    """A distribution function: shares (0 to 1, rising) of what is at most each x; low, high: its confidence band.
-
-    colour: None for the next of the series.
-    """
+    """A distribution function: shares (0 to 1, rising) of what is at most each x. colour: None for the next in turn."""
 
     name: str
     xs: Sequence[float]
     shares: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
     colour: Colour | None = None
     dash: bool = False
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A row: an estimate with its interval. value: the row in words, at its right end.  limit: the row's own limit.
+    """A row: an estimate with its interval. value: the row in words, at its right end.
 
     tone: colour of the dot. An interval without ends (None) is a row of words alone.
     """
@@ -45,7 +39,6 @@ class Interval:
     low: float | None
     high: float | None
     point: float | None = None
-    limit: float | None = None
     tone: Colour = "accent"
 
 
@@ -82,13 +75,11 @@ def spanning(
 
 
 def ecdf(curves: Sequence[Curve], x: Axis, words: str) -> Plot:
-    """Distribution functions as stairs, with their bands."""
+    """Distribution functions as stairs."""
     marks: list[Mark] = []
     keys = []
     for index, curve in enumerate(curves):
         colour, dash = series(index) if curve.colour is None else (curve.colour, curve.dash)
-        if len(curve.low) and len(curve.high):
-            marks.append(Band(curve.xs, curve.low, curve.high, colour, steps=True))
         marks.append(Line(curve.xs, curve.shares, colour, dash=dash, steps=True, kind="curve", title=curve.name))
         keys.append(Key(curve.name, colour, dash))
     y = Axis(0.0, 1.0, "", ticks=_QUARTERS)
@@ -109,7 +100,7 @@ def intervals(
     """
     marks: list[Mark] = []
     if limit is not None:
-        marks.append(Bars([(-math.inf, limit, -math.inf, math.inf)], "proven-soft", gap=0, kind="fine"))
+        marks.append(Bars([-math.inf, limit], [math.inf], "proven-soft", kind="fine"))
         marks.append(
             Line([limit, limit], [-math.inf, math.inf], "failed", 1.5, dash=True, kind="limit", title=limit_text)
         )
@@ -125,12 +116,10 @@ def intervals(
 def _row(row: Interval, y: float, x: Axis) -> list[Mark]:
     marks: list[Mark] = [
         Text(-math.inf, y, row.name, colour="ink", dx=2, dy=9, bold=True, most=210, title=row.name),
-        Text(math.inf, y, row.value, "end", dx=-2, dy=9, most=190),
+        Text(math.inf, y, row.value, "right", dx=-2, dy=9, most=190),
     ]
     if row.low is not None and row.high is not None:
         marks += _spans(row.low, row.high, y, x, f"{row.name}: {row.value}")
-    if row.limit is not None:
-        marks.append(Line([row.limit, row.limit], [y - 0.14, y + 0.14], "failed", 2.0, kind="limit"))
     if row.point is not None and x.low <= row.point <= x.high:
         marks.append(Dot(row.point, y, "card", 6.0))
         marks.append(Dot(row.point, y, row.tone, 4.5, kind="point"))
@@ -151,46 +140,26 @@ def histogram(
     edges: Sequence[float], counts: Sequence[float], words: str, holds: tuple[float, float] | None = None
 ) -> Plot:
     """Counts on a logarithmic scale; holds: the ends of what is kept, beyond which bars have another colour."""
-    most = math.log1p(max([*counts, 1.0]))
     low, high = (edges[0], edges[-1]) if edges[-1] > edges[0] else (edges[0] - 0.5, edges[0] + 0.5)
-    inside: list[Box] = []
-    outside: list[Box] = []
     start, end = holds or (-math.inf, math.inf)
-    for left, right, count in zip(edges, edges[1:], counts, strict=False):
-        if count > 0:
-            within = start <= (left + right) / 2 <= end
-            (inside if within else outside).append((left, right, 0.0, math.log1p(count) / most))
-    marks: list[Mark] = [Bars(inside, "accent", 0.8, kind="in"), Bars(outside, "failed-fill", kind="out")]
-    marks.append(Line([low, high], [0, 0], "line", 1.0))
-    return Plot("histogram", words, Axis(low, high), Axis(0.0, 1.0, ticks=()), tuple(marks), width=340, height=150)
+    inside = [start <= (left + right) / 2 <= end for left, right in pairwise(edges)]
+    most = math.log1p(max([*counts, 1.0]))
+    shown = [math.log1p(count) / most for count in counts]
+    marks = (
+        Bars(edges, [y if within else 0.0 for y, within in zip(shown, inside, strict=True)], "accent", kind="in"),
+        Bars(edges, [0.0 if within else y for y, within in zip(shown, inside, strict=True)], "failed-fill", kind="out"),
+        Line([low, high], [0, 0], "line", 1.0),
+    )
+    return Plot("histogram", words, Axis(low, high), Axis(0.0, 1.0, ticks=()), marks, width=340, height=150)
 
 
 def loglog(
     points: Sequence[Point], lines: Sequence[Line], x: Axis, y: Axis, words: str, legend: Sequence[Key] = ()
 ) -> Plot:
     """A scatter over two logarithmic axes, with lines such as the roofs of a roofline."""
+    radii = [2.5 + 7 * math.sqrt(min(max(point.size, 0.0), 1.0)) for point in points]
     dots = [
-        Dot(
-            point.x,
-            point.y,
-            point.colour,
-            2.5 + 7 * math.sqrt(min(max(point.size, 0.0), 1.0)),
-            kind="dot",
-            title=point.name,
-        )
-        for point in points
+        Dot(point.x, point.y, point.colour, radius, kind="dot", title=point.name)
+        for point, radius in zip(points, radii, strict=True)
     ]
     return Plot("loglog", words, x, y, (*lines, *dots), tuple(legend), height=HEIGHT + 30)
-
-
-def columns(names: Sequence[str], values: Sequence[float], x: Axis, words: str, texts: Sequence[str] = ()) -> Plot:
-    """Horizontal bars, a row each, with its name above and its value (texts; else as a share) at the end."""
-    said = list(texts) or [share_text(value) for value in values]
-    marks: list[Mark] = []
-    for index, (name, value, text) in enumerate(zip(names, values, said, strict=True)):
-        y = len(names) - 1 - index
-        marks.append(Bars([(x.low, x.high, y - 0.12, y + 0.12)], "line", gap=0))
-        marks.append(Bars([(x.low, value, y - 0.12, y + 0.12)], "accent", gap=0, kind="bar", title=f"{name}: {text}"))
-        marks.append(Text(-math.inf, y, name, colour="ink", dx=2, dy=9, most=290, title=name))
-        marks.append(Text(math.inf, y, text, "end", dx=-2, dy=9, most=120))
-    return Plot("columns", words, x, Axis(-0.5, len(names) - 0.4, ticks=()), tuple(marks), height=40 + 36 * len(names))

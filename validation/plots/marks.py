@@ -1,6 +1,6 @@
 """What a plot shows, as plain values: axes and marks in the units of the data. Nothing here knows how it is drawn.
 
-Places may be -inf and inf, which are the ends of an axis; NaN is left out. Marks are kept within the axes, so an axis
+Places may be -inf and inf, which are the ends of an axis. Marks are kept within the axes, so an axis
 decides what is seen. Colours are names of `COLOURS`, which a page gives for light and for dark.
 """
 
@@ -12,6 +12,7 @@ from validation.plots.texts import number_text
 
 Colour = Literal["ink", "muted", "line", "card", "accent", "proven-soft", "failed", "failed-fill", "proven-fill",
                  "unproven-fill", "refused-fill", "c1", "c2", "c3", "c4", "c5", "c6"]  # fmt: skip
+Anchor = Literal["left", "center", "right"]
 # For curves side by side, in this order; beyond them they repeat with dashes.
 SERIES: tuple[Colour, ...] = ("c1", "c2", "c3", "c4", "c5", "c6")
 WIDTH, HEIGHT = 420, 250
@@ -32,12 +33,18 @@ class Axis:
     ticks: tuple[tuple[float, str], ...] | None = None
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line through points; `steps`: a stair, along and then up.
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something drawn. kind: the class in the SVG.  title: what a pointer that rests on it says."""
 
-    kind, here and below: the class in the SVG.  title: what a pointer that rests on it says.
-    """
+    opacity: float = 1.0
+    kind: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Line(Mark):
+    """A line through points; `steps`: a stair, along and then up. NaN leaves a gap."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -45,39 +52,19 @@ class Line:
     width: float = 2.0
     dash: bool = False
     steps: bool = False
-    opacity: float = 1.0
-    kind: str = ""
-    title: str = ""
 
 
 @dataclass(frozen=True)
-class Band:
-    """The area between two lines over the same xs."""
+class Bars(Mark):
+    """The area between the lower end of the axis and a stair: heights [n] between edges [n + 1]; none where NaN."""
 
-    xs: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
+    edges: Sequence[float]
+    heights: Sequence[float]
     colour: Colour = "accent"
-    steps: bool = False
-    opacity: float = 0.18
-    kind: str = ""
-    title: str = ""
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Rectangles: each (left, right, bottom, top). gap: pixels between neighbours."""
-
-    boxes: Sequence[tuple[float, float, float, float]]
-    colour: Colour = "accent"
-    opacity: float = 1.0
-    gap: float = 0.8
-    kind: str = ""
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Dot:
+class Dot(Mark):
     """A point; hollow: a ring around it. radius: in pixels."""
 
     x: float
@@ -85,29 +72,21 @@ class Dot:
     colour: Colour = "accent"
     radius: float = 4.0
     hollow: bool = False
-    kind: str = ""
-    title: str = ""
 
 
 @dataclass(frozen=True)
-class Text:
-    """Words at a place, moved by dx, dy pixels (dy upwards). halo: kept readable over other marks."""
+class Text(Mark):
+    """Words at a place, moved by dx, dy pixels (dy upwards), cut to at most `most` pixels."""
 
     x: float
     y: float
     text: str
-    anchor: Literal["start", "middle", "end"] = "start"
+    anchor: Anchor = "left"
     colour: Colour = "muted"
     dx: float = 0.0
     dy: float = 0.0
-    halo: bool = False
     bold: bool = False
-    most: float | None = None
-    kind: str = ""
-    title: str = ""
-
-
-Mark = Line | Band | Bars | Dot | Text
+    most: float = WIDTH
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ dark, and its print, are the picture's too.
 """
 
 import re
-from collections.abc import Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
@@ -29,11 +28,10 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _IDLE = {"font-weight: 400", "stroke-linejoin: miter", "stroke-linecap: butt", "font-style: normal"}
 
 
-def themed(drawn: str, plot: Plot, marked: Mapping[str, tuple[str, str]]) -> str:
-    """The page's SVG of matplotlib's. marked: id of a group -> its class and title."""
-    root = fromstring(drawn)  # noqa: S314 - matplotlib wrote it a moment ago
+def themed(drawn: str, plot: Plot) -> str:
+    """The page's SVG of matplotlib's, where the id of a mark's group is its class, a colon, and its title."""
     picture = _root(plot)
-    _move(root, picture, marked)
+    _move(fromstring(drawn), picture)  # noqa: S314 - matplotlib wrote it a moment ago
     return tostring(picture, "unicode")
 
 
@@ -61,29 +59,25 @@ def _root(plot: Plot) -> Element:
     return root
 
 
-def _move(source: Element, target: Element, marked: Mapping[str, tuple[str, str]]) -> None:
+def _move(source: Element, target: Element) -> None:
     """Copy the shapes, and of the groups only those that mean something."""
     for child in source:
         tag = child.tag.removeprefix(f"{{{SVG}}}")
         if tag == "g":
-            kind, title = marked.get(child.get("id", ""), ("", ""))
+            kind, colon, title = child.get("id", "").partition(":")
             inner = target
-            if kind or title:
+            if colon and (kind or title):
                 inner = SubElement(target, "g", {"class": kind} if kind else {})
             if title:
-                SubElement(inner, "title").text = visible(title)
-            _move(child, inner, marked)
+                SubElement(inner, "title").text = title
+            _move(child, inner)
         elif tag in ("path", "text"):
             SubElement(target, tag, _attributes(child)).text = child.text
 
 
 def _attributes(shape: Element) -> dict[str, str]:
-    found = {"style": _style(shape.get("style", ""))}
-    for name in ("d", "x", "y", "transform"):
-        value = shape.get(name)
-        if value and not value.startswith("rotate(-0 "):
-            found[name] = _NUMBER.sub(_short, " ".join(value.split()))
-    return found
+    found = {name: _NUMBER.sub(_short, " ".join(shape.get(name, "").split())) for name in ("d", "x", "y")}
+    return {"style": _style(shape.get("style", ""))} | {name: value for name, value in found.items() if value}
 
 
 def _short(match: re.Match[str]) -> str:

@@ -2,21 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from enginery.core.proof.spread import Spread, Worst
+from enginery.core.reports.proof import Report
+from enginery.core.reports.spread import Spread, Worst
 from validation.plots.charts import Curve, ecdf, series, spanning
 from validation.plots.marks import Axis, Colour, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
 from validation.reporting.stages import JOINTS
 
-# Outputs with pictures, curves in a picture, and rows of worst cases shown at once and in all.
-MOST_OUTPUTS, MOST_CURVES, SHOWN, MOST_ROWS = 4, 10, 8, 60
-
-Json = Mapping[str, Any]
+# Outputs with pictures, curves in a picture, and rows of worst cases.
+MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,41 @@ class _Found:
     """A spread, the units that share it, what it is called, and its colour among the others of its output."""
 
     spread: Spread
-    units: tuple[Json, ...]
+    units: tuple[Report, ...]
     name: str = ""
     colour: Colour = "muted"
 
 
-def distributions(reports: Sequence[Json]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ErrorDistribution:
+    """One output: pictures as SVG, how many curves they leave out, and the curves without any error, by name."""
+
+    output: str
+    samples: int
+    elements: int
+    omitted: int
+    exact: tuple[str, ...]
+    pictures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorstRow:
+    """A sample that is off, for people. index: of the element that is off most.  badness: as `Worst` has it."""
+
+    joint: str
+    name: str
+    output: str
+    case: str
+    sample: int
+    index: tuple[int, ...]
+    expected: str
+    actual: str
+    off: str
+    error: str
+    badness: tuple[float, float]
+
+
+def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
     """Per output two pictures: SQNR over the samples, and absolute errors over the elements; worst outputs first."""
     outputs: dict[str, list[_Found]] = {}
     for found in _found(reports):
@@ -39,27 +66,26 @@ def distributions(reports: Sequence[Json]) -> list[dict[str, Any]]:
     return [_pictures(output, outputs[output]) for output in worst[:MOST_OUTPUTS]]
 
 
-def worst_cases(reports: Sequence[Json]) -> dict[str, Any]:
-    """The worst sample of each graph and engine first, then their others: shown, and the rest."""
+def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
+    """The worst sample of each graph and engine first, then their others; at most `MOST_ROWS`."""
     found = list(_found(reports))
     firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
     others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
-    rows = sorted(firsts, key=_rank) + sorted(others, key=_rank)
-    return {"shown": rows[:SHOWN], "rest": rows[SHOWN:MOST_ROWS]}
+    return (sorted(firsts, key=_rank) + sorted(others, key=_rank))[:MOST_ROWS]
 
 
-def _found(reports: Sequence[Json]) -> list[_Found]:
+def _found(reports: Sequence[Report]) -> list[_Found]:
     """Every spread once, in the order of the joints."""
-    groups: dict[str, tuple[Spread, list[Json]]] = {}
+    groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
-        for data in report["spreads"]:
-            groups.setdefault(repr(data), (Spread.from_json(data), []))[1].append(report)
+        for spread in report.spreads:
+            groups.setdefault(repr(spread), (spread, []))[1].append(report)
     found = [_Found(spread, tuple(units)) for spread, units in groups.values()]
     found.sort(key=lambda item: list(JOINTS).index(item.spread.joint))
     short = Counter((item.spread.output, _name(item)) for item in found)
     looks = _colours(reports)
     return [
-        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=looks[item.units[0]["unit"]])
+        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=looks[item.units[0].unit])
         if item.spread.joint != "export"
         else replace(item, name="export")
         for item in found
@@ -69,17 +95,15 @@ def _found(reports: Sequence[Json]) -> list[_Found]:
 def _name(found: _Found, long: bool = False) -> str:
     """'int8 graph', 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
     if found.spread.joint == "engine" and len(found.units) == 1:
-        return str(found.units[0]["unit"])
-    names = [f"{unit['precision']} {unit['backend']}" if long else str(unit["precision"]) for unit in found.units]
+        return found.units[0].unit
+    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in found.units]
     return f"{', '.join(dict.fromkeys(names))} {'graph' if found.spread.joint == 'quantization' else 'engines'}"
 
 
-def _colours(reports: Sequence[Json]) -> dict[str, Colour]:
+def _colours(reports: Sequence[Report]) -> dict[str, Colour]:
     """A colour per unit: units of one graph have one, so that an engine is seen beside its graph."""
     graphs = {
-        report["unit"]: repr(
-            (report["precision"], [item for item in report["spreads"] if item["joint"] == "quantization"])
-        )
+        report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
         for report in reports
     }
     order = {graph: index for index, graph in enumerate(dict.fromkeys(graphs.values()))}
@@ -91,17 +115,17 @@ def _median(found: _Found) -> float:
     return values[len(values) // 2] if values else -math.inf
 
 
-def _pictures(output: str, found: Sequence[_Found]) -> dict[str, Any]:
+def _pictures(output: str, found: Sequence[_Found]) -> ErrorDistribution:
     shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
     pictures = [picture for picture in (_sqnr(output, shown), _errors(output, shown)) if picture]
-    return {
-        "output": output,
-        "samples": max(item.spread.samples for item in found),
-        "elements": max(item.spread.elements for item in found),
-        "omitted": len(found) - len(shown),
-        "exact": [item.name for item in shown if not item.spread.abs_error[-1]],
-        "pictures": [svg(picture) for picture in pictures],
-    }
+    return ErrorDistribution(
+        output,
+        samples=max(item.spread.samples for item in found),
+        elements=max(item.spread.elements for item in found),
+        omitted=len(found) - len(shown),
+        exact=tuple(item.name for item in shown if not item.spread.abs_error[-1]),
+        pictures=tuple(map(svg, pictures)),
+    )
 
 
 def _sqnr(output: str, found: Sequence[_Found]) -> Plot | None:
@@ -134,26 +158,25 @@ def _curve(found: _Found, values: Sequence[float], quantiles: bool = False) -> C
     return Curve(found.name, [values[0], *values], [0.0, *shares], colour=found.colour, dash=dash)
 
 
-def _row(found: _Found, worst: Worst) -> dict[str, Any]:
+def _row(found: _Found, worst: Worst) -> WorstRow:
     off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
-    size = abs(worst.actual - worst.expected)
-    return {
-        "joint": found.spread.joint,
-        "name": found.name,
-        "output": found.spread.output,
-        "case": worst.case,
-        "sample": worst.sample,
-        "index": list(worst.index),
-        "expected": value_text(worst.expected),
-        "actual": value_text(worst.actual),
-        "off": off or f"{worst.sqnr_db:.1f} dB",
-        "error": value_text(size, 3),
-        "badness": worst.badness,
-    }
+    return WorstRow(
+        joint=found.spread.joint,
+        name=found.name,
+        output=found.spread.output,
+        case=worst.case,
+        sample=worst.sample,
+        index=worst.index,
+        expected=value_text(worst.expected),
+        actual=value_text(worst.actual),
+        off=off or f"{worst.sqnr_db:.1f} dB",
+        error=value_text(abs(worst.actual - worst.expected), 3),
+        badness=worst.badness,
+    )
 
 
-def _rank(row: Json) -> tuple[float, float]:
-    quality, size = row["badness"]
+def _rank(row: WorstRow) -> tuple[float, float]:
+    quality, size = row.badness
     return -quality, -size
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def render(version_report: Mapping[str, Any]) -> str:
+def render(version_report: Mapping[str, object]) -> str:
     """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
 
     Each failure has unit, kind, reason, log and command, as `types.BuildFailure` has. `quantization`, if any:
@@ -56,7 +56,7 @@ def templates() -> "Environment":
     return environment
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
     return visible(value) if type(value) is str else value
 

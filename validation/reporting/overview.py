@@ -4,13 +4,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from enginery.core.proof.report import OVERLAP, Check
+from enginery.core.codec import decode
+from enginery.core.reports.latency import LatencyReport
+from enginery.core.reports.proof import OVERLAP, Check, Report
+from enginery.core.reports.quantization import QuantizationRecord
 from enginery.core.types import PRECISIONS
 from validation.attribution.words import section
-from validation.latency.section import sections
+from validation.latency.view import view_latencies
 from validation.reporting.distributions import distributions, worst_cases
 from validation.reporting.quantized import quantizations
-from validation.reporting.stages import joints, side_by_side
+from validation.reporting.stages import JOINTS, side_by_side, stages
 
 STATUSES = ("proven", "unproven", "failed", "refused")
 _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
@@ -22,6 +25,7 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
     """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`,
     `attributions`, `latencies`, `canaries`.  pictures: without them nothing that needs a picture is worked out."""
     engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
+    reports = [Report.from_json(item) for item in manifest.get("reports", ())]
     counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
     return {
         "manifest": manifest,
@@ -34,19 +38,37 @@ def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
         "verdict": _verdict(counts),
         "matrix": _matrix(engines),
         "tasks": _tasks(manifest, engines),
-        "joints": joints(manifest.get("reports", ())),
-        "beside": side_by_side(manifest.get("reports", ())),
-        "distributions": distributions(manifest.get("reports", ())) if pictures else [],
-        "worst": worst_cases(manifest.get("reports", ())),
-        "quantizations": quantizations(manifest) if pictures else [],
+        "stages": stages(reports),
+        "stage_names": list(JOINTS),
+        "beside": side_by_side(reports),
+        "distributions": distributions(reports) if pictures else [],
+        "worst": worst_cases(reports),
+        "quantizations": quantizations(_records(manifest), dict.fromkeys(_untouched(manifest))) if pictures else [],
         "attributions": [section(item) for item in manifest.get("attributions", ())],
-        "latencies": sections(manifest.get("latencies", {}), pictures),
+        "latencies": view_latencies(_latencies(manifest), pictures),
         "canaries": manifest.get("canaries", ()),
         "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),
         "refusals": _by_reason(engines),
         "failures": manifest.get("failures", ()),
         "provenance": _provenance(manifest),
     }
+
+
+def _records(manifest: Json) -> dict[str, QuantizationRecord]:
+    return {name: decode(record, QuantizationRecord) for name, record in manifest.get("quantization", {}).items()}
+
+
+def _untouched(manifest: Json) -> Iterator[str]:
+    """Precisions of quantized engines whose graph is the exported model itself: its author quantized it."""
+    original = manifest.get("sources", {}).get("onnx")
+    for entry in manifest.get("engines", ()) if original else ():
+        if entry["precision"] in ("int8", "fp8") and entry.get("graph") == original and entry["status"] != "refused":
+            yield entry["precision"]
+
+
+def _latencies(manifest: Json) -> dict[str, list[LatencyReport]]:
+    found = manifest.get("latencies", {})
+    return {engine: [decode(report, LatencyReport) for report in reports] for engine, reports in found.items()}
 
 
 def _verdict(counts: Mapping[str, int]) -> dict[str, str]:

@@ -1,11 +1,10 @@
 """What the judge looks at: two sides of requests, as arrays, in the order of their arrival."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from enginery.arrays.arrays import Array
 
 
 @dataclass(frozen=True)

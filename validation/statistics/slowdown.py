@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
 from validation.statistics.blocks import LEAST_BLOCKS, drawn, quantile_replicates
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 from validation.statistics.memory import LEAST_INDEPENDENT, memories_of, memory_of
 from validation.statistics.rates import clustering
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
@@ -33,6 +33,7 @@ from enginery.core.errors import EngineryError, InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, host_level, lacking, level_of
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import torch
@@ -188,7 +189,7 @@ class AotInductor:
         except Exception as error:  # inductor raises classes of many modules, those of the C++ compiler included
             raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
 
-    def _configs(self) -> dict[str, Any]:
+    def _configs(self) -> dict[str, Untyped]:
         """Inductor's settings; all that shape the code are here, so that its environment variables do not."""
         return {
             "aot_inductor.package_constants_in_so": True,
@@ -273,7 +274,7 @@ def _instructions(level: str) -> Iterator[None]:
 
     if level not in _INSTRUCTIONS:
         raise EngineryError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
-    inductor: Any = cpu_vec_isa
+    inductor: Untyped = cpu_vec_isa
     chosen = getattr(inductor, _INSTRUCTIONS[level])()
     usual = inductor.valid_vec_isa_list
     inductor.valid_vec_isa_list = lambda: [chosen]

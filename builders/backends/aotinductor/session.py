@@ -3,13 +3,13 @@
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Engine, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 class PackageSession:
@@ -25,12 +25,12 @@ class PackageSession:
         self._device = torch.device("cpu" if engine.request.target.is_cpu else "cuda")
         try:
             # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
-            self._model: Any = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
+            self._model: Untyped = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
         except (RuntimeError, ValueError) as error:
             raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
         self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
         from builders.onnx_ops.torch_arrays import to_array
 
@@ -64,7 +64,7 @@ class PackageSession:
 
         return call
 
-    def _check(self, fine: Any) -> None:
+    def _check(self, fine: Untyped) -> None:
         """Raise DataError for an index out of range or a division by zero; the results are then of other numbers."""
         found = [fault for fault, held in zip(self._faults, fine.tolist(), strict=True) if not held]
         if found:
@@ -75,7 +75,7 @@ class PackageSession:
         self._model = None
 
 
-def _lent(array: np.ndarray[Any, Any]) -> Any:
+def _lent(array: np.ndarray) -> Untyped:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 

@@ -48,8 +48,9 @@ def reason(said: str, names: Names) -> str:
     found = _ERROR.search(said)
     if found is None:
         return " ".join(names.restore(said).split())[-_LONGEST:] or "it gave no reason"
-    words = _AFTER.sub("", found["words"])[:_LONGEST]
-    return names.restore(f"{found['node']}: {words}" if found["node"] else words)
+    node, said = found.groups()
+    words = _AFTER.sub("", said)[:_LONGEST]
+    return names.restore(f"{node}: {words}" if node else words)
 
 
 def _import(model: Path, module: Path) -> Names:

@@ -7,10 +7,13 @@ what it collects is dynamic, IREE takes 1 for it.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from builders.backends.iree.scope import Scope, attributes_of
 from builders.onnx_graphs.bodies import list_bodies
+
+if TYPE_CHECKING:
+    import onnx
 
 _RUNS_ON = (
     "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
@@ -19,7 +22,7 @@ _RUNS_ON = (
 _SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
 
-def wrong_loops(graph: Any, outer: frozenset[str] = frozenset()) -> Iterator[str]:
+def wrong_loops(graph: "onnx.GraphProto", outer: frozenset[str] = frozenset()) -> Iterator[str]:
     """What IREE gets wrong of each Loop of a graph, inner graphs included, with the name of its node and the remedy.
 
     outer: values of the graphs around it that are true for certain.
@@ -36,7 +39,7 @@ def wrong_loops(graph: Any, outer: frozenset[str] = frozenset()) -> Iterator[str
             yield from wrong_loops(body, inner)
 
 
-def wrong_scan(node: Any, scope: Scope) -> Iterator[str]:
+def wrong_scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     """What IREE gets wrong of a Scan."""
     given = attributes_of(node)
     for name in _SCAN_LISTS:
@@ -50,7 +53,7 @@ def wrong_scan(node: Any, scope: Scope) -> Iterator[str]:
             yield f"collects {name} of a dynamic size, which is taken for 1; export the model with fixed sizes"
 
 
-def _sure(graph: Any, outer: frozenset[str]) -> frozenset[str]:
+def _sure(graph: "onnx.GraphProto", outer: frozenset[str]) -> frozenset[str]:
     """Names of values in a graph that hold nothing but true, or whole numbers other than 0."""
     from onnx import TensorProto
 
@@ -68,7 +71,7 @@ def _sure(graph: Any, outer: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_true(tensor: Any) -> bool:
+def _is_true(tensor: "onnx.TensorProto") -> bool:
     from onnx import TensorProto, numpy_helper
 
     if tensor.data_type not in (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64):

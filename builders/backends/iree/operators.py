@@ -1,7 +1,7 @@
 """Operators that IREE 3.13 compiles into something else, or never ends compiling; found by running them."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,11 +9,14 @@ from builders.backends.iree.control import wrong_scan
 from builders.backends.iree.scope import Scope, attributes_of
 from builders.onnx_graphs.bodies import list_bodies
 
+if TYPE_CHECKING:
+    import onnx
+
 # Of others it takes tanh, or another slope.
 _ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
 
 
-def wrong_operators(graph: Any, opset: int, outer: Scope | None = None) -> Iterator[str]:
+def wrong_operators(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) -> Iterator[str]:
     """What IREE gets wrong of a graph whose shapes are inferred, inner graphs included, with node and remedy."""
     scope = (outer or Scope()).inside(graph)
     for node in graph.node:
@@ -26,21 +29,21 @@ def wrong_operators(graph: Any, opset: int, outer: Scope | None = None) -> Itera
             yield from wrong_operators(inner, opset, scope)
 
 
-def _flattens(node: Any, scope: Scope) -> Iterator[str]:
+def _flattens(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if node.op_type == "Hardmax":
         sizes, axis = scope.sizes(node.input[0]), attributes_of(node).get("axis", 1)
         if sizes is None or axis not in (-1, len(sizes) - 1):
             yield "is taken along one axis, as from opset 13 on; export the model with opset 13 or later"
 
 
-def _unsigned(node: Any, scope: Scope) -> Iterator[str]:
+def _unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     for name in node.input[:1]:
         kind = scope.dtype(name)
         if kind is not None and kind.kind == "u":
             yield f"takes {kind.name} for signed numbers; cast {name} to a wider signed type in front of it"
 
 
-def _recurrent(node: Any, scope: Scope) -> Iterator[str]:
+def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     given = attributes_of(node)
     lengths, peepholes = (node.input[place] if len(node.input) > place else "" for place in (4, 7))
     if lengths and not _full(lengths, node.input[0], scope):
@@ -58,7 +61,7 @@ def _full(lengths: str, sequence: str, scope: Scope) -> bool:
     return array is not None and sizes is not None and array.tolist() == [sizes[0]] * array.size
 
 
-def _average(node: Any, scope: Scope) -> Iterator[str]:
+def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     """With ceil_mode: averages of windows that reach beyond the padding, and windows that begin there."""
     given = attributes_of(node)
     if not given.get("ceil_mode") or given.get("auto_pad", b"NOTSET") != b"NOTSET":
@@ -81,7 +84,7 @@ def _average(node: Any, scope: Scope) -> Iterator[str]:
         yield "has windows that begin behind the last entry (ceil_mode), which are to be left out; pad in the model"
 
 
-def _pad(node: Any, scope: Scope) -> Iterator[str]:
+def _pad(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if attributes_of(node).get("mode") == b"wrap":
         yield "is never done compiling with mode wrap; write it as slices and Concat"
     amounts = scope.array(node.input[1]) if len(node.input) > 1 else None
@@ -90,20 +93,20 @@ def _pad(node: Any, scope: Scope) -> Iterator[str]:
         yield "reads elsewhere where an amount is negative; cut off by Slice"
 
 
-def _quantized_product(node: Any, scope: Scope) -> Iterator[str]:
+def _quantized_product(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     ranks = [scope.sizes(node.input[place]) for place in (0, 3)]
     if any(sizes is None or len(sizes) > 2 for sizes in ranks):
         yield "is computed wrongly in batches; use DequantizeLinear, MatMul and QuantizeLinear"
 
 
-def _always(words: str) -> Callable[[Any, Scope], Iterator[str]]:
-    def rule(node: Any, scope: Scope) -> Iterator[str]:  # noqa: ARG001 - as all rules
+def _always(words: str) -> Callable[["onnx.NodeProto", Scope], Iterator[str]]:
+    def rule(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:  # noqa: ARG001 - as all rules
         yield words
 
     return rule
 
 
-_RULES: dict[str, tuple[Callable[[Any, Scope], Iterator[str]], ...]] = {
+_RULES: dict[str, tuple[Callable[["onnx.NodeProto", Scope], Iterator[str]], ...]] = {
     "AveragePool": (_average,),
     "Det": (_always("divides by zero where an entry of the diagonal comes to 0; compute the determinant outside"),),
     "Div": (_unsigned,),

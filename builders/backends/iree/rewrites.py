@@ -1,21 +1,26 @@
 """Nodes that IREE 3.13 compiles into something else, written as nodes that compute the same and that it gets right."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from builders.backends.iree.scope import Scope, attributes_of
 from builders.onnx_graphs.bodies import list_bodies
+from enginery.arrays.arrays import Array
+from enginery.core.untyped import Untyped
+
+if TYPE_CHECKING:
+    import onnx
 
 # What exporters write for 'from the end', whatever the size.
 _BEYOND = 2**31 - 1
 
 
-def rewrite(graph: Any, opset: int, outer: Scope | None = None) -> None:
+def rewrite(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) -> None:
     """Rewrite a graph whose shapes are inferred, inner graphs included, in place."""
     scope = (outer or Scope()).inside(graph)
-    written = []
+    written: list[onnx.NodeProto] = []
     for node in graph.node:
         for inner in list_bodies(node):
             rewrite(inner, opset, scope)
@@ -29,22 +34,22 @@ def rewrite(graph: Any, opset: int, outer: Scope | None = None) -> None:
 class _Writer:
     """Writes nodes in the place of one, under its name, so that what a compiler says of them is said of it."""
 
-    def __init__(self, node: Any, opset: int) -> None:
+    def __init__(self, node: "onnx.NodeProto", opset: int) -> None:
         self.node = node
         self.opset = opset
-        self.nodes: list[Any] = []
+        self.nodes: list[onnx.NodeProto] = []
 
-    def constant(self, array: Any) -> str:
+    def constant(self, array: object) -> str:
         """The name of a constant."""
         from onnx import numpy_helper
 
         return self("Constant", value=numpy_helper.from_array(np.asarray(array)))
 
-    def __call__(self, operator: str, *inputs: str, **attributes: Any) -> str:
+    def __call__(self, operator: str, *inputs: str, **attributes: Untyped) -> str:
         """The name of a node's output."""
         return self.last(operator, inputs, [f"{self.node.output[0]}_{len(self.nodes)}"], **attributes)
 
-    def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> str:
+    def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
         """The same, with these outputs."""
         from onnx import helper
 
@@ -52,7 +57,7 @@ class _Writer:
         return outputs[0]
 
 
-def _slice(write: _Writer, scope: Scope) -> list[Any] | None:
+def _slice(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """Backwards from beyond the end it reads memory in front of the tensor: it begins at the last entry instead."""
     data, starts, _, axes, steps = (*write.node.input, "", "")[:5]
     step, start = scope.array(steps), scope.array(starts)
@@ -66,7 +71,7 @@ def _slice(write: _Writer, scope: Scope) -> list[Any] | None:
     return write.nodes
 
 
-def _begin(start: Any, step: Any, scope: Scope, data: str, axes: str) -> Any:
+def _begin(start: Array, step: Array, scope: Scope, data: str, axes: str) -> Array | None:
     """Where a slice begins on each axis; None when the sizes that this depends on are not known."""
     axis, sizes = scope.array(axes) if axes else np.arange(start.size), scope.sizes(data)
     if axis is None or sizes is None:
@@ -98,7 +103,7 @@ def _computed_begin(write: _Writer, scope: Scope, data: str, starts: str, axes: 
     return write("Where", beyond, last, starts)
 
 
-def _clip(write: _Writer, scope: Scope) -> list[Any] | None:  # noqa: ARG001 - the same of all types
+def _clip(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa: ARG001 - the same of all types
     """It takes NaN for the lower bound, and unsigned numbers for signed: as Max and Min it does not, in this order."""
     value, low, high = (*write.node.input, "", "")[:3]
     if not low and not high:
@@ -109,7 +114,7 @@ def _clip(write: _Writer, scope: Scope) -> list[Any] | None:  # noqa: ARG001 - t
     return write.nodes
 
 
-def _normalize(write: _Writer, scope: Scope) -> list[Any] | None:
+def _normalize(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """It divides zeros by their norm of zero."""
     given, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
     if kind is None:
@@ -125,7 +130,7 @@ def _normalize(write: _Writer, scope: Scope) -> list[Any] | None:
     return write.nodes
 
 
-def _power(write: _Writer, scope: Scope) -> list[Any] | None:
+def _power(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 by 0."""
     from onnx import helper
 
@@ -148,7 +153,7 @@ def _power(write: _Writer, scope: Scope) -> list[Any] | None:
     return write.nodes
 
 
-def _multiply_integers(write: _Writer, scope: Scope) -> list[Any] | None:
+def _multiply_integers(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """Without zero points it takes unsigned numbers for signed where both are unsigned."""
     if len(write.node.input) > 2 or any(scope.dtype(name) != np.uint8 for name in write.node.input):
         return None
@@ -157,7 +162,7 @@ def _multiply_integers(write: _Writer, scope: Scope) -> list[Any] | None:
     return write.nodes
 
 
-_RULES: dict[str, Callable[[_Writer, Scope], list[Any] | None]] = {
+_RULES: dict[str, Callable[[_Writer, Scope], "list[onnx.NodeProto] | None"]] = {
     "Clip": _clip,
     "LpNormalization": _normalize,
     "MatMulInteger": _multiply_integers,

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+
+from enginery.core.untyped import Untyped
 
 
 @dataclass
 class Scope:
     """What is known of the values that a graph sees: types and shapes, and the arrays of the constants."""
 
-    types: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, Untyped] = field(default_factory=dict)
+    arrays: dict[str, Untyped] = field(default_factory=dict)
 
-    def inside(self, graph: Any) -> "Scope":
+    def inside(self, graph: Untyped) -> "Scope":
         """The scope of a graph in this one."""
         values = (*graph.value_info, *graph.input, *graph.output)
         constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -24,7 +25,7 @@ class Scope:
         types = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.elem_type}
         return Scope({**self.types, **types}, {**self.arrays, **constants})
 
-    def array(self, name: str) -> "np.ndarray[Any, Any] | None":
+    def array(self, name: str) -> "np.ndarray | None":
         """A constant's array; None of another value."""
         from onnx import numpy_helper
 
@@ -38,7 +39,7 @@ class Scope:
             return None
         return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
 
-    def dtype(self, name: str) -> "np.dtype[Any] | None":
+    def dtype(self, name: str) -> "np.dtype | None":
         """A value's dtype; None when it is not known."""
         from onnx import helper
 
@@ -47,7 +48,7 @@ class Scope:
         return helper.tensor_dtype_to_np_dtype(self.types[name].elem_type) if name in self.types else None
 
 
-def attributes_of(node: Any) -> dict[str, Any]:
+def attributes_of(node: Untyped) -> dict[str, Untyped]:
     """A node's attributes by name."""
     from onnx import helper
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from builders.backends import profile_bounds
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 
@@ -40,18 +40,18 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
 class IreeSession:
     """A function of an engine on a device."""
 
-    def __init__(self, request: BuildRequest, main: Any) -> None:
+    def __init__(self, request: BuildRequest, main: Untyped) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._request = request
         self._check = InputCheck(request.inputs, request.profiles)
-        self._main: Any = main
+        self._main: Untyped = main
 
     def close(self) -> None:
         """Let go of the function; `run` refuses from now on."""
         self._main = None
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
         if self._main is None:
             raise EngineryError("the session of this IREE engine is closed; open it again")
@@ -66,7 +66,7 @@ class IreeSession:
         return profile_bounds.checked_outputs(self._request, results, sizes, "IREE")
 
 
-def _signed_as(spec: TensorSpec, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
     """The bits as the request says: IREE's integers have a width and no sign, and it calls them signed."""
     wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
     same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize

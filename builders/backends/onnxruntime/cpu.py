@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
@@ -45,6 +45,7 @@ from enginery.core.types import (
     TensorSpec,
     WeightLevels,
 )
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,7 +219,7 @@ class OrtSession:
         optimized: bool = True,
         threads: int = 0,
         level: str | None = None,
-        opens: Callable[[Path, Any], Any] | None = None,
+        opens: Callable[[Path, Untyped], Untyped] | None = None,
         name: str | None = None,
         profiles: Sequence[ShapeProfile] = (),
     ) -> None:
@@ -238,7 +239,7 @@ class OrtSession:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._session = None  # frees its memory
 
-    def run(self, inputs: Tensors) -> "dict[str, np.ndarray[Any, Any]]":
+    def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
         """Run once. Raises DataError for arrays that do not fit, ModelError when an operator fails on them."""
         if self._session is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
@@ -255,7 +256,7 @@ class OrtSession:
         return partial(self._session.run, self._output_names, dict(inputs))
 
 
-def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Any:
+def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Untyped:
     """Options of a session. level: ONNX Runtime's own name.  threads: of one operator; 0 is one per core.
 
     without: names of optimizers to leave out, besides those that make a graph slower.
@@ -272,7 +273,7 @@ def session_options(level: str, threads: int, without: Sequence[str] = ()) -> An
     return options
 
 
-def open_model(model: Path, options: Any, exact: bool = True, name: str | None = None) -> Any:
+def open_model(model: Path, options: Untyped, exact: bool = True, name: str | None = None) -> Untyped:
     """ONNX Runtime's session on the CPU. Raises ModelError with its reason.
 
     exact: False where the session only saves a graph, which must be the same on every CPU.
@@ -291,7 +292,7 @@ def open_model(model: Path, options: Any, exact: bool = True, name: str | None =
         raise ModelError(f"{name or model.name}: {why_unreadable(error, model)}") from error
 
 
-def _spec(model: Path, value: Any) -> TensorSpec:
+def _spec(model: Path, value: Untyped) -> TensorSpec:
     found = re.fullmatch(r"tensor\((\w+)\)", value.type)
     if not found:
         raise ModelError(f"{model.name}: {value.name!r} is a {value.type}; only tensors can be inputs and outputs")

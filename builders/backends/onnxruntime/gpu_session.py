@@ -8,13 +8,13 @@ are refused unless they only compute shapes, which CUDA leaves to the CPU on pur
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from builders.backends.onnxruntime.cpu import OrtSession
 from builders.backends.onnxruntime.reasons import failures, words_of
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.text import join_first
 from enginery.core.types import ShapeProfile
+from enginery.core.untyped import Untyped
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 # Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
@@ -58,10 +58,12 @@ def check_available(available: Sequence[str], provider: str) -> None:
         raise EngineryError(f"onnxruntime here has {', '.join(available)}, and no {provider}; {INSTALL}")
 
 
-def _opener(providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: bool) -> Callable[[Path, Any], Any]:
+def _opener(
+    providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: bool
+) -> Callable[[Path, Untyped], Untyped]:
     """Opens a file on these providers, or raises."""
 
-    def opens(model: Path, options: Any) -> Any:
+    def opens(model: Path, options: Untyped) -> Untyped:
         import onnxruntime as ort
 
         check_available(ort.get_available_providers(), providers[0][0])
@@ -78,7 +80,7 @@ def _opener(providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: boo
     return opens
 
 
-def _check_placed(model: Path, session: Any, provider: str, cpu_operators: bool) -> None:
+def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: bool) -> None:
     """Raise EngineryError when the session is not the provider's, or computes more than shapes on the CPU."""
     found = session.get_providers()
     if found[0] != provider:

@@ -15,12 +15,14 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.backends.run_profiles import NodeTime, RunProfile, Seen
-from enginery.core.errors import ModelError
+from enginery.core.documents import find, read
+from enginery.core.errors import DataError, ModelError
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -33,7 +35,36 @@ _TYPES = {"float": "float32", "double": "float64"}
 _QUICKER = 0.5
 _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
-Event = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """begun, taken: in microseconds.  inputs, outputs: as the event tells them."""
+
+    name: str
+    category: str
+    begun: float
+    taken: float
+    operator: str
+    inputs: tuple[Seen, ...]
+    outputs: tuple[Seen, ...]
+
+    @property
+    def ended(self) -> float:
+        """In microseconds."""
+        return self.begun + self.taken
+
+    @classmethod
+    def from_json(cls, item: object) -> "TraceEvent":
+        """An event with a time. Raises DataError for what is none."""
+        return cls(
+            find(item, "name", str, ""),
+            find(item, "cat", str, ""),
+            read(item, "ts", float),
+            find(item, "dur", float, 0.0),
+            find(item, "args.op_name", str, ""),
+            _seen(find(item, "args.input_type_shape", list, [])),
+            _seen(find(item, "args.output_type_shape", list, [])),
+        )
 
 
 def profiled(
@@ -41,8 +72,8 @@ def profiled(
     inputs: "Tensors",
     runs: int,
     workdir: Path,
-    options: Callable[[], Any],
-    opens: Callable[[Path, Any], Any],
+    options: Callable[[], Untyped],
+    opens: Callable[[Path, Untyped], Untyped],
 ) -> RunProfile:
     """Times of the nodes of a model on disk. options: of a session like the engine's; opens: opens a file with them.
 
@@ -55,7 +86,7 @@ def profiled(
 
 
 def _traced(
-    path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Any, opens: Callable[[Path, Any], Any]
+    path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]
 ) -> RunProfile:
     executed = workdir / f"executed-{path.stem}.onnx"
     options.enable_profiling = True
@@ -71,7 +102,7 @@ def _traced(
     return read_trace(Path(session.end_profiling()), executed, given, discard)
 
 
-def _empty(workdir: Path, options: Any, opens: Callable[[Path, Any], Any]) -> RunProfile:
+def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]) -> RunProfile:
     """Additions of one number, one after the other."""
     import numpy as np
     from onnx import parser
@@ -92,44 +123,34 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, Seen], discard: 
     Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:
-        events = sorted((item for item in json.loads(path.read_bytes()) if "ts" in item), key=lambda item: item["ts"])
-    except (OSError, ValueError) as error:
+        found = [TraceEvent.from_json(item) for item in json.loads(path.read_bytes()) if "ts" in item]
+    except (OSError, ValueError, TypeError, AttributeError, DataError) as error:
         raise ModelError(f"onnxruntime's profile {path.name} cannot be read: {error}") from error
-    runs = [item for item in events if item["name"] == "model_run"][discard:]
+    events = sorted(found, key=lambda item: item.begun)
+    runs = [item for item in events if item.name == "model_run"][discard:]
     if not runs:
         raise ModelError("onnxruntime's profile holds no run; this version of onnxruntime writes another form of it")
-    kernels = [item for item in events if item["cat"] == "Node" and item["name"].endswith(_END)]
-    chosen = sorted(runs, key=lambda item: item["dur"])[: max(1, round(_QUICKER * len(runs)))]
-    inside = [_outermost([item for item in kernels if _within(item, run)]) for run in chosen]
+    kernels = [item for item in events if item.category == "Node" and item.name.endswith(_END)]
+    chosen = sorted(runs, key=lambda item: item.taken)[: max(1, round(_QUICKER * len(runs)))]
+    inside = [_outermost([item for item in kernels if run.begun <= item.begun <= run.ended]) for run in chosen]
     nodes = _with_inputs([_node(same) for same in zip(*inside, strict=False)], executed, inputs)
-    return RunProfile(nodes, len(chosen), sum(item["dur"] for item in chosen) / len(chosen) * 1e-6)
+    return RunProfile(nodes, len(chosen), sum(item.taken for item in chosen) / len(chosen) * 1e-6)
 
 
-def _within(item: Event, run: Event) -> bool:
-    return bool(run["ts"] <= item["ts"] <= run["ts"] + run["dur"])
-
-
-def _outermost(kernels: Sequence[Event]) -> list[Event]:
+def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
     """Without the nodes of bodies: the time of an If or a Loop holds theirs."""
-    kept: list[Event] = []
+    kept: list[TraceEvent] = []
     for item in kernels:
-        if not kept or item["ts"] + item["dur"] > kept[-1]["ts"] + kept[-1]["dur"] or item["ts"] > _end(kept[-1]):
+        if not kept or item.ended > kept[-1].ended or item.begun > kept[-1].ended:
             kept.append(item)
     return kept
 
 
-def _end(item: Event) -> float:
-    return float(item["ts"] + item["dur"])
-
-
-def _node(same: Sequence[Event]) -> NodeTime:
+def _node(same: Sequence[TraceEvent]) -> NodeTime:
     """One node, from its events in all runs."""
     first = same[0]
-    told = first["args"]
-    seconds = sum(item["dur"] for item in same) / len(same) * 1e-6
-    name = first["name"].removesuffix(_END)
-    shapes = [_seen(told.get(key, ())) for key in ("input_type_shape", "output_type_shape")]
-    return NodeTime(name, told.get("op_name", ""), seconds, *shapes)
+    seconds = sum(item.taken for item in same) / len(same) * 1e-6
+    return NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs)
 
 
 def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, Seen]) -> list[NodeTime]:

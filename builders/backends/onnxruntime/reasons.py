@@ -51,12 +51,13 @@ def why_unreadable(error: Exception, model: Path) -> str:
     newer = f"export the model again with opset {OLDEST_OPSET} or later, or convert it with onnx.version_converter"
     for pattern in _UNKNOWN_OP:
         if found := pattern.search(words):
-            node = found.groupdict().get("node")
+            groups = found.groupdict()
+            node, operator = groups.get("node"), groups.get("op")
             where = f" (node {node!r})" if node else ""
             if old:
-                return f"onnxruntime has no operator {found['op']}{where} of opset {opset}; {newer}"
+                return f"onnxruntime has no operator {operator}{where} of opset {opset}; {newer}"
             remedy = "leave the operator out, or use a dtype it has"
-            return f"onnxruntime has no operator {found['op']}{where} for these types; {remedy}: {words}"
+            return f"onnxruntime has no operator {operator}{where} for these types; {remedy}: {words}"
     return f"onnxruntime cannot read it: {words}; {newer if old else 'export the model again'}"
 
 

@@ -6,7 +6,6 @@ the file decides: whether its int8 weights go beyond 64. A file whose weights do
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,12 +15,13 @@ from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 from builders.backends.onnxruntime.exact import Rewrite, make_exact
 from builders.onnx_graphs.bodies import walk_graphs
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION
+from enginery.core.untyped import Untyped
 
 HIGHEST = 64  # 2 * 255 * 64 < 2**15
 _UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)
 
 
-def exact_source(path: Path, options: Any) -> str | bytes:
+def exact_source(path: Path, options: Untyped) -> str | bytes:
     """What to open in the place of a file, so that no sum saturates: its path, or the bytes of a rewritten model.
 
     options: of the session; they get what that takes. Of a file that cannot be read, the path: ONNX Runtime says why.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
@@ -21,6 +21,7 @@ from enginery.core.errors import EngineryError, InputError, StepError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.compatibility import hardware_lacks
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.untyped import Untyped
 
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 
@@ -152,7 +153,7 @@ class Flavour:
                 raise EngineryError(f"{engine.path.name}: this session has no layers to time")
             return profiled(self._import(), session, inputs, runs)
 
-    def _plan(self, trt: Any, said: Any, request: BuildRequest, model: Path, workdir: Path) -> bytes:
+    def _plan(self, trt: Untyped, said: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
         """The serialized engine."""
         builder = trt.Builder(said)
         self._prepare(builder)
@@ -172,10 +173,10 @@ class Flavour:
         reason = builder_reason(self.title, self.name, said.messages)
         raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EngineryError(reason)
 
-    def _prepare(self, builder: Any) -> None:
+    def _prepare(self, builder: Untyped) -> None:
         """What a flavour does to the builder before the model is parsed."""
 
-    def _configure(self, trt: Any, config: Any, request: BuildRequest) -> None:  # noqa: ARG002 - for the flavours
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:  # noqa: ARG002 - for the flavours
         if self.workspace_mib:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace_mib << 20)
         if not self.tf32:
@@ -183,11 +184,11 @@ class Flavour:
         if self.weight_streaming:
             config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
 
-    def _begin(self, config: Any, workdir: Path) -> list[tuple[str, str]]:  # noqa: ARG002 - for the flavours
+    def _begin(self, config: Untyped, workdir: Path) -> list[tuple[str, str]]:  # noqa: ARG002 - for the flavours
         """What a flavour gives the tuner before it starts; warnings."""
         return []
 
-    def _end(self, config: Any, workdir: Path) -> None:
+    def _end(self, config: Untyped, workdir: Path) -> None:
         """What a flavour keeps of a build, whatever became of it."""
 
     def _opening(self, opening: Opening) -> Opening:
@@ -221,7 +222,7 @@ class Flavour:
     def _check_host(self, target: Target) -> None:
         """Raise EngineryError when this host cannot build for the target."""
 
-    def _import(self) -> Any:
+    def _import(self) -> Untyped:
         try:
             return importlib.import_module(self.module)
         except (ImportError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from builders.backends.tensorrt.edition import Flavour, wheels
 from builders.backends.tensorrt.layers import kept_layers
@@ -15,6 +15,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.types import BuildRequest, Engine, Target
+from enginery.core.untyped import Untyped
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
@@ -114,15 +115,15 @@ class TensorRT(Flavour):
         """See `TimingCached`."""
         return merged(self._import(), recorder(self.module), older, newer)
 
-    def _prepare(self, builder: Any) -> None:
+    def _prepare(self, builder: Untyped) -> None:
         self._load_plugins(builder)
 
-    def _load_plugins(self, owner: Any) -> None:
+    def _load_plugins(self, owner: Untyped) -> None:
         """Into the registry of a builder or a runtime."""
         if found := libraries.paths(self.plugins):
             libraries.load(owner.get_plugin_registry(), found)
 
-    def _configure(self, trt: Any, config: Any, request: BuildRequest) -> None:
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
         super()._configure(trt, config, request)
         config.builder_optimization_level = self.optimization_level
         level = self.hardware_compatibility.upper()
@@ -135,10 +136,10 @@ class TensorRT(Flavour):
         if self.strip_weights:
             config.set_flag(trt.BuilderFlag.STRIP_PLAN)
 
-    def _begin(self, config: Any, workdir: Path) -> list[tuple[str, str]]:
+    def _begin(self, config: Untyped, workdir: Path) -> list[tuple[str, str]]:
         return use_given(config, workdir)
 
-    def _end(self, config: Any, workdir: Path) -> None:
+    def _end(self, config: Untyped, workdir: Path) -> None:
         keep_grown(config, workdir)
 
     def _opening(self, opening: Opening) -> Opening:

@@ -7,14 +7,16 @@ none the worse for not being inspected, so every failure ends in a reason and no
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from builders.backends.tensorrt.words import clean
+from enginery.core.untyped import Untyped
 
 MAX_BYTES = 64 << 20
 
 
-def kept_layers(trt: Any, said: Any, engine: Path, prepare: Callable[[Any], None]) -> tuple[Path | None, str]:
+def kept_layers(
+    trt: Untyped, said: Untyped, engine: Path, prepare: Callable[[Untyped], None]
+) -> tuple[Path | None, str]:
     """The inspector's JSON in a file beside the engine, or the reason why there is none."""
     before = len(said.messages)
     runtime = trt.Runtime(said)

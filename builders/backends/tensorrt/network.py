@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from builders.backends.tensorrt.words import parser_reason
 from enginery.core.errors import ModelError
 from enginery.core.types import ShapeProfile
+from enginery.core.untyped import Untyped
 
 
 def check_model(model: Path) -> None:
@@ -19,7 +19,7 @@ def check_model(model: Path) -> None:
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
 
 
-def parsed(trt: Any, said: Any, builder: Any, model: Path, flavour: tuple[str, str]) -> Any:
+def parsed(trt: Untyped, said: Untyped, builder: Untyped, model: Path, flavour: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. flavour: title and name, for words.
 
     Raises ModelError naming node, operator and reason. The parser reads from the path, so that external data is found;
@@ -35,14 +35,14 @@ def parsed(trt: Any, said: Any, builder: Any, model: Path, flavour: tuple[str, s
     return network
 
 
-def _network_flags(trt: Any) -> int:
+def _network_flags(trt: Untyped) -> int:
     """Strong typing is a choice in TensorRT 10. Later releases and RTX have nothing else and deprecate the flag."""
     if not trt.__version__.startswith("10."):
         return 0
     return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
-def add_profiles(builder: Any, config: Any, profiles: Iterable[ShapeProfile]) -> None:
+def add_profiles(builder: Untyped, config: Untyped, profiles: Iterable[ShapeProfile]) -> None:
     """One optimization profile each. What is wrong with one stands in the log, and the build then fails."""
     for shapes in profiles:
         profile = builder.create_optimization_profile()

@@ -5,14 +5,14 @@ shapes, so nothing is said about what a layer must do.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from builders.backends.run_profiles import NodeTime, RunProfile
 from builders.backends.tensorrt.runtime.session import EngineSession
 from enginery.core.types import Tensors
+from enginery.core.untyped import Untyped
 
 
-def profiled(trt: Any, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
+def profiled(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
     """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `session.run` does."""
     listener = _listener(trt)
     for _ in range(max(2, runs // 5)):
@@ -25,7 +25,7 @@ def profiled(trt: Any, session: EngineSession, inputs: Tensors, runs: int) -> Ru
     return RunProfile(nodes, runs, sum(node.seconds for node in nodes))
 
 
-def _listener(trt: Any) -> Any:
+def _listener(trt: Untyped) -> Untyped:
     class Listener(trt.IProfiler):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)

@@ -8,13 +8,14 @@ which cover little of a build: the history of builds predicts that.
 
 import time
 from collections.abc import Callable
-from typing import Any
+
+from enginery.core.untyped import Untyped
 
 _ASK_S = 0.2
 _TELL_S = 2.0
 
 
-def monitor(trt: Any, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Any:
+def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
     """An `IProgressMonitor` that tells phases and stops the build when it is asked to. It must outlive the config."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]

@@ -7,11 +7,12 @@ version compatibility and the engine inspector need a GPU or a library that is n
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from builders.backends.tensorrt.edition import Flavour, wheels
 from builders.backends.tensorrt.runtime.opening import Opening
 from enginery.core.types import BuildRequest
+from enginery.core.untyped import Untyped
 
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
@@ -34,7 +35,7 @@ class TensorRTRTX(Flavour):
             return "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"
         return super()._hardware_refusal(request)
 
-    def _configure(self, trt: Any, config: Any, request: BuildRequest) -> None:
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
         super()._configure(trt, config, request)
         config.num_compute_capabilities = 1
         capability = request.target.sm.upper().replace("_", "")  # SM89

@@ -7,13 +7,13 @@ what TensorRT refuses all the same is left out, with a note. A cache makes build
 """
 
 from pathlib import Path
-from typing import Any
 
 from builders.backends.timing_caches import GIVEN, GROWN
 from enginery.core.errors import EngineryError
+from enginery.core.untyped import Untyped
 
 
-def use_given(config: Any, workdir: Path) -> list[tuple[str, str]]:
+def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
     """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; a warning if the one there was left out."""
     path = workdir / GIVEN
     data = path.read_bytes() if path.is_file() else b""
@@ -24,14 +24,14 @@ def use_given(config: Any, workdir: Path) -> list[tuple[str, str]]:
     return [("WARNING", f"the timing cache of this GPU was left out, and begun anew: {reason}")]
 
 
-def keep_grown(config: Any, workdir: Path) -> None:
+def keep_grown(config: Untyped, workdir: Path) -> None:
     """Leave what the tuner knows now in WORKDIR."""
     cache = config.get_timing_cache()
     if cache is not None:
         (workdir / GROWN).write_bytes(bytes(cache.serialize()))
 
 
-def merged(trt: Any, logger: Any, older: bytes, newer: bytes) -> bytes:
+def merged(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
     """Both caches as one. Raises EngineryError when TensorRT does not take them together."""
     config = trt.Builder(logger).create_builder_config()
     first = config.create_timing_cache(older)
@@ -41,7 +41,7 @@ def merged(trt: Any, logger: Any, older: bytes, newer: bytes) -> bytes:
     return bytes(first.serialize())
 
 
-def _set(config: Any, data: bytes) -> str:
+def _set(config: Untyped, data: bytes) -> str:
     """Why TensorRT does not take it; '' when it does."""
     try:
         cache = config.create_timing_cache(data)

@@ -5,9 +5,9 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
 
 from enginery.core.text import join_first
+from enginery.core.untyped import Untyped
 
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
@@ -73,7 +73,7 @@ def _disguised(messages: Sequence[tuple[str, str]]) -> bool:
     return errors and any(re.search(_TACTIC_LACKS_MEMORY, text) for _, text in messages)
 
 
-def parser_reason(title: str, backend: str, problems: Sequence[Any]) -> str:
+def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
     """What the ONNX parser could not take: one clause per node, from its `ParserError`s, and what the spec can do."""
     clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
     return (
@@ -82,7 +82,7 @@ def parser_reason(title: str, backend: str, problems: Sequence[Any]) -> str:
     )
 
 
-def _cure(problem: Any, backend: str) -> str:
+def _cure(problem: Untyped, backend: str) -> str:
     """What the spec can do about it."""
     node, kind, words = problem.node_name(), problem.code().name, problem.desc()
     if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", words):
@@ -96,7 +96,7 @@ def _cure(problem: Any, backend: str) -> str:
     return _REWRITE
 
 
-def _clause(problem: Any) -> str:
+def _clause(problem: Untyped) -> str:
     node, operator, words = problem.node_name(), problem.node_operator(), clean(problem.desc())
     code = problem.code().name.lower().replace("_", " ")
     words = code if _AN_ASSERTION.match(words) else f"{words} ({code})"
@@ -104,7 +104,7 @@ def _clause(problem: Any) -> str:
 
 
 @cache
-def recorder(module: str) -> Any:
+def recorder(module: str) -> Untyped:
     """The process's one TensorRT logger for that module (later ones would be ignored); it keeps what it hears from
     warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
     trt = importlib.import_module(module)
@@ -114,7 +114,7 @@ def recorder(module: str) -> Any:
             trt.ILogger.__init__(self)
             self.messages: list[tuple[str, str]] = []
 
-        def log(self, severity: Any, message: str) -> None:
+        def log(self, severity: Untyped, message: str) -> None:
             if severity <= trt.ILogger.WARNING:
                 self.messages.append((severity.name, message))
             if severity <= trt.ILogger.INFO:

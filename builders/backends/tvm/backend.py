@@ -1,7 +1,7 @@
 """Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
 
 GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
-the kernels' source text instead and says nothing: that is never taken for an engine (`tvm.cuda`). GPU engines
+the kernels' source text instead and says nothing: that is never taken for an engine (`cuda`). GPU engines
 were never run.
 """
 
@@ -128,7 +128,7 @@ class Tvm:
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
-        return records.merged(older, newer)
+        return records.merge(older, newer)
 
     def _tuning_refusal(self, request: BuildRequest) -> str | None:
         if not self.tune_minutes:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from builders.backends import profile_bounds
 from builders.backends.tvm.ignored import check_heeded
@@ -15,6 +14,7 @@ from builders.onnx_graphs.plain_names import Names, plain
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.hardware.cpu_levels import level_of
 from enginery.core.types import BuildRequest
+from enginery.core.untyped import Untyped
 
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
@@ -54,7 +54,7 @@ class _Search:
     seconds: float
     notes: tuple[str, ...] = ()
 
-    def __call__(self, module: Any, target: dict[str, Any]) -> Any:
+    def __call__(self, module: Untyped, target: dict[str, Untyped]) -> Untyped:
         import tvm
 
         from builders.backends.tvm.tuning import scheduled
@@ -67,9 +67,9 @@ class _Search:
 def _compiled(
     request: BuildRequest,
     model: Path,
-    target: dict[str, Any],
-    search: Callable[[Any, dict[str, Any]], Any] | None,
-) -> Any:
+    target: dict[str, Untyped],
+    search: Callable[[Untyped, dict[str, Untyped]], Untyped] | None,
+) -> Untyped:
     import tvm
     from tvm.relax.frontend.onnx import from_onnx
 
@@ -87,7 +87,7 @@ def _compiled(
 
 
 @contextmanager
-def _own_words(proto: Any, names: Names) -> Iterator[None]:
+def _own_words(proto: Untyped, names: Names) -> Iterator[None]:
     """What TVM says of a model as a ModelError; of a compiler that TVM called as it is."""
     try:
         yield
@@ -97,14 +97,14 @@ def _own_words(proto: Any, names: Names) -> Iterator[None]:
         raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error
 
 
-def _no_empty_constants(module: Any, proto: Any, names: Names) -> None:
+def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
     """TVM writes a constant without elements into an engine that it then cannot load."""
     from tvm import relax
     from tvm.ir.expr import GenericConst
 
     found: list[tuple[int, ...]] = []
 
-    def note(value: Any) -> None:
+    def note(value: Untyped) -> None:
         if isinstance(value, GenericConst) and 0 in getattr(value.value, "shape", ()):
             found.append(tuple(value.value.shape))
 
@@ -116,7 +116,7 @@ def _no_empty_constants(module: Any, proto: Any, names: Names) -> None:
         raise ModelError(f"TVM cannot compile the model: {weight} has shape {found[0]} and so no elements; {_REMEDY}")
 
 
-def _fix_sizes(proto: Any, request: BuildRequest, names: Names) -> None:
+def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
     """A dim that every profile gives the same one size is that size: only such kernels can be tuned."""
     fixed = {repr(dim): low for dim, (low, high) in profile_bounds.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
@@ -125,14 +125,14 @@ def _fix_sizes(proto: Any, request: BuildRequest, names: Names) -> None:
                 dim.dim_value = size
 
 
-def _linked(built: Any, path: Path) -> None:
+def _linked(built: Untyped, path: Path) -> None:
     try:
         built.export_library(str(path), options=list(_LINKER))
     except RuntimeError as error:
         raise ModelError(f"TVM cannot link the engine: {_short(str(error))}") from error
 
 
-def _reason(error: Exception, proto: Any, names: Names) -> str:
+def _reason(error: Exception, proto: Untyped, names: Names) -> str:
     words = names.restore(_short(str(error)) or type(error).__name__)
     node = _at(error.__traceback__)
     if node is None:
@@ -141,7 +141,7 @@ def _reason(error: Exception, proto: Any, names: Names) -> str:
     return words if node is None else f"{names.restore(node.name)}: {words}"
 
 
-def _at(place: TracebackType | None) -> Any:
+def _at(place: TracebackType | None) -> Untyped:
     """The node that TVM's importer was at, which it tells nobody."""
     found = None
     while place is not None:

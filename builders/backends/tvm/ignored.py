@@ -1,20 +1,23 @@
 """What TVM's ONNX importer reads past: it compiles the node and computes something else. ONNX's node tests found it."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_graphs.plain_names import Names
 from enginery.core.errors import ModelError
 
+if TYPE_CHECKING:
+    import onnx
 
-def check_heeded(proto: Any, names: Names) -> None:
+
+def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
     """Raise ModelError naming the first node with an attribute or input that TVM would ignore, and the remedy."""
     for node in walk_nodes(proto.graph):
         if reason := _ignored(node):
             raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
 
 
-def _ignored(node: Any) -> str | None:
+def _ignored(node: "onnx.NodeProto") -> str | None:
     from onnx import helper
 
     given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

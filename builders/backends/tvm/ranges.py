@@ -5,12 +5,15 @@ that size, cannot prove it equal to the dimension's, and then compiles no sum of
 ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import onnx
 
-def countable(model: Any) -> None:
+
+def countable(model: "onnx.ModelProto") -> None:
     """Rewrite, in the model itself, every such Range whose limit is one dimension of a tensor."""
     from onnx import helper, numpy_helper
 
@@ -32,7 +35,9 @@ def countable(model: Any) -> None:
     graph.node.extend(rewritten)
 
 
-def _one_dimension(node: Any, made: dict[str, Any], values: dict[str, Any]) -> str | None:
+def _one_dimension(
+    node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
+) -> str | None:
     """The value that holds, as a vector of one, the size up to which `node` counts 0, 1, 2...; None for another."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
@@ -49,7 +54,7 @@ def _one_dimension(node: Any, made: dict[str, Any], values: dict[str, Any]) -> s
     return str(shape.output[0]) if end - start == 1 and start >= 0 else None
 
 
-def _scalar(tensor: Any) -> int | None:
+def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
     from onnx import numpy_helper
 
     if tensor is None:

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 @contextmanager
@@ -51,18 +51,18 @@ def _at_a_new_path(engine: Path, folder: Path) -> Path:
 class TvmSession:
     """A function of an engine on a device."""
 
-    def __init__(self, request: BuildRequest, main: Any, device: Any) -> None:
+    def __init__(self, request: BuildRequest, main: Untyped, device: Untyped) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._request, self._device = request, device
         self._check = InputCheck(request.inputs, request.profiles)
-        self._main: Any = main
+        self._main: Untyped = main
 
     def close(self) -> None:
         """Let go of the function; `run` refuses from now on."""
         self._main = None
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
         import tvm
         import tvm_ffi
@@ -79,7 +79,7 @@ class TvmSession:
         return profile_bounds.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
 
 
-def _array(value: Any) -> "np.ndarray[Any, Any]":
+def _array(value: Untyped) -> "np.ndarray":
     """What TVM answers with as an array: of a shape that is an output, its sizes."""
     return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
 

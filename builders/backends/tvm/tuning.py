@@ -2,7 +2,7 @@
 
 MetaSchedule (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022, arXiv:2205.13603)
 draws schedules of a kernel, compiles them, measures them on this machine and breeds the best. It takes kernels of fixed
-sizes alone. What was measured goes from build to build (`backends.timing_caches`); a known kernel is searched further.
+sizes alone. What was measured goes from build to build (`timing_caches`); a known kernel is searched further.
 
 Candidates are compiled in this process: TVM's own workers each parse the intrinsics of every GPU again for each round,
 which takes 20 s of CPU time, and are left to the measuring, where a kernel that hangs or crashes costs itself alone.
@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from builders.backends.timing_caches import GIVEN, GROWN
 from builders.backends.tvm import records
 from builders.execution.process import enter_phase
 from enginery.core.errors import EngineryError
+from enginery.core.untyped import Untyped
 
 # Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
 _ROUND = 8
@@ -31,7 +31,7 @@ _PATIENCE_S = 60.0
 _LEAST_ROUNDS = 3
 
 
-def scheduled(module: Any, target: Any, workdir: Path, seconds: float) -> tuple[Any, tuple[str, ...]]:
+def scheduled(module: Untyped, target: Untyped, workdir: Path, seconds: float) -> tuple[Untyped, tuple[str, ...]]:
     """The module lowered and its kernels of fixed sizes scheduled by the best that is known after `seconds`; and notes.
 
     module: Relax, as imported.  target: with num-cores.  The budget is looked at after every round of measurements;
@@ -61,7 +61,7 @@ def scheduled(module: Any, target: Any, workdir: Path, seconds: float) -> tuple[
     return tuned, (f"{known} of {len(found)} kernels tuned {how}{left}",)
 
 
-def _searched(tasks: Sequence[Any], workdir: Path, end: float) -> tuple[Any, str]:
+def _searched(tasks: Sequence[Untyped], workdir: Path, end: float) -> tuple[Untyped, str]:
     """The database after the search, and how it went."""
     from tvm.s_tir import meta_schedule as ms
 
@@ -105,7 +105,7 @@ def _outcome(measured: int, said: str) -> str:
     return f"here; no candidate ran: {said.strip().splitlines()[-1][:300]}"
 
 
-def _database(given: Path, folder: Path) -> Any:
+def _database(given: Path, folder: Path) -> Untyped:
     """TVM's database in a folder, with what was measured before; an empty one where that cannot be read."""
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
@@ -119,7 +119,7 @@ def _database(given: Path, folder: Path) -> Any:
     return JSONDatabase(*map(str, files))
 
 
-def _clock(end: float, count: int) -> Any:
+def _clock(end: float, count: int) -> Untyped:
     """A measure callback that counts, tells how far it is, and ends the search when its time is up."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
@@ -132,8 +132,8 @@ def _clock(end: float, count: int) -> Any:
             self.measured = self._rounds = 0
             self.said = ""
 
-        def apply(self, *told: Any) -> None:
-            ran: Sequence[Any] = told[-1]
+        def apply(self, *told: Untyped) -> None:
+            ran: Sequence[Untyped] = told[-1]
             self._rounds += 1
             self.measured += sum(result.run_secs is not None for result in ran)
             self.said = next((str(result.error_msg) for result in ran if result.error_msg), self.said)
@@ -148,20 +148,20 @@ def _clock(end: float, count: int) -> Any:
     return Clock()
 
 
-def _builder() -> Any:
+def _builder() -> Untyped:
     """Compiles candidates in this process, one after the other."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.builder import PyBuilder
 
     @derived_object
     class Builder(PyBuilder):  # type: ignore[misc]
-        def build(self, build_inputs: Sequence[Any]) -> list[Any]:
+        def build(self, build_inputs: Sequence[Untyped]) -> list[Untyped]:
             return [_built(item) for item in build_inputs]
 
     return Builder()
 
 
-def _built(item: Any) -> Any:
+def _built(item: Untyped) -> Untyped:
     """The file of a candidate, or why there is none."""
     from tvm import tirx
     from tvm.s_tir.meta_schedule.builder import BuilderResult
@@ -175,7 +175,7 @@ def _built(item: Any) -> Any:
         return BuilderResult(None, str(error))
 
 
-def _is_fixed(task: Any) -> bool:
+def _is_fixed(task: Untyped) -> bool:
     from tvm.tirx import IntImm
 
     function = task.dispatched[0]["main"]
@@ -183,7 +183,7 @@ def _is_fixed(task: Any) -> bool:
     return all(isinstance(size, int | IntImm) for size in sizes)
 
 
-def _work(task: Any) -> float:
+def _work(task: Untyped) -> float:
     from tvm.s_tir.analysis import estimate_tir_flops
 
     return float(estimate_tir_flops(task.dispatched[0])) * float(task.weight)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.export
@@ -16,6 +15,7 @@ from builders.onnx_jax.evaluate import evaluate, fold, split_weights
 from builders.onnx_jax.graph import read_graph
 from enginery.core.errors import ModelError
 from enginery.core.types import BuildRequest, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str) -> None:
@@ -30,7 +30,7 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
                 raise ModelError(f"{model.name} has {kind} {sorted(there)}, not {sorted(names)}; export it again")
         order = [spec.name for spec in request.inputs]
 
-        def run(held: list[Any], given: list[Any]) -> list[jax.Array]:
+        def run(held: list[Untyped], given: list[Untyped]) -> list[jax.Array]:
             values = dict(zip(weights, held, strict=True)) | dict(zip(order, given, strict=True))
             made = dict(zip(graph.outputs, evaluate(graph, values), strict=True))
             return [data(made[spec.name]) for spec in request.outputs]
@@ -91,7 +91,7 @@ def dim_ranges(request: BuildRequest) -> dict[str, tuple[int, int]]:
     return {dim: (min(ends), max(ends)) for dim, ends in found.items()}
 
 
-def _check_outputs(request: BuildRequest, avals: Any) -> None:
+def _check_outputs(request: BuildRequest, avals: Untyped) -> None:
     """Raise ModelError when what was traced is not what the graph declares: a wrong type is a wrong operator."""
     for spec, aval in zip(request.outputs, avals, strict=True):
         if np.dtype(aval.dtype).name != spec.dtype or len(aval.shape) != len(spec.shape):

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from enginery.core.codec import decode, encode
 from enginery.core.errors import IntegrityError
 
 FORMAT = "enginery-xla-1"
@@ -24,19 +24,28 @@ class XlaFile:
     """A program and its weights, in the order of the program's arguments."""
 
     program: bytes
-    weights: tuple[np.ndarray[Any, Any], ...]
+    weights: tuple[np.ndarray, ...]
 
 
-def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+@dataclass(frozen=True)
+class WeightHeader:
+    """A weight's name, dtype by numpy's or ml_dtypes' name, and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
     """Write an engine. Equal content gives equal bytes."""
     from safetensors.numpy import save_file
 
     tensors = {_PROGRAM: np.frombuffer(program, np.uint8)}
-    listed = []
+    listed: list[WeightHeader] = []
     for index, (name, array) in enumerate(weights.items()):
-        listed.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
+        listed.append(WeightHeader(name, array.dtype.name, array.shape))
         tensors[f"weight.{index}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    save_file(tensors, path, {FORMAT: json.dumps(listed)})  # one entry: safetensors writes several in any order
+    save_file(tensors, path, {FORMAT: json.dumps(encode(listed))})  # one entry: safetensors writes several in any order
 
 
 def read_engine(path: Path) -> XlaFile:
@@ -49,16 +58,17 @@ def read_engine(path: Path) -> XlaFile:
             if FORMAT not in header:
                 raise IntegrityError(f"{path.name} is no XLA engine of this release; build it again")
             listed = json.loads(header[FORMAT])
-            weights = [_array(file.get_tensor(f"weight.{index}"), item) for index, item in enumerate(listed)]
+            heads = [decode(item, WeightHeader) for item in listed]
+            weights = [_array(file.get_tensor(f"weight.{index}"), head) for index, head in enumerate(heads)]
             return XlaFile(file.get_tensor(_PROGRAM).tobytes(), tuple(weights))
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise IntegrityError(f"{path.name} is damaged ({error}); fetch or build it again") from error
 
 
-def _array(found: np.ndarray[Any, Any], item: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def _array(found: np.ndarray, head: WeightHeader) -> np.ndarray:
     import ml_dtypes
 
-    name = item["dtype"]
+    name = head.dtype
     dtype = np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
-    shaped: np.ndarray[Any, Any] = found.view(dtype).reshape(item["shape"])
+    shaped: np.ndarray = found.view(dtype).reshape(head.shape)
     return shaped

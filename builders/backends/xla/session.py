@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import jax
 import jax.export
@@ -14,6 +14,7 @@ from builders.backends.xla.file import read_engine
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.types import Engine, Shape, Target, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 class XlaSession:
@@ -33,14 +34,14 @@ class XlaSession:
         self._device = _device(request.target)
         file = read_engine(engine.path)
         try:
-            self._program: Any = jax.jit(jax.export.deserialize(bytearray(file.program)).call)
+            self._program: Untyped = jax.jit(jax.export.deserialize(bytearray(file.program)).call)
         except Exception as error:  # FlatBuffers and StableHLO raise many classes for one reason: damage
             raise IntegrityError(
                 f"{self._name} holds no program that this jax reads: {error}; build it again"
             ) from error
         with jax.enable_x64(True):
-            self._weights: Any = [jax.device_put(array, self._device) for array in file.weights]
-        self._compiled: OrderedDict[tuple[Shape, ...], Any] = OrderedDict()
+            self._weights: Untyped = [jax.device_put(array, self._device) for array in file.weights]
+        self._compiled: OrderedDict[tuple[Shape, ...], Untyped] = OrderedDict()
         self._lock = threading.Lock()
         for shapes in tuned_shapes(engine):
             self._for(shapes)
@@ -52,7 +53,7 @@ class XlaSession:
         self._weights = None  # frees the device's memory
         self._compiled.clear()
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once; a size that comes for the first time is compiled first. Raises DataError for arrays that do not fit
         or lie outside the profiles."""
         if self._weights is None:
@@ -65,7 +66,7 @@ class XlaSession:
             made = executable(self._weights, placed)
         return {spec.name: np.array(array) for spec, array in zip(self.outputs, made, strict=True)}
 
-    def _for(self, shapes: tuple[Shape, ...]) -> Any:
+    def _for(self, shapes: tuple[Shape, ...]) -> Untyped:
         with self._lock:
             if found := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
@@ -77,7 +78,7 @@ class XlaSession:
                 self._compiled.popitem(last=False)
         return made
 
-    def _compile(self, shapes: tuple[Shape, ...]) -> Any:
+    def _compile(self, shapes: tuple[Shape, ...]) -> Untyped:
         place = jax.sharding.SingleDeviceSharding(self._device)
         given = [
             jax.ShapeDtypeStruct(shape, np.dtype(_dtype(spec)), sharding=place)
@@ -103,13 +104,13 @@ def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _dtype(spec: TensorSpec) -> Any:
+def _dtype(spec: TensorSpec) -> Untyped:
     import ml_dtypes
 
     return ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype
 
 
-def _device(target: Target) -> Any:
+def _device(target: Target) -> Untyped:
     if target.is_cpu:
         return jax.devices("cpu")[0]
     wanted = "{}.{}".format(*(target.compute_capability or ()))

@@ -3,9 +3,10 @@
 import os
 import socket
 import warnings
-from typing import Any
+from collections.abc import Mapping
 
 from builders.execution.ray.placement import Node
+from enginery.core.documents import find, read
 from enginery.core.errors import UnavailableError
 
 _REACH_S = 5.0
@@ -94,7 +95,7 @@ def nodes() -> list[Node]:
     """The nodes that are alive, as far as Ray has noticed."""
     import ray
 
-    return [_node(found) for found in ray.nodes() if found["Alive"]]
+    return [_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
 
 
 def answers(node: Node) -> bool:
@@ -106,11 +107,11 @@ def answers(node: Node) -> bool:
     return True
 
 
-def _node(found: dict[str, Any]) -> Node:
+def _node(found: Mapping[str, object]) -> Node:
     """A node from an item of `nodes()`."""
-    resources = found["Resources"]
-    labels = {name: value for name, value in found["Labels"].items() if not name.startswith("ray.io/")}
-    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-    name = found.get("NodeName") or found["NodeManagerAddress"]
-    address = (found["NodeManagerAddress"], found["NodeManagerPort"])
-    return Node(found["NodeID"], name, address, labels, cpus, gpus, int(resources.get("memory", 0)) >> 20)
+    labels = {name: value for name, value in read(found, "Labels", dict).items() if not name.startswith("ray.io/")}
+    cpus, gpus, memory = (find(found, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
+    host = read(found, "NodeManagerAddress", str)
+    address = (host, read(found, "NodeManagerPort", int))
+    name = find(found, "NodeName", str, "") or host
+    return Node(read(found, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)

@@ -5,13 +5,15 @@ import threading
 import time
 from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.events import ProcessEnded, Started, Watch, unwatched
+from builders.execution.jobs import Job, Result
 from builders.execution.ray import cluster
 from builders.execution.ray.listener import Listener
 from builders.execution.ray.placement import fitting, none_fits
 from builders.execution.ray.task import Task
+from builders.execution.ray.worker import Answer
 from builders.execution.requests import result_type
 from builders.execution.retries import run_with_retries
 from enginery.core.codec import decode
@@ -58,7 +60,7 @@ class RayExecutor:
         with self._connecting:
             self._disconnect()
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
         """Run the job where its needs are met, and again where that helps (`builders.execution.retries`).
 
         Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and
@@ -128,7 +130,7 @@ class RayExecutor:
         finally:
             last[0] = task.node
 
-    def _submitted(self, job: Job[Any], listener: Listener, avoid: str | None) -> Task:
+    def _submitted(self, job: Job[object], listener: Listener, avoid: str | None) -> Task:
         there = listener.nodes()
         if not fitting(job.needs, there):
             there = listener.nodes(fresh=True)
@@ -136,26 +138,29 @@ class RayExecutor:
                 raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
         return Task(job, there, avoid, self._isolated)
 
-    def _refuse_when_cancelled(self, job: Job[Any]) -> None:
+    def _refuse_when_cancelled(self, job: Job[object]) -> None:
         if self._cancelled:
             raise StepError(f"{job.name}: cancelled before it started", "cancelled")
 
 
-def _follow(task: Task, watch: Watch, listener: Listener) -> Any:
+def _follow(task: Task, watch: Watch, listener: Listener) -> object:
     """Tell the watch what the task tells, until its answer."""
     ended = False
     try:
         while True:
-            kind, what = task.told.get()
-            if kind == "failed":
-                raise what
-            if kind == "answer":
-                return _value(what)
-            ended = ended or kind == "ended"
-            getattr(watch, kind)(_where(what, listener) if kind == "started" else what)
+            match task.told.get():
+                case Exception() as error:
+                    raise error
+                case Answer(data):
+                    return _value(data)
+                case Started(name, node):
+                    watch(Started(name, _where(node, listener)))
+                case event:
+                    ended = ended or isinstance(event, ProcessEnded)
+                    watch(event)
     finally:
         if task.started and not ended:
-            watch.ended(task.usage())
+            watch(ProcessEnded(task.job.name, task.usage()))
 
 
 def _where(node: str, listener: Listener) -> str:
@@ -167,7 +172,7 @@ def _where(node: str, listener: Listener) -> str:
     return node
 
 
-def _value(answer: dict[str, Any]) -> Any:
+def _value(answer: dict[str, object]) -> object:
     if "error" in answer:
         raise error_from_json(answer)
-    return answer["value"]
+    return answer.get("value")

@@ -6,13 +6,14 @@ A thread per task that polls Ray would cost a core for a few hundred tasks.
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from builders.execution.events import Waiting
 from builders.execution.ray.cluster import answers, nodes
 from builders.execution.ray.placement import Node, countdown, fitting, none_fits
 from builders.execution.ray.task import Task
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize
+from enginery.core.untyped import Untyped
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0
@@ -29,7 +30,7 @@ class Listener:
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._nodes: tuple[float, list[Node]] = (0.0, [])
-        self._tasks: dict[Any, Task] = {}
+        self._tasks: dict[Untyped, Task] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
         self.lost = False  # whether Ray is gone: nobody is heard any more, and another listener is needed
@@ -104,7 +105,7 @@ class Listener:
                 self._look_after(self.nodes(fresh=True))
                 checked = time.monotonic()
 
-    def _take(self, refs: Iterable[Any]) -> None:
+    def _take(self, refs: Iterable[Untyped]) -> None:
         for ref in refs:
             task = self._tasks.get(ref)  # None: dropped meanwhile
             if task and task.take():
@@ -163,7 +164,7 @@ class Listener:
             if not task.queued:
                 task.queued = True
                 room = f"{len(fits)} of {pluralize(len(there), 'node')} can take it"
-                task.told.put(("waiting", f"room on the cluster: {room}"))
+                task.told.put(Waiting(task.job.name, f"room on the cluster: {room}"))
             return None
         if fitting(needs, there):  # only the one to be avoided
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
@@ -171,7 +172,7 @@ class Listener:
         left = task.unplaced_since + self._wait_s - now
         if left <= 0:
             return StepError(f"{task.job.name}: {none_fits(needs, there, self._wait_s)}", "no-node")
-        task.told.put(("waiting", countdown(needs, left)))
+        task.told.put(Waiting(task.job.name, countdown(needs, left)))
         return None
 
 
@@ -181,7 +182,7 @@ def _details(error: Exception) -> str:
     return str(found()) if callable(found) else ""
 
 
-def _ready(refs: list[Any]) -> list[Any]:
+def _ready(refs: list[Untyped]) -> list[Untyped]:
     """Those that have something to say, after a short wait for the first. Asking costs time for each task there is, so
     where there are many they are left to gather for a moment."""
     import ray

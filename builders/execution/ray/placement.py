@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from builders.execution.jobs import Needs
 
@@ -42,7 +41,7 @@ def fitting(needs: Needs, nodes: Iterable[Node], avoid: str | None = None) -> li
     ]
 
 
-def ray_options(needs: Needs, nodes: Sequence[Node], avoid: str | None = None) -> dict[str, Any]:
+def ray_options(needs: Needs, nodes: Sequence[Node], avoid: str | None = None) -> dict[str, object]:
     """The options of a Ray task with these needs: one CPU, its GPUs and memory, and label selectors.
 
     What asks for more memory than any node that suits it has gets the whole of the largest. A preferred label is given
@@ -52,7 +51,7 @@ def ray_options(needs: Needs, nodes: Sequence[Node], avoid: str | None = None) -
     strict = dict(needs.labels) if needs.required else {}
     if possible and avoid is not None:
         strict[_NODE_ID] = f"!{avoid}"
-    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": strict}
+    options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": strict}
     if needs.memory_mib:
         most = max((node.memory_mib for node in possible), default=needs.memory_mib)
         options["memory"] = min(needs.memory_mib, most) << 20

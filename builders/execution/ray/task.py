@@ -4,13 +4,14 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from queue import SimpleQueue
-from typing import Any
 
-from builders.execution.jobs import Job, Usage
+from builders.execution.events import MemoryHeld, Started, Usage
+from builders.execution.jobs import Job
 from builders.execution.ray.cluster import answers, nodes, through_client
 from builders.execution.ray.placement import Node, ray_options
-from builders.execution.ray.worker import Event, work, work_here, work_through
+from builders.execution.ray.worker import Answer, Event, work, work_here, work_through
 from enginery.core.errors import StepError, UnavailableError
+from enginery.core.untyped import Untyped
 
 # A worker ends its job at its limit; this much later it is taken for hung itself.
 LATE_S = 60.0
@@ -19,13 +20,14 @@ LATE_S = 60.0
 class Task:
     """A job that was handed to Ray. The listener writes it, and the thread that waits for the job reads `told`.
 
-    told: events of the worker, and of the listener: 'waiting' and 'failed'.  over: whether the last one is there.
+    told: events of the worker, and of the listener: `Waiting`, and the error that ends it.  over: whether the last one
+    is there.
     """
 
-    def __init__(self, job: Job[Any], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
+    def __init__(self, job: Job[object], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
         self.job = job
         self.avoid = avoid
-        self.told: SimpleQueue[Event] = SimpleQueue()
+        self.told: SimpleQueue[Event | Exception] = SimpleQueue()
         self.started: float | None = None
         self.node: str | None = None
         self.peak_mib = 0.0
@@ -54,7 +56,7 @@ class Task:
     def fail(self, error: Exception) -> None:
         """End the waiting thread's wait with an error."""
         self.over = True
-        self.told.put(("failed", error))
+        self.told.put(error)
 
     def usage(self) -> Usage:
         """What it took as far as was heard: for a task whose worker cannot say it any more."""
@@ -74,13 +76,13 @@ class Task:
         ray.cancel(self.ref, force=force)
 
     def _note(self, event: Event) -> None:
-        kind, value = event
-        if kind == "started":
-            self.node, self.started = value, time.monotonic()
-        elif kind == "holds":
-            self.peak_mib = value
-        elif kind == "answer":
-            self.over = True
+        match event:
+            case Started(_, node):
+                self.node, self.started = node, time.monotonic()
+            case MemoryHeld(_, mib):
+                self.peak_mib = mib
+            case Answer():
+                self.over = True
 
     def _failure(self, error: Exception) -> Exception:
         """What Ray says of a task that it lost, as an error of ours."""
@@ -106,7 +108,7 @@ class Task:
 
 
 @cache
-def _remote(isolated: bool, streams: bool) -> Any:
+def _remote(isolated: bool, streams: bool) -> Untyped:
     import ray
 
     # Never twice by Ray itself, which would not say so: what is tried again is up to `builders.execution.retries`.

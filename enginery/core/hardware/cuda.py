@@ -11,10 +11,11 @@ from collections.abc import Callable
 from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.types import Target
+from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +80,7 @@ def cuda_version() -> str | None:
     return f"{found.value // 1000}.{found.value % 1000 // 10}"
 
 
-def _gpu(driver: Any, index: int) -> Gpu:
+def _gpu(driver: Untyped, index: int) -> Gpu:
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
     capability = (_attribute(driver, _MAJOR, index), _attribute(driver, _MINOR, index))
@@ -87,19 +88,19 @@ def _gpu(driver: Any, index: int) -> Gpu:
     return Gpu(index, name.value.decode(), capability, _memory(driver, index), mode)
 
 
-def _memory(driver: Any, index: int) -> int:
+def _memory(driver: Untyped, index: int) -> int:
     size = c_size_t()
     _check(driver, driver.cuDeviceTotalMem_v2(byref(size), c_int(index)), "cuDeviceTotalMem")
     return size.value
 
 
-def _attribute(driver: Any, attribute: int, index: int) -> int:
+def _attribute(driver: Untyped, attribute: int, index: int) -> int:
     value = c_int()
     _check(driver, driver.cuDeviceGetAttribute(byref(value), attribute, c_int(index)), "cuDeviceGetAttribute")
     return value.value
 
 
-def _driver() -> Any:
+def _driver() -> Untyped:
     """libcuda, initialised. Raises UnavailableError when there is none, or it finds no GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -109,7 +110,7 @@ def _driver() -> Any:
     return driver
 
 
-def _check(driver: Any, status: int, call: str) -> None:
+def _check(driver: Untyped, status: int, call: str) -> None:
     if status == 0:
         return
     text = ctypes.c_char_p()
@@ -160,13 +161,13 @@ class Device:
         self._buffers[name] = (address, size_bytes)
         return address.value
 
-    def put(self, name: str, array: "np.ndarray[Any, Any]") -> int:
+    def put(self, name: str, array: "np.ndarray") -> int:
         """Copy a C-contiguous array into the buffer of that name; its address."""
         address = self.buffer(name, array.nbytes)
         self._call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
         return address
 
-    def get(self, name: str, array: "np.ndarray[Any, Any]") -> None:
+    def get(self, name: str, array: "np.ndarray") -> None:
         """Fill a C-contiguous array from the buffer of that name."""
         address, _ = self._buffers[name]
         self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))
@@ -225,7 +226,7 @@ class Device:
         if name in self._buffers:
             self._call("cuMemFree_v2", self._buffers.pop(name)[0])
 
-    def _call(self, function: str, *arguments: Any) -> None:
+    def _call(self, function: str, *arguments: Untyped) -> None:
         _check(self._driver, getattr(self._driver, function)(*arguments), function)
 
 

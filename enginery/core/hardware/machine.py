@@ -30,7 +30,7 @@ class Machine:
     """What engines are chosen for. None: unknown (compute_capability: no GPU).
 
     cpu: the kind of CPU (`enginery.core.hardware.cpu_kinds`).
-    product: short name as in `hardware.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
+    product: short name as in `targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
     driver supports, '13.0'.  tensorrt, tensorrt_rtx, onnxruntime: versions of the runtimes.  memory_bytes: of the GPU.
     here: whether it is this machine, where anything else that is installed can be asked for.
     """

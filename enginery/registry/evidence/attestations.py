@@ -7,7 +7,7 @@ of CPU (`enginery.core.hardware.cpu_kinds`), since a run on one kind says nothin
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
@@ -19,7 +19,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.keys import attestation_key, attestations_prefix
 
 if TYPE_CHECKING:
-    from enginery.core.proof.report import Report
+    from enginery.core.reports.proof import Report
 
 MAX_BYTES = 16 << 20
 DECIDED = ("proven", "failed")
@@ -63,7 +63,7 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     A report that proves an engine must be one that `report.approve` approves; one that failed is welcome as
     it is. Raises InputError for an engine that this version does not have, or a report that decides nothing.
     """
-    from enginery.core.proof.report import approve
+    from enginery.core.reports.proof import approve
 
     engine = report.engine or ""
     entry = next((entry for entry in manifest.engines if entry.digest == engine), None)
@@ -115,28 +115,31 @@ def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
     """With the attestations of the kind of CPU it was built for; a GPU engine with all of them."""
     judged = JudgedEntry(**vars(entry))
     if entry.cpu is None or entry.digest is None:
-        return replace(judged, **_word(entry, found))
+        status, reason = _word(entry, found)
+        return replace(judged, status=status, reason=reason)
     kinds = sorted({entry.cpu, *(item.cpu for item in found if item.cpu)})
     words = {kind: _word(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds}
-    on = {kind: (word["status"], word["reason"]) for kind, word in words.items() if word["status"] in DECIDED}
-    return replace(judged, **words[entry.cpu], on=on)
+    status, reason = words[entry.cpu]
+    return replace(
+        judged, status=status, reason=reason, on={k: word for k, word in words.items() if word[0] in DECIDED}
+    )
 
 
-def _word(entry: EngineEntry, found: list[Attestation], published: bool = True) -> dict[str, Any]:
+def _word(entry: EngineEntry, found: list[Attestation], published: bool = True) -> tuple[Status, str]:
     """Status and reason. Each machine's newest word counts; one machine where the engine fails now outweighs all where
     it passes. published: whether what the manifest says counts, too."""
     newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
     failed = [item for item in newest.values() if item.verdict == "failed"]
     if not newest or (published and not entry.usable):
-        return {"status": entry.status, "reason": entry.reason}
+        return entry.status, entry.reason
     if failed:
-        return {"status": "failed", "reason": f"failed when validated later: {failed[-1].reason}"}
+        return "failed", f"failed when validated later: {failed[-1].reason}"
     latest = max(newest.values(), key=lambda item: item.created_at)
-    return {"status": "proven", "reason": f"proven by attestation {latest.report[:12]} of {latest.created_at}"}
+    return "proven", f"proven by attestation {latest.report[:12]} of {latest.created_at}"
 
 
 def _read(data: bytes, engine: str, report: str) -> Attestation:
-    document: dict[str, Any] = parsing.parse_json(data, MAX_BYTES)
+    document = parsing.parse_json(data, MAX_BYTES)
     stated = parsing.field(document, "engine", parsing.digest)
     if digest_of_bytes(data) != report or stated != engine:
         raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")

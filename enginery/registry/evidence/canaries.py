@@ -6,7 +6,6 @@ canary's report, a blob. Several runs on a target are one verdict (`verdict_on`)
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -44,7 +43,7 @@ class CanaryVerdict:
     report: str
     created_at: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document as it is stored."""
         return {"format": FORMAT, **asdict(self)}
 

@@ -1,11 +1,15 @@
 """The quantization records of a version: what quantizing did, per graph, kept as blobs beside the graphs."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from enginery.core import parsing
+from enginery.core.codec import decode
 from enginery.core.errors import IntegrityError
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
+
+if TYPE_CHECKING:
+    from enginery.core.reports.quantization import QuantizationRecord
 
 # The manifest's sources of this name, with the flavour behind it, are records.
 RECORD = "quantization"
@@ -15,8 +19,8 @@ FORMAT = 1
 MAX_BYTES = 64 << 20
 
 
-def quantization_records(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Record by the flavour's name, as `pipeline.quantization.record` describes it. Raises IntegrityError."""
+def quantization_records(store: Store, manifest: Manifest) -> dict[str, "QuantizationRecord"]:
+    """Record by the flavour's name. Raises IntegrityError."""
     names = {name.removeprefix(f"{RECORD} "): digest for name, digest in manifest.sources.items() if _is_record(name)}
     return {flavour: _read(store, flavour, digest) for flavour, digest in sorted(names.items())}
 
@@ -25,8 +29,10 @@ def _is_record(source: str) -> bool:
     return source.startswith(f"{RECORD} ")
 
 
-def _read(store: Store, flavour: str, digest: str) -> dict[str, Any]:
-    record = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
-    if record.get("format") != FORMAT:
+def _read(store: Store, flavour: str, digest: str) -> "QuantizationRecord":
+    from enginery.core.reports.quantization import QuantizationRecord
+
+    document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+    if document.get("format") != FORMAT:
         raise IntegrityError(f"the quantization record of {flavour} is not of format {FORMAT}: upgrade enginery")
-    return record
+    return decode(document, QuantizationRecord)

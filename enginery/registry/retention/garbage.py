@@ -59,7 +59,7 @@ def _reasons(store: Store, known: Inventory, versions: tuple[Version, ...]) -> d
     for key in store.list(RECORDS):
         record = read_record(store.read(key))
         kind = key.removeprefix(RECORDS).partition("/")[0]
-        found |= dict.fromkeys(record["blobs"], f"only the memory of a step ({kind}) refers to it") if record else {}
+        found |= dict.fromkeys(record.blobs, f"only the memory of a step ({kind}) refers to it") if record else {}
     for version in versions:
         for key in known.folders[version]:
             data = store.read(key) if key.endswith(".json") else None

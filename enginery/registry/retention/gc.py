@@ -178,7 +178,7 @@ class _Sweep:
         stored = {key.rpartition("/")[2] for key in self.store.list(BLOBS)}
         for key in self.store.list(RECORDS):
             record = read_record(self.store.read(key))
-            if record is None or not stored.issuperset(record["blobs"]):
+            if record is None or not stored.issuperset(record.blobs):
                 self.store.remove(key)
                 self.gone[key] = "record"
 

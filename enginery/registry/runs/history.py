@@ -10,12 +10,12 @@ import math
 import statistics
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from enginery.core import parsing
+from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
-from enginery.core.errors import EngineryError
+from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.text import pluralize
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import Store
@@ -53,6 +53,12 @@ class Past:
 
 
 @dataclass(frozen=True)
+class _Document:
+    builds: tuple[Past, ...]
+    format: int = 1
+
+
+@dataclass(frozen=True)
 class Expectation:
     """A prediction. builds: how many builds it rests on.  basis: which, in words.
 
@@ -71,10 +77,6 @@ class Expectation:
         rest = self.seconds - elapsed_s
         text = f"~{math.ceil(rest)} s left" if rest > 0 else f"{-rest:.0f} s over the prediction"
         return f"{text} (predicted from {self.basis})"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
 
 
 class History:
@@ -136,10 +138,10 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 def _add(store: Store, key: str, pasts: Iterable[Past], most: int) -> None:
     new = tuple(pasts)
     # Sets: a write whose answer was lost is tried again, and what it added is there already.
-    change(store, key, lambda data: _document(_newest({*read_pasts(data), *new}, most)))
+    change(store, key, lambda data: canonical_json(encode(_Document(_newest({*read_pasts(data), *new}, most)))))
 
 
-def _newest(pasts: set[Past], most: int) -> list[Past]:
+def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
     """The newest of each unit and of all, oldest first."""
     kept: list[Past] = []
     seen: dict[tuple[str, str, str], int] = {}
@@ -147,35 +149,15 @@ def _newest(pasts: set[Past], most: int) -> list[Past]:
         seen[past.unit] = seen.get(past.unit, 0) + 1
         if seen[past.unit] <= MOST_OF_UNIT and len(kept) < most:
             kept.append(past)
-    return kept[::-1]
-
-
-def _document(pasts: Sequence[Past]) -> bytes:
-    return canonical_json({"format": 1, "builds": [asdict(past) for past in pasts]})
+    return tuple(kept[::-1])
 
 
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
     """The builds in a document; none where it is absent or not what it should be."""
-    if data is None:
-        return ()
     try:
-        return parsing.field(parsing.parse_json(data, MAX_BYTES), "builds", parsing.many(_past))
-    except parsing.Malformed:
+        return parsing.parse_as(data, MAX_BYTES, _Document).builds if data else ()
+    except IntegrityError:
         return ()
-
-
-def _past(value: Any, path: str) -> Past:
-    data = parsing.mapping(value, path)
-    return Past(
-        parsing.field(data, "model", parsing.text, path),
-        parsing.field(data, "target", parsing.text, path),
-        parsing.field(data, "precision", parsing.text, path),
-        parsing.field(data, "graph_bytes", parsing.count, path),
-        parsing.field(data, "seconds", parsing.quantity, path),
-        parsing.field(data, "peak_mib", parsing.quantity, path),
-        parsing.field(data, "outcome", parsing.text, path),
-        parsing.field(data, "at", parsing.text, path),
-    )
 
 
 def _expectation(found: Sequence[tuple[Past, float]], basis: str) -> Expectation:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from enginery.core import parsing
+from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, IntegrityError, UnknownNameError
 from enginery.core.names import is_name
 from enginery.registry.runs.state import RunState, parse_run
@@ -68,8 +69,8 @@ def read_live(store: Store, run: str) -> dict[str, str]:
     """The end of what each running job of a run printed, by its name."""
     data = store.read(run_live_key(run))
     try:
-        return parsing.mapping_of(parsing.text)(parsing.parse_json(data, _LIVE_BYTES), "live") if data else {}
-    except parsing.Malformed:
+        return decode(parsing.parse_json(data, _LIVE_BYTES), dict[str, str]) if data else {}
+    except IntegrityError:
         return {}
 
 

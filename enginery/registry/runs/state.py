@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Literal
 
 from enginery.core import parsing
-from enginery.core.digest import canonical_json
+from enginery.core.digest import canonical_json, is_digest
 from enginery.core.errors import IntegrityError
 from enginery.registry.runs.history import Expectation
 
@@ -13,8 +13,8 @@ FORMAT = 1
 MAX_BYTES = 32 << 20
 # Of a run; what runs or failed comes before what is well.
 MOST_ITEMS = 5000
-RUN_STATES = ("running", "done", "failed", "interrupted")
-ITEM_STATES = ("planned", "waiting", "running", "done", "built", "cached", "failed", "refused", "cancelled")
+State = Literal["running", "done", "failed", "interrupted"]
+ItemState = Literal["planned", "waiting", "running", "done", "built", "cached", "failed", "refused", "cancelled"]
 # States that a unit does not leave.
 OVER = ("done", "built", "cached", "failed", "refused", "cancelled")
 
@@ -29,7 +29,7 @@ class Item:
     """
 
     name: str
-    state: str
+    state: ItemState
     target: str = ""
     precision: str = ""
     backend: str = ""
@@ -65,7 +65,7 @@ class RunState:
     id: str
     model: str
     spec: str
-    state: str
+    state: State
     started_at: str
     heard_at: str
     beats_every_s: float
@@ -80,6 +80,7 @@ class RunState:
     left_out: int = 0
     namespace: str = ""
     began: str = ""
+    format: int = FORMAT
 
     @property
     def units(self) -> tuple[Item, ...]:
@@ -92,7 +93,7 @@ class RunState:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored. Fields that say nothing are left out of items: a run may have thousands."""
-        return canonical_json({**asdict(self), "format": FORMAT, "items": [_said(asdict(item)) for item in self.items]})
+        return canonical_json({**asdict(self), "items": [_said(asdict(item)) for item in self.items]})
 
 
 def told_of(items: Sequence[Item]) -> tuple[Item, ...]:
@@ -105,53 +106,15 @@ def told_of(items: Sequence[Item]) -> tuple[Item, ...]:
 def parse_run(key: str, data: bytes) -> RunState:
     """Read a run's document. Raises IntegrityError that names the key."""
     try:
-        document = parsing.parse_json(data, MAX_BYTES)
-        if (found := parsing.field(document, "format", parsing.count)) != FORMAT:
-            raise parsing.Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
-        words = ("id", "model", "spec", "started_at", "heard_at", "host", "namespace", "began", "user", "by", "reason")
-        return RunState(
-            **{name: parsing.field(document, name, parsing.text) for name in words},
-            state=parsing.field(document, "state", parsing.one_of(*RUN_STATES)),
-            beats_every_s=parsing.field(document, "beats_every_s", parsing.quantity),
-            pid=parsing.field(document, "pid", parsing.count),
-            ended_at=parsing.field(document, "ended_at", parsing.optional(parsing.text)),
-            version=parsing.field(document, "version", parsing.optional(parsing.text)),
-            items=parsing.field(document, "items", parsing.many(_item)),
-            left_out=parsing.field(document, "left_out", parsing.count),
-        )
-    except parsing.Malformed as error:
+        run = parsing.parse_as(data, MAX_BYTES, RunState)
+        if run.format != FORMAT:
+            raise IntegrityError(f"format is {run.format}; this enginery reads {FORMAT}: upgrade enginery")
+        if strange := [item.log for item in run.items if item.log and not is_digest(item.log)]:
+            raise IntegrityError(f"items.log is {strange[0][:80]!r}, which is no digest")
+    except IntegrityError as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
+    return run
 
 
-def _said(item: Mapping[str, Any]) -> dict[str, Any]:
+def _said(item: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in item.items() if value not in (None, "", (), [], 0)}
-
-
-def _item(value: Any, path: str) -> Item:
-    data = parsing.mapping(value, path)
-
-    def given(name: str, read: Any, absent: Any) -> Any:
-        return parsing.field(data, name, read, path) if name in data else absent
-
-    words = ("target", "precision", "backend", "phase", "where", "why", "verdict")
-    return Item(
-        name=parsing.field(data, "name", parsing.text, path),
-        state=parsing.field(data, "state", parsing.one_of(*ITEM_STATES), path),
-        **{name: given(name, parsing.text, "") for name in words},
-        **{name: given(name, parsing.text, None) for name in ("started_at", "ended_at")},
-        **{name: given(name, parsing.quantity, None) for name in ("seconds", "peak_mib")},
-        retries=given("retries", parsing.many(parsing.text), ()),
-        predicted=given("predicted", _predicted, None),
-        log=given("log", parsing.digest, None),
-        log_bytes=given("log_bytes", parsing.count, 0),
-    )
-
-
-def _predicted(value: Any, path: str) -> Expectation:
-    data = parsing.mapping(value, path)
-    return Expectation(
-        parsing.field(data, "seconds", parsing.optional(parsing.quantity), path),
-        parsing.field(data, "peak_mib", parsing.quantity, path),
-        parsing.field(data, "builds", parsing.count, path),
-        parsing.field(data, "basis", parsing.text, path),
-    )

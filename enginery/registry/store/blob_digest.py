@@ -6,14 +6,17 @@ manifest, and a cache is shared by registries that need not trust each other. So
 under the pair of both, and answers for that pair alone; for the SHA-256 it counts once that was looked at.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from enginery.core.digest import check_digest
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # Large enough that hashing runs without Python's lock for most of its time.
 _BLOCK_BYTES = 1 << 20
@@ -22,7 +25,7 @@ _BLOCK_BYTES = 1 << 20
 class Hasher(Protocol):
     """What digests bytes that come in pieces."""
 
-    def update(self, data: Any, /) -> object:
+    def update(self, data: "ReadableBuffer", /) -> object:
         """Digest a piece more."""
         ...
 
@@ -113,7 +116,7 @@ def _blocks(stream: BinaryIO) -> Iterator[memoryview]:
 
 
 @cache
-def _library() -> Any:
+def _library() -> "Callable[[], Hasher] | None":
     """Loaded at first use, and left out where it is not installed: a serving node can do without."""
     try:
         from blake3 import blake3

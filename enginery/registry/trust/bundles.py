@@ -8,10 +8,13 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from enginery.core import parsing
 from enginery.core.parsing import Malformed, field
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 MAX_BYTES = 256 << 10
 # The name under which a document is signed, so that no signature of one kind is taken for one of another.
@@ -81,14 +84,14 @@ def key_id_of_certificate(der: bytes) -> str:
         raise Malformed(f"holds what is no certificate ({error})") from error
 
 
-def _key_id(key: Any) -> str:
+def _key_id(key: "PublicKeyTypes") -> str:
     from cryptography.hazmat.primitives import serialization
 
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(pem).hexdigest()
 
 
-def _resource(payload: dict[str, Any]) -> tuple[str, str]:
+def _resource(payload: dict[str, object]) -> tuple[str, str]:
     for name, wanted in (("_type", _STATEMENT), ("predicateType", _PREDICATE)):
         if (found := field(payload, name, parsing.text, "payload")) != wanted:
             raise Malformed(f"payload.{name} is {found[:80]!r}; it must be {wanted}")
@@ -103,7 +106,7 @@ def _resource(payload: dict[str, Any]) -> tuple[str, str]:
     return file, field(resources[0], "digest", parsing.digest, where)
 
 
-def _certificate(material: dict[str, Any]) -> bytes | None:
+def _certificate(material: dict[str, object]) -> bytes | None:
     where = "verificationMaterial"
     _only(material, where, *_MATERIALS, "tlogEntries", "timestampVerificationData")
     if (found_kinds := sum(kind in material for kind in _MATERIALS)) != 1:
@@ -119,18 +122,18 @@ def _certificate(material: dict[str, Any]) -> bytes | None:
     return field(found[0], "rawBytes", _base64, f"{where}.x509CertificateChain.certificates[0]")
 
 
-def _only(data: dict[str, Any], path: str, *known: str) -> None:
+def _only(data: dict[str, object], path: str, *known: str) -> None:
     """No field but the known ones: a library that also takes another spelling must not find one here."""
     if unknown := sorted(set(data) - set(known)):
         raise Malformed(f"{path}.{unknown[0][:80]} is no field of a signature")
 
 
-def _hint(material: dict[str, Any]) -> str:
+def _hint(material: dict[str, object]) -> str:
     key = field(material, "publicKey", parsing.mapping, "verificationMaterial")
     return field(key, "hint", parsing.digest, "verificationMaterial.publicKey")
 
 
-def _base64(value: Any, path: str) -> bytes:
+def _base64(value: object, path: str) -> bytes:
     try:
         return base64.b64decode(parsing.text(value, path), validate=True)
     except (binascii.Error, ValueError) as error:

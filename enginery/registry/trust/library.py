@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from enginery.core.errors import UnavailableError
 
@@ -15,7 +14,7 @@ class Library:
     verifying: ModuleType
     hashing: ModuleType
 
-    def hashing_config(self) -> Any:
+    def hashing_config(self) -> object:
         """How documents are hashed: as whole files, with SHA-256, no links followed."""
         config = self.hashing.Config()
         return config.use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)

@@ -21,13 +21,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from enginery.core import parsing
 from enginery.core.errors import InputError
 from enginery.core.parsing import Malformed, field
 from enginery.registry.trust.bundles import key_id_of_pem
 from enginery.registry.trust.verifying import CertificateSigner, KeylessSigner, KeySigner, Signer
+
+if TYPE_CHECKING:
+    import yaml
 
 VARIABLE = "ENGINERY_TRUST_POLICY"
 FORMAT = 1
@@ -97,7 +100,7 @@ def public_key(path: Path) -> KeySigner:
         raise InputError(f"{path} {error}; `openssl ec -in KEY -pubout` writes one") from error
 
 
-def _plain(data: bytes) -> Any:
+def _plain(data: bytes) -> object:
     """YAML without aliases, tags, duplicate keys or deep nesting: what JSON could say too."""
     import yaml
 
@@ -108,26 +111,29 @@ def _plain(data: bytes) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or count > _EVENTS or depth > _DEPTH:
                 raise Malformed("has aliases, deep nesting or too many values; see docs/concepts/security.md")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_duplicates(root)
-        return yaml.safe_load(text)
+        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader))
+        document: object = yaml.safe_load(text)
+        return document
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise Malformed(f"is not plain YAML ({(str(error).splitlines() or ['?'])[0][:200]})") from error
 
 
-def _refuse_duplicates(root: Any) -> None:
+def _refuse_duplicates(root: "yaml.Node | None") -> None:
+    import yaml
+
     pending = [root]
     while pending:
         node = pending.pop()
-        if isinstance(node.value if node else None, list):
-            pairs = [item for item in node.value if isinstance(item, tuple)]
-            names = [str(key.value) for key, _ in pairs]
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+        elif isinstance(node, yaml.MappingNode):
+            names = [str(key.value) for key, _ in node.value]
             if len(set(names)) < len(names):
                 raise Malformed(f"gives a key twice near line {node.start_mark.line + 1}; keep one")
-            pending += [value for _, value in pairs] or [item for item in node.value if not isinstance(item, tuple)]
+            pending += [value for _, value in node.value]
 
 
-def _policy(document: Any, path: Path) -> TrustPolicy:
+def _policy(document: object, path: Path) -> TrustPolicy:
     data = _closed(document, "policy", {"format", "signers", "rules"})
     if (found := field(data, "format", parsing.count)) != FORMAT:
         raise Malformed(f"format is {found}; this enginery reads {FORMAT}")
@@ -143,7 +149,7 @@ def _policy(document: Any, path: Path) -> TrustPolicy:
 _RULE = {"models", "signers", "required", "needed", "min_version"}
 
 
-def _rule(data: Mapping[str, Any], where: str, signers: Mapping[str, Signer]) -> Rule:
+def _rule(data: Mapping[str, object], where: str, signers: Mapping[str, Signer]) -> Rule:
     models = field(data, "models", _text, where)
     if not _GLOB.fullmatch(models):
         raise Malformed(f"{where}.models is {models[:80]!r}; it must be a glob over names, as in 'digits*'")
@@ -158,11 +164,11 @@ def _rule(data: Mapping[str, Any], where: str, signers: Mapping[str, Signer]) ->
     return Rule(models, tuple(signers[name] for name in names), required, needed, version)
 
 
-def _version(value: Any, where: str) -> str:
+def _version(value: object, where: str) -> str:
     return str(value) if type(value) is int and value >= 0 else parsing.name(value, where)
 
 
-def _signer(name: str, value: Any, folder: Path) -> Signer:
+def _signer(name: str, value: object, folder: Path) -> Signer:
     where = f"signers.{name[:80]}"
     data = parsing.mapping(value, where)
     if "public_key" in data:
@@ -174,7 +180,7 @@ def _signer(name: str, value: Any, folder: Path) -> Signer:
             raise Malformed(f"{where}.public_key {error}") from error
     if "certificate_roots" in data:
         _closed(data, where, {"certificate_roots", "identity"})
-        read: Callable[[Any, str], bytes] = lambda item, path: _key_file(item, path, folder)  # noqa: E731
+        read: Callable[[object, str], bytes] = lambda item, path: _key_file(item, path, folder)  # noqa: E731
         roots = field(data, "certificate_roots", parsing.many(read), where)
         if not 1 <= len(roots) <= MOST_SIGNERS:
             # Without one, model-signing would take every root that browsers trust.
@@ -196,7 +202,7 @@ def _refuse_twins(signers: Mapping[str, Signer]) -> None:
         seen[what] = name
 
 
-def _key_file(value: Any, where: str, folder: Path) -> bytes:
+def _key_file(value: object, where: str, folder: Path) -> bytes:
     return _read_file(folder / _text(value, where), LARGEST_KEY_BYTES)
 
 
@@ -212,14 +218,14 @@ def _read_file(path: Path, limit: int) -> bytes:
     return data
 
 
-def _closed(value: Any, where: str, known: set[str]) -> dict[str, Any]:
+def _closed(value: object, where: str, known: set[str]) -> dict[str, object]:
     data = parsing.mapping(value, where)
     if unknown := sorted(str(name)[:80] for name in set(data) - known):
         raise Malformed(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
     return data
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: object, where: str) -> str:
     found = parsing.text(value, where)
     if not 0 < len(found) <= 1000 or not found.isprintable():
         raise Malformed(f"{where} is {found[:80]!r}; it must be 1 to 1000 printable characters")

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
@@ -126,8 +126,9 @@ def _as_good(before: bytes, fresh: Bundle, document: tuple[str, bytes], public: 
     return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
 
 
-def _material(data: bytes) -> Any:
-    return json.loads(data)["verificationMaterial"]
+def _material(data: bytes) -> object:
+    material: object = json.loads(data)["verificationMaterial"]
+    return material
 
 
 def _as_by_key(data: bytes, key_id: str) -> bytes:
@@ -185,7 +186,7 @@ def _with_key(config: "signing.Config", signer: SigningKey) -> None:
             private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=chain
         )
         return
-    password: Any = _password()  # cryptography wants bytes, whatever model-signing's annotation says
+    password = cast("str | None", _password())  # cryptography wants bytes, whatever model-signing's annotation says
     config.use_elliptic_key_signer(private_key=signer.private_key, password=password)
 
 

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import UnavailableError
 from enginery.registry.trust.bundles import Bundle
 from enginery.registry.trust.library import model_signing
+
+if TYPE_CHECKING:
+    from model_signing import verifying
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def objection(bundle: Bundle, signer: Signer, file: str, content: bytes) -> str 
     return None
 
 
-def _use(config: Any, signer: Signer, folder: Path) -> None:
+def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
     if isinstance(signer, KeySigner):
         (folder / "key.pem").write_bytes(signer.public_key)
         config.use_elliptic_key_verifier(public_key=folder / "key.pem")

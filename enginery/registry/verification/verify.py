@@ -215,10 +215,10 @@ def _check_litter(found: _Findings, stored: list[str]) -> None:
     remembered = marks.marked(found.store, known, known.versions, damaged=True)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
-        if record is None or not all(map(found.store.has, record["blobs"])):
+        if record is None or not all(map(found.store.has, record.blobs)):
             found.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
         else:
-            remembered.update(record["blobs"])
+            remembered.update(record.blobs)
     for digest in () if found.unread else stored:  # what a manifest that cannot be read refers to is not known
         if digest not in found.needed and digest not in remembered:
             found.add("orphaned", digest, f"{found.store.size(digest)} bytes that nothing refers to")

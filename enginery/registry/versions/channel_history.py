@@ -1,6 +1,6 @@
 """A channel's history for people and auditors: who moved it, when, why, and on what evidence."""
 
-from typing import Any
+from dataclasses import dataclass
 
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import Reference
@@ -8,11 +8,26 @@ from enginery.registry.store.base import Store
 from enginery.registry.versions import channels, lookup
 
 
-def history(store: Store, reference: Reference, limit: int | None = None) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ChannelMove:
+    """A move of a channel.
+
+    report: digest of the version's report, None when the version was deleted or is damaged since.
+    """
+
+    channel: str
+    move: channels.Move
+    report: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """What `enginery history --json` prints of it."""
+        return {"channel": self.channel, **self.move.to_json(), "report": self.report}
+
+
+def history(store: Store, reference: Reference, limit: int | None = None) -> list[ChannelMove]:
     """The moves of a channel, or of all channels of a model, oldest first; at most `limit` of each, the newest.
 
-    report: digest of the version's report, None when the version was deleted or is damaged since.  canary: digests of
-    the canary reports that spoke for the move; all these are blobs. Raises UnknownNameError for what is not there, or
+    Raises UnknownNameError for what is not there, or
     a reference to a version.
     """
     if reference.version is not None:
@@ -29,9 +44,8 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
         for move in moves:
             if move.manifest not in reports:
                 reports[move.manifest] = _report(store, channel.model, move)
-            row = {"channel": channel.name, **move.to_json(), "canary": list(move.canary)}
-            rows.append({**row, "report": reports[move.manifest]})
-    return sorted(rows, key=lambda row: str(row["at"]))
+            rows.append(ChannelMove(channel.name, move, reports[move.manifest]))
+    return sorted(rows, key=lambda row: row.move.at)
 
 
 def _report(store: Store, model: str, move: channels.Move) -> str | None:

@@ -6,13 +6,13 @@ only; that is written down with the move, and pulling through the channel then n
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast, get_args
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
-from enginery.core.moment import now
 from enginery.core.names import is_name
+from enginery.core.origin.moment import now
 from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import Attestation, judged
 from enginery.registry.manifest import Manifest, parse
@@ -25,6 +25,8 @@ from enginery.registry.versions.policies import CanaryPass
 from enginery.registry.writers.guard import Guard, secure_version, writing
 
 MAX_BYTES = 16 << 20
+
+Action = Literal["promote", "rollback"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,10 @@ class Move:
     by: str = ""
     why: str = ""
     proven_only: bool = False
-    action: Literal["promote", "rollback"] = "promote"
+    action: Action = "promote"
     canary: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As it is stored."""
         return {**asdict(self), "canary": list(self.canary)}
 
@@ -86,7 +88,7 @@ class Channel:
                 del standing[-1:]
         return standing
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document as it is stored."""
         return {
             "version": self.version,
@@ -268,9 +270,8 @@ def _parse(store: Store, data: bytes | None, model: str, name: str) -> Channel |
     return channel
 
 
-def _move(value: Any, path: str) -> Move:
+def _move(value: object, path: str) -> Move:
     data = parsing.mapping(value, path)
-    action = parsing.field(data, "action", parsing.one_of("promote", "rollback"), path)
     return Move(
         version=parsing.field(data, "version", parsing.name, path),
         manifest=parsing.field(data, "manifest", parsing.digest, path),
@@ -278,6 +279,6 @@ def _move(value: Any, path: str) -> Move:
         by=parsing.field(data, "by", parsing.text, path),
         why=parsing.field(data, "why", parsing.text, path),
         proven_only=parsing.field(data, "proven_only", parsing.truth, path),
-        action="rollback" if action == "rollback" else "promote",
+        action=parsing.field(data, "action", parsing.one_of(*get_args(Action)), path),
         canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
     )

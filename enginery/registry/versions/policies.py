@@ -6,14 +6,14 @@ protection from somebody who may write to the store: see docs/concepts/security.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
 from enginery.core.hardware.cpu_kinds import kind_named
 from enginery.core.hardware.targets import parse_targets
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
 from enginery.core.parsing import Malformed
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
@@ -57,7 +57,7 @@ class Policy:
     by: str = ""
     why: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document as it is stored."""
         return {"format": FORMAT, **asdict(self)}
 

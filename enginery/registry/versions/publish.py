@@ -21,7 +21,7 @@ from enginery.registry.versions import channels, lookup
 from enginery.registry.writers.guard import Guard, secure_version, version_name, writing
 
 if TYPE_CHECKING:
-    from enginery.core.proof.report import Approved
+    from enginery.core.reports.proof import Approved
 
 _RECORD = "publish"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")

@@ -6,7 +6,7 @@ differs, and whoever pulls gets the same. Such a run is the version that is ther
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -18,7 +18,7 @@ from enginery.registry.versions.lookup import load, versions
 from enginery.registry.writers.guard import secure_version, writing
 
 if TYPE_CHECKING:
-    from enginery.core.proof.report import Report
+    from enginery.core.reports.proof import Report
 
 # Parts of a spec that say how engines come about and show in them. The others say how they are proven, here and later.
 _MAKING = ("source", "precisions", "targets", "backends", "calibration", "quantization")
@@ -56,8 +56,9 @@ def _said(manifest: Manifest) -> bytes:
     """What a manifest says of its engines and of how they are proven, but for the reports' digests."""
     entries = sorted((entry.unit, asdict(replace(entry, report=None))) for entry in manifest.engines)
     spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
-    validation = {name: part for name, part in dict(spec.pop("validation", {})).items() if name != "latency"}
-    golden = dict(spec.pop("golden", None) or {}).get("metric")
+    validation = parsing.mapping(spec.pop("validation", {}), "validation")
+    validation.pop("latency", None)
+    golden = parsing.mapping(spec.pop("golden", None) or {}, "golden").get("metric")
     return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
 
 
@@ -74,5 +75,5 @@ def _proof(store: Store, entry: EngineEntry) -> bytes | None:
         return None
 
 
-def _plain(report: dict[str, Any]) -> bytes:
+def _plain(report: dict[str, object]) -> bytes:
     return canonical_json({name: part for name, part in report.items() if name not in _CIRCUMSTANCES})

@@ -8,7 +8,6 @@ who needs one that is going must come again.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
@@ -84,7 +83,7 @@ def update(store: Store, change: Callable[[Condemned], Condemned]) -> Condemned:
     return _parse(documents.change(store, CONDEMNED, make))
 
 
-def _names(found: Mapping[str, Sentence]) -> dict[str, list[Any]]:
+def _names(found: Mapping[str, Sentence]) -> dict[str, list[object]]:
     return {name: [stamp(sentence.since), sentence.generation] for name, sentence in found.items()}
 
 
@@ -107,19 +106,19 @@ def _parse(data: bytes | None) -> Condemned:
         ) from error
 
 
-def _sentences(value: Any, path: str) -> dict[str, Sentence]:
+def _sentences(value: object, path: str) -> dict[str, Sentence]:
     if not isinstance(value, dict):
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must be an object")
     return {name: _sentence(item, f"{path}.{name[:80]}") for name, item in value.items()}
 
 
-def _sentence(value: Any, path: str) -> Sentence:
+def _sentence(value: object, path: str) -> Sentence:
     if not (isinstance(value, list) and len(value) == 2):
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must be a time and a generation")
     return Sentence(read_stamp(value[0], path), parsing.count(value[1], path))
 
 
-def _sweeper(value: Any, path: str) -> Sweeper:
+def _sweeper(value: object, path: str) -> Sweeper:
     data = parsing.mapping(value, path)
     return Sweeper(
         parsing.field(data, "id", parsing.text, path),

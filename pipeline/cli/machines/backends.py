@@ -8,10 +8,11 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.types import Scalar
 from pipeline.cli.options import emit_json, json_option
 from pipeline.cli.tables import echo, print_table
 
@@ -40,7 +41,7 @@ class Row:
     determinism: str
     tunes_on_target: bool
     runs: list[str]
-    options: dict[str, Any]
+    options: dict[str, Scalar]
     meanings: dict[str, str]
 
 

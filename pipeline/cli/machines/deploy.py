@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import click
 
@@ -12,15 +11,15 @@ from pipeline.cli.tables import echo, print_table
 from pipeline.orchestration.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
 
 
-class _Pair(click.ParamType[tuple[str, Any]]):
+class _Pair(click.ParamType[tuple[str, object]]):
     """'name=value'; the value is JSON where it reads as JSON, else text."""
 
     name = "name=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, object]:
         """A name and a value. Fails as click does without '='."""
         if isinstance(value, tuple):
-            return value
+            return str(value[0]), value[1]
         name, equals, text = str(value).partition("=")
         if not equals or not name:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
@@ -112,39 +111,66 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 def deploy(
     registry: str | None,
     only: tuple[str, ...],
-    slots: tuple[tuple[str, Any], ...],
-    variables: tuple[tuple[str, Any], ...],
+    slots: tuple[tuple[str, object], ...],
+    variables: tuple[tuple[str, object], ...],
     wait_for_nodes: timedelta,
     canary_duration: timedelta | None,
     gc_delete: bool,
     dry_run: bool,
     print_yaml: bool,
     as_json: bool,
-    **chosen: Any,
+    pool: str,
+    kind: str,
+    name: str,
+    traffic: str | None,
+    catalog: str,
+    channel: str,
+    executor: str,
+    ray_address: str | None,
+    on: str | None,
+    fleet: str,
+    fleet_catalog: str | None,
+    fleet_cron: str,
+    owner: str | None,
+    keep: tuple[str, ...],
 ) -> None:
     """Register Enginery's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
 
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
+    from enginery.core.names import check_channel
     from pipeline.cli.machines import deploy_checks
     from pipeline.orchestration.deployments.prefect_yaml import REGISTRY, text
 
-    if chosen["keep"] and not chosen["owner"]:
+    if keep and not owner:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
-    if chosen["on"] is not None and chosen["executor"] != "ray":
+    if on is not None and executor != "ray":
         raise click.UsageError("--on is about Ray's nodes; give --executor ray")
-    if chosen["on"] is not None:
-        deploy_checks.check_on(chosen["on"], only, canary_duration)
+    if on is not None:
+        deploy_checks.check_on(on, only, canary_duration)
     plan = Plan(
         registry=deploy_checks.registry_uri(registry, REGISTRY if print_yaml else None),
-        only=tuple(name.replace("-", "_") for name in only),
+        name=deploy_checks.checked_name("--name", name),
+        pool=deploy_checks.checked_name("--pool", pool),
+        kind=kind,
+        traffic=None if traffic is None else deploy_checks.absolute_place("--traffic", traffic),
+        catalog=catalog if catalog == "registered" else deploy_checks.absolute_place("--catalog", catalog),
+        channel=check_channel(channel),
+        executor=executor,
+        ray_address=ray_address,
+        on=on,
+        only=tuple(flow.replace("-", "_") for flow in only),
         slots=deploy_checks.slot_counts(dict(slots)),
         variables=dict(variables),
         delete=gc_delete,
         wait_for_nodes_s=wait_for_nodes.total_seconds(),
         canary_s=deploy_checks.replay_s(canary_duration),
-        **_checked(chosen),
+        fleet=fleet,
+        fleet_catalog=deploy_checks.absolute_file(fleet_catalog),
+        fleet_cron=deploy_checks.cron(fleet_cron),
+        owner=owner,
+        keep=keep,
     )
     if print_yaml:
         echo(text(plan), nl=False)
@@ -161,24 +187,3 @@ def deploy(
         )
         if not dry_run:
             say(f"start a worker with: prefect worker start --pool {plan.pool}")
-
-
-def _checked(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Names that Prefect and the registry take, and places that are the same from a worker's folder."""
-    from enginery.core.names import check_channel
-    from pipeline.cli.machines import deploy_checks
-
-    names = {name: deploy_checks.checked_name(f"--{name}", chosen[name]) for name in ("name", "pool")}
-    places = {
-        name: deploy_checks.absolute_place(f"--{name}", chosen[name])
-        for name in ("traffic", "catalog")
-        if chosen[name] not in (None, "registered")
-    }
-    return {
-        **chosen,
-        **names,
-        **places,
-        "channel": check_channel(chosen["channel"]),
-        "fleet_catalog": deploy_checks.absolute_file(chosen["fleet_catalog"]),
-        "fleet_cron": deploy_checks.cron(chosen["fleet_cron"]),
-    }

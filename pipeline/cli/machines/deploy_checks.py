@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.targets import GENERATIONS
@@ -94,12 +93,14 @@ def cron(given: str) -> str:
     return given
 
 
-def slot_counts(given: Mapping[str, Any]) -> dict[str, int]:
+def slot_counts(given: Mapping[str, object]) -> dict[str, int]:
     """Builds at once of each generation. Raises InputError, UnknownNameError."""
     known = [generation.sm for generation in GENERATIONS]
+    found: dict[str, int] = {}
     for name, count in given.items():
         if name not in known:
             raise UnknownNameError(f"--slots {name}: no GPU generation has that name; there are {', '.join(known)}")
-        if type(count) is not int or not 1 <= count <= 10_000:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
             raise InputError(f"--slots {name}={count}: give a whole number from 1 to 10000")
-    return dict(given)
+        found[name] = count
+    return found

@@ -11,7 +11,7 @@ from pipeline.cli.options import emit_json, json_option, registry_option, say
 if TYPE_CHECKING:
     from pipeline.orchestration.fleet.reconcile import Reconciled, Sources
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def source_options(command: Command) -> Command:

@@ -3,13 +3,14 @@
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from enginery.core.origin.user import user
 from enginery.core.text import format_bytes
-from enginery.core.user import user
 from pipeline.cli.options import (
+    Command,
     emit_json,
     executor_options,
     jobs_option,
@@ -41,7 +42,7 @@ STYLES = {
 }
 
 
-def spec_options(command: Any) -> Any:
+def spec_options(command: Command) -> Command:
     """The argument SPEC and the options that `plan` and `build` share."""
     for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
         command = option(command)
@@ -78,7 +79,13 @@ def build(
     metrics_port: int | None,
     metrics_address: str,
     wait_for_nodes: timedelta,
-    **chosen: Any,
+    registry: str | None,
+    targets: str | None,
+    precisions: str | None,
+    backends: str | None,
+    jobs: int | None,
+    executor: "Literal['local', 'ray']",
+    ray_address: str | None,
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
@@ -86,7 +93,8 @@ def build(
     """
     from pipeline.orchestration.run import RunOptions, registry_of
 
-    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
+    wait_s = wait_for_nodes.total_seconds()
+    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_s)
     if sign_key:
         check_signing_key(sign_key)
     with served_metrics(metrics_port, metrics_address) as counting:
@@ -215,7 +223,7 @@ def _print_engines(outcome: "Outcome") -> None:
     rows = []
     for engine in outcome.engines:
         checks = engine.checks
-        total = checks["passed"] + checks["failed"]
+        total = sum(checks.values())
         rows.append(
             [
                 *(engine.target, engine.precision, engine.backend, engine.status),

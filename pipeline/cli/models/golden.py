@@ -1,10 +1,12 @@
 """`enginery golden make`, `show`, `diff` and `accept`."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import encode
 from enginery.core.text import pluralize
 from pipeline.cli.options import (
     emit_json,
@@ -18,7 +20,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.operations.golden import Shown
+    from pipeline.operations.golden import MadeGolden, Shown
     from pipeline.spec.model import ModelSpec
 
 
@@ -34,8 +36,7 @@ def golden() -> None:
 @json_option
 def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
-    told = _made(spec, registry, quiet, accepting=False)
-    _print_made(told, as_json)
+    _print_made(_made(spec, registry, quiet, accepting=False), as_json)
 
 
 @golden.command()
@@ -47,10 +48,10 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
     from pipeline.operations.golden import write_frozen
 
-    told = _made(spec, registry, quiet, accepting=True)
-    if told["frozen"] != told["digest"]:
-        write_frozen(Path(spec), told["digest"])
-    _print_made({**told, "frozen": told["digest"]}, as_json)
+    made = _made(spec, registry, quiet, accepting=True)
+    if made.frozen != made.digest:
+        write_frozen(Path(spec), made.digest)
+    _print_made(replace(made, frozen=made.digest), as_json)
 
 
 @golden.command()
@@ -85,11 +86,11 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
-def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
+def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
     from enginery.core.errors import InputError
     from pipeline.compile import steps
     from pipeline.compile.steps.golden import latest_golden, told_change
-    from pipeline.operations.golden import unfrozen
+    from pipeline.operations.golden import MadeGolden, unfrozen
     from pipeline.orchestration.run import RunOptions, opened
 
     with (
@@ -102,26 +103,20 @@ def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> d
         before = _frozen(spec) or latest_golden(spec.model, shop)
         exported = steps.export(unfrozen(spec) if accepting else spec, shop)
         changed = before is not None and before != exported.golden
-        return {
-            "model": spec.model,
-            "digest": exported.golden,
-            "before": before,
-            "change": told_change(shop.store, before, exported.golden) if before and changed else None,
-            "frozen": _frozen(spec),
-            "notes": list(exported.notes),
-        }
+        change = told_change(shop.store, before, exported.golden) if before and changed else None
+        return MadeGolden(spec.model, exported.golden, before, change, _frozen(spec), exported.notes)
 
 
 def _frozen(spec: "ModelSpec") -> str | None:
     return spec.golden.frozen if spec.golden else None
 
 
-def _print_made(told: dict[str, Any], as_json: bool) -> None:
+def _print_made(made: "MadeGolden", as_json: bool) -> None:
     if as_json:
-        emit_json(told)
+        emit_json(encode(made))
         return
-    echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
-    for note in [*([f"changed: {told['change']}"] if told["change"] else []), *told["notes"]]:
+    echo(f"{made.digest} {'frozen' if made.frozen else 'not frozen'}")
+    for note in [*([f"changed: {made.change}"] if made.change else []), *made.notes]:
         echo(note)
 
 
@@ -129,14 +124,14 @@ def _print_shown(golden_set: "Shown", as_json: bool) -> None:
     kinds = [kind for _, kind in golden_set.cases]
     if as_json:
         cases = [{"name": name, "kind": kind} for name, kind in golden_set.cases]
-        emit_json({**vars(golden_set), "cases": cases, "versions": list(golden_set.versions)})
+        emit_json({**encode(golden_set), "cases": cases})
         return
     echo(golden_set.digest)
     labels = "labels" if golden_set.labels else "no labels"
     echo(f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}")
     edges = [name for name, kind in golden_set.cases if kind == "edge"]
     echo(f"edges: {'; '.join(edges) or 'none'}")
-    for output, floors in (golden_set.noise or {}).get("floors", {}).items():
-        told = ", ".join(f"{floor['sqnr_db']:.0f} dB ({kind})" for kind, floor in floors.items())
-        echo(f"noise floor of {output}: {told}")
+    for output, floors in (golden_set.noise.floors if golden_set.noise else {}).items():
+        each = ", ".join(f"{floor.sqnr_db:.0f} dB ({kind})" for kind, floor in floors.items())
+        echo(f"noise floor of {output}: {each}")
     echo(f"versions: {', '.join(golden_set.versions) or 'none'}")

@@ -4,7 +4,7 @@ import threading
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -23,6 +23,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from pipeline.orchestration.intake.catalog import CatalogRow
     from pipeline.orchestration.intake.watch import Seen
 
 
@@ -102,7 +103,19 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 @json_option
 @click.pass_context
 def catalog(
-    ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, wait_for_nodes: timedelta, **chosen: Any
+    ctx: click.Context,
+    /,
+    specs: str,
+    quiet: bool,
+    as_json: bool,
+    wait_for_nodes: timedelta,
+    registry: str,
+    targets: str | None,
+    precisions: str | None,
+    backends: str | None,
+    jobs: int | None,
+    executor: "Literal['local', 'ray']",
+    ray_address: str | None,
 ) -> None:
     """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
     each model in the registry).
@@ -113,7 +126,8 @@ def catalog(
     from pipeline.orchestration.intake.catalog import compile_all, gathered, words
     from pipeline.orchestration.run import RunOptions, started
 
-    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
+    wait_s = wait_for_nodes.total_seconds()
+    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_s)
     with (
         gathered(specs, options.registry) as addresses,
         shown_progress(quiet) as progress,
@@ -124,11 +138,11 @@ def catalog(
         emit_json([row.to_json() for row in rows])
     else:
         columns = ("spec", "model", "state", "version", "engines", "reason")
-        print_table(columns, [_cells(row.to_json(), columns) for row in rows])
+        print_table(columns, [_cells(row) for row in rows])
         say(words(rows))
     ctx.exit(0 if all(row.good for row in rows) else 1)
 
 
-def _cells(row: dict[str, Any], columns: tuple[str, ...]) -> list[str]:
-    engines = ", ".join(f"{count} {status}" for status, count in row["engines"].items())
-    return ["" if value is None else str(value) for value in ({**row, "engines": engines}[name] for name in columns)]
+def _cells(row: "CatalogRow") -> list[str]:
+    engines = ", ".join(f"{count} {status}" for status, count in row.engines.items())
+    return [row.spec, row.model or "", row.state, row.version or "", engines, row.reason]

@@ -1,6 +1,6 @@
 """`enginery plan`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 @click.command()
 @spec_options
 @click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
-def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, **chosen: Any) -> None:
+def plan(
+    spec: str,
+    as_json: bool,
+    quiet: bool,
+    no_export: bool,
+    registry: str | None,
+    targets: str | None,
+    precisions: str | None,
+    backends: str | None,
+    jobs: int | None,
+) -> None:
     """Show for every unit of SPEC whether it would be built, and why.
 
     What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
@@ -24,7 +34,7 @@ def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, **chosen: Any) 
     """
     from pipeline.orchestration.run import RunOptions
 
-    found = _forecast(spec, RunOptions(**chosen), quiet, no_export)
+    found = _forecast(spec, RunOptions(registry, targets, precisions, backends, jobs=jobs), quiet, no_export)
     if as_json:
         emit_json(found.to_json())
     else:

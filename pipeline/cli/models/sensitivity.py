@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import decode, encode
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -18,6 +19,10 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.compile.run_context import Workshop
+    from pipeline.quantization.search.chosen import GroupDamage, SearchDocument
     from pipeline.spec.model import ModelSpec
     from pipeline.values import Searched
 
@@ -50,25 +55,31 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
         shown_progress(quiet) as progress,
         opened(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
     ):
-        choice = _choice(activation, run.spec, run.shop)
+        choice, summary = _choice(activation, run.spec, run.shop)
+    document = encode(choice) | {"activation": activation, "summary": summary}
     if out is not None:
-        _write(out, choice)
+        from validation.reporting.pictures import frontier_svg
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "frontier.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
+        (out / "frontier.svg").write_text(frontier_svg(choice.recorded, standalone=True), "utf-8")
+        say(f"wrote {out / 'frontier.json'} and {out / 'frontier.svg'}")
     if as_json:
-        emit_json(choice)
+        emit_json(document)
     else:
-        _show(choice)
+        _print_choice(choice, summary)
 
 
-def _choice(activation: str, spec: "ModelSpec", shop: Any) -> dict[str, Any]:
-    """The choice on record, or made now."""
+def _choice(activation: str, spec: "ModelSpec", shop: "Workshop") -> "tuple[SearchDocument, str]":
+    """The choice on record, or made now, and what it is in a line."""
     from pipeline.compile import steps
     from pipeline.compile.composition import InProcess, calibrate
+    from pipeline.quantization.search.chosen import SearchDocument
 
     kind = _kind(activation, spec)
     exported = steps.export(spec, shop)
     chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
-    found: dict[str, Any] = json.loads(shop.store.read_blob(chosen.choice))
-    return found | {"activation": activation, "summary": chosen.summary}
+    return decode(json.loads(shop.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 
 def _kind(activation: str, spec: "ModelSpec") -> "Searched":
@@ -81,43 +92,31 @@ def _kind(activation: str, spec: "ModelSpec") -> "Searched":
     return next((kind for kind in found if kind and kind.activation == activation), whole)
 
 
-def _write(folder: Path, choice: dict[str, Any]) -> None:
-    from pipeline.quantization.search.picture import frontier_svg
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "frontier.json").write_text(json.dumps(choice, indent=2, allow_nan=False) + "\n", "utf-8")
-    (folder / "frontier.svg").write_text(frontier_svg(choice), "utf-8")
-    say(f"wrote {folder / 'frontier.json'} and {folder / 'frontier.svg'}")
-
-
-def _show(choice: dict[str, Any]) -> None:
+def _print_choice(choice: "SearchDocument", summary: str) -> None:
     from validation.reporting.pictures import decibels_text
 
-    _print_groups(choice)
-    for point in choice["frontier"]:
-        run = "" if point["sqnr_db"] is None else f", run: {decibels_text(point['sqnr_db'])}"
-        echo(f"{point['share']:7.1%} in int8: predicted {decibels_text(point['predicted_db'])}{run}")
-    echo(f"chosen: {choice['summary']}")
+    _print_groups(choice.groups)
+    for point in choice.frontier:
+        run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
+        echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
+    echo(f"chosen: {summary}")
 
 
-def _print_groups(choice: dict[str, Any]) -> None:
+def _print_groups(groups: "Sequence[GroupDamage]") -> None:
     from validation.reporting.pictures import decibels_text
 
-    measured = any(row["int8_ms"] is not None for row in choice["groups"])
+    measured = any(group.int8_ms is not None for group in groups)
     heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
     rows = []
-    for row in choice["groups"]:
-        alone = decibels_text(row["sqnr_db"])
-        strength = "" if row["strength"] is None else f"{row['strength']:.2f}{' folded' if row['folded'] else ''}"
-        state = "yes" if row["kept"] else "left in float"
-        times = [_times(row)] if measured else []
-        rows.append(
-            [", ".join(row["nodes"]), f"{row['share']:.1%}", alone, strength, f"{row['clip']:.2f}", *times, state]
-        )
+    for group in groups:
+        strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
+        facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
+        times = [_times(group)] if measured else []
+        rows.append([*facts, f"{group.clip:.2f}", *times, "yes" if group.kept else "left in float"])
     title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
     print_table(heads, rows, title=title)
 
 
-def _times(row: dict[str, Any]) -> str:
+def _times(group: "GroupDamage") -> str:
     """The whole model's milliseconds without and with this group in int8."""
-    return "" if row["int8_ms"] is None else f"{row['float_ms']:.3g} -> {row['int8_ms']:.3g} ms"
+    return "" if group.int8_ms is None else f"{group.float_ms:.3g} -> {group.int8_ms:.3g} ms"

@@ -85,11 +85,10 @@ def _shown(store: "Store", name: str | None, limit: int, steps: bool, as_json: b
 def _print_runs(found: "list[Seen]") -> None:
     rows = []
     for one in found:
-        row = one.summary()
-        outcome = f"{row['model']}@{row['version']}" if row["version"] else ""
-        why = "; ".join(part for part in (outcome, row["reason"]) if part)
-        cells = [row["run"], row["state"], row["started_at"][:19], f"{row['seconds']:.0f} s", row["units"], why]
-        rows.append(cells)
+        run = one.run
+        outcome = f"{run.model}@{run.version}" if run.version else ""
+        why = "; ".join(part for part in (outcome, one.lost or run.reason) if part)
+        rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
     print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
 
 

@@ -1,20 +1,26 @@
 """`enginery canary run` and `enginery canary judge`."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from enginery.core.user import user
+from enginery.core.codec import encode
+from enginery.core.origin.user import user
 from pipeline.cli.options import emit_json, engine_options, json_option, registry_option, say
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.canary.verdicts import Written
+    from pipeline.canary.verdicts import WrittenReport
     from validation.canary.judging.thresholds import Thresholds
 
 
-def _acting(command: Any) -> Any:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _act_options(command: Callable[P, R]) -> Callable[P, R]:
     """What both commands do with a verdict."""
     for option in (
         click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
@@ -96,7 +102,7 @@ def canary() -> None:
     show_default="canary-CANDIDATE-against-BASELINE",
     help="Folder for observations, report and page.",
 )
-@_acting
+@_act_options
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -115,7 +121,10 @@ def run(
     warmup: int,
     out: Path | None,
     registry: str,
-    **acting: Any,
+    auto: bool,
+    channel: str,
+    attach: bool,
+    as_json: bool,
 ) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
     from enginery.core.hardware.machine import target_named
@@ -134,7 +143,7 @@ def run(
     except KeyboardInterrupt:
         say(_left_in(place))
         raise
-    _finish(ctx, written, registry, **acting)
+    _finish(ctx, written, registry, auto, channel, attach, as_json)
 
 
 @canary.command()
@@ -166,7 +175,7 @@ def run(
     show_default="the folder of --candidate",
     help="Folder for report and page.",
 )
-@_acting
+@_act_options
 @click.pass_context
 def judge(
     ctx: click.Context,
@@ -180,18 +189,23 @@ def judge(
     seed: int,
     out: Path | None,
     registry: str,
-    **acting: Any,
+    auto: bool,
+    channel: str,
+    attach: bool,
+    as_json: bool,
 ) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
     Thresholds: those of --spec, else of the candidate's version if the registry has it, else the defaults.
     """
-    from pipeline.canary.verdicts import Asked, judge_files, read_report_file
+    from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 
     limits, source = _thresholds(candidate, spec, registry)
     before = read_report_file(previous) if previous else None
-    asked = Asked(limits, source, planned, before, missing == "ignored", seed)
-    _finish(ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, **acting)
+    asked = JudgeOptions(limits, source, planned, before, missing == "ignored", seed)
+    _finish(
+        ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, auto, channel, attach, as_json
+    )
 
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
@@ -206,9 +220,9 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
     if spec:
         return spec_thresholds(spec)
     identity = read_head(candidate)
-    if "model" not in identity or "version" not in identity:
+    if not identity.model or not identity.version:
         return Thresholds(), DEFAULTS
-    reference = Reference(check_model(identity["model"]), check_version(identity["version"]))
+    reference = Reference(check_model(identity.model), check_version(identity.version))
     try:
         return thresholds_of(locate(open_store(registry), reference).manifest)
     except (UnavailableError, UnknownNameError):
@@ -216,35 +230,40 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
 
 
 def _finish(
-    ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, attach: bool, as_json: bool
+    ctx: click.Context,
+    /,
+    written: "WrittenReport",
+    registry: str,
+    auto: bool,
+    channel: str,
+    attach: bool,
+    as_json: bool,
 ) -> None:
     """Say the verdict, act on it, and leave with its exit code."""
     if attach:
         _attach(written, registry)
     moved = _rolled_back(written, registry, channel) if auto else None
     if as_json:
-        emit_json(
-            {**written.report, "files": {"report": str(written.json), "page": str(written.page)}, "channel": moved}
-        )
+        files = {"report": str(written.json), "page": str(written.page)}
+        emit_json({**encode(written.report), "files": files, "channel": moved})
     else:
         _show(written)
     if moved:
         say(moved)
-    ctx.exit(0 if written.verdict == "PASS" else 1)
+    ctx.exit(0 if written.report.verdict == "PASS" else 1)
 
 
-def _attach(written: "Written", registry: str) -> None:
+def _attach(written: "WrittenReport", registry: str) -> None:
     from enginery.registry.store.base import open_store
     from pipeline.canary.targets import attach
-    from validation.canary.report import read_report
 
-    store, data = open_store(registry), written.json.read_bytes()
-    found = attach(store, read_report(data), store.put_bytes(data))
+    store = open_store(registry)
+    found = attach(store, written.report, store.put_bytes(written.report.to_bytes()))
     say(f"kept in {store.uri}: the verdict on {found.target}")
 
 
-def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
-    if written.verdict != "FAIL":
+def _rolled_back(written: "WrittenReport", registry: str, channel: str) -> str | None:
+    if written.report.verdict != "FAIL":
         return None
     from enginery.core.names import check_channel
     from enginery.registry.store.base import open_store
@@ -253,13 +272,13 @@ def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
     return roll_back(open_store(registry), written.report, check_channel(channel), user())
 
 
-def _show(written: "Written") -> None:
+def _show(written: "WrittenReport") -> None:
     from validation.canary.judging.describing import describe_measured
 
-    echo(f"{written.verdict}: {written.report['reason']}")
-    for item in written.report["criteria"]:
-        echo(f"  {item['verdict']:<12} {item['name']}: {describe_measured(item)}")
-    for note in written.report["notes"]:
+    echo(f"{written.report.verdict}: {written.report.reason}")
+    for item in written.report.criteria:
+        echo(f"  {item.verdict:<12} {item.name}: {describe_measured(item)}")
+    for note in written.report.notes:
         say(f"note: {note}")
     echo(f"report: {written.json}\npage:   {written.page}")
 

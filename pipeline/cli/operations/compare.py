@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import encode
 from pipeline.cli.options import (
     backends_option,
     emit_json,
@@ -21,7 +22,8 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.operations.compare.run import Asked
+    from pipeline.operations.compare.report import Comparison
+    from pipeline.operations.compare.run import CompareOptions
 
 
 @click.command()
@@ -69,7 +71,8 @@ def compare(
     """
     from enginery.registry.store.atomic_write import make_folder, reachable, write_whole
     from pipeline.compile.composition import InProcess
-    from pipeline.operations.compare import run, words
+    from pipeline.operations.compare import run
+    from pipeline.operations.compare.formatting import format_markdown
     from pipeline.orchestration.run import RunOptions, opened
 
     if out is not None:
@@ -78,25 +81,25 @@ def compare(
             make_folder(out.parent)
     options = RunOptions(registry=registry, jobs=jobs)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
-        asked = _asked(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
-        found = run.compare(opened_run.spec, asked, opened_run.shop, InProcess())
+        wanted = _read_options(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
+        found = run.compare(opened_run.spec, wanted, opened_run.shop, InProcess())
     if as_json:
-        emit_json(found)
+        emit_json(encode(found))
     else:
         _show(found)
     if out is not None:
-        write_whole(out, words.markdown(found).encode())
+        write_whole(out, format_markdown(found).encode())
         say(f"written: {out}")
-    ctx.exit(0 if found["recommendation"]["unit"] else 1)
+    ctx.exit(0 if found.recommendation.unit else 1)
 
 
-def _asked(
+def _read_options(
     target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
-) -> "Asked":
+) -> "CompareOptions":
     from enginery.core.errors import UnknownNameError
     from enginery.core.hardware.machine import target_named
     from enginery.core.types import PRECISIONS
-    from pipeline.operations.compare.run import Asked
+    from pipeline.operations.compare.run import CompareOptions
     from pipeline.orchestration.run import not_in_spec
 
     wanted = _words(precisions)
@@ -104,18 +107,18 @@ def _asked(
         if name not in known:
             raise UnknownNameError(not_in_spec("precisions", name, known, PRECISIONS))
     chosen = tuple(item for item in PRECISIONS if item in wanted)
-    return Asked(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
+    return CompareOptions(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
 
 
 def _words(text: str | None) -> list[str]:
     return (text or "").replace(",", " ").split()
 
 
-def _show(found: dict[str, object]) -> None:
+def _show(found: "Comparison") -> None:
     from pipeline.cli.tables import print_table
-    from pipeline.operations.compare import words
+    from pipeline.operations.compare.formatting import describe_comparison, format_heading, format_rows
 
-    echo(words.heading(found))
-    print_table(*words.rows(found))
-    for line in words.lines(found):
+    echo(format_heading(found))
+    print_table(*format_rows(found))
+    for line in describe_comparison(found):
         echo(line)

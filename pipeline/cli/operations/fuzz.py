@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import encode, encode_document
 from pipeline.cli.options import (
     emit_json,
     engine_options,
@@ -19,7 +20,8 @@ from pipeline.cli.published_engine import published_engine
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.values import Json
+    from pipeline.canary.engines import ChosenEngine
+    from validation.fuzz.report import FuzzReport
 
 
 @click.command()
@@ -57,36 +59,37 @@ def fuzz(
     A failing case is reduced to the smallest that fails and printed with the command that repeats it. Exit code 1 if
     one failed.
     """
-    from pipeline.operations.fuzz import Asked, fuzz_published
+    from pipeline.operations.fuzz import FuzzOptions, fuzz_published
 
-    asked = Asked(seed, cases, _read(histogram) if histogram else None, only)
+    options = FuzzOptions(seed, cases, _read(histogram) if histogram else None, only)
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
-        report = fuzz_published(chosen, asked, shop)
+        report = fuzz_published(chosen, options, shop)
     if as_json:
-        emit_json(report)
+        emit_json({**encode(chosen.identity), **encode_document(report)})
     else:
-        _show(report)
-    ctx.exit(0 if report["passed"] else 1)
+        _show(chosen, report)
+    ctx.exit(0 if report.passed else 1)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> "dict[str, dict[int, float]]":
     from enginery.core.errors import InputError
+    from validation.fuzz.cases import parse_histogram
 
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
+    return parse_histogram(data)
 
 
-def _show(report: "Json") -> None:
-    counts = ", ".join(f"{count} {word}" for word, count in report["counts"].items())
-    unit = f"{report['target']} {report['precision']} {report['backend']}"
-    echo(f"{report['model']}@{report['version']} {unit}, seed {report['seed']}: {counts}")
-    for case in report["cases"]:
-        if case["outcome"] == "failed":
-            echo(f"  failed {case['case']}: {case['reason']}")
-    for case in report["smallest"]:
-        echo(f"smallest failing case: {case['case']}: {case['reason']}")
-        echo(f"  {case['reproduce']}")
-    if any(case["outcome"] == "not judged" for case in report["cases"]):
+def _show(chosen: "ChosenEngine", report: "FuzzReport") -> None:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {chosen.entry.unit}, seed {report.seed}: {counts}")
+    for case in report.cases:
+        if case.outcome == "failed":
+            echo(f"  failed {case.case}: {case.reason}")
+    for smallest in report.smallest:
+        echo(f"smallest failing case: {smallest.case}: {smallest.reason}")
+        echo(f"  {smallest.reproduce}")
+    if any(case.outcome == "not judged" for case in report.cases):
         say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")

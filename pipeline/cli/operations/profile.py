@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import encode
 from enginery.core.types import PRECISIONS
 from pipeline.cli.options import (
     emit_json,
@@ -17,7 +18,9 @@ from pipeline.cli.published_engine import published_engine
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.values import Json
+    from enginery.core.reports.latency import LatencyReport
+    from enginery.core.reports.paired import PairedBenchmark
+    from pipeline.canary.engines import ChosenEngine
 
 
 @click.command()
@@ -76,41 +79,41 @@ def profile(
     from enginery.core.hardware.machine import target_named
     from enginery.core.names import parse_reference
     from pipeline.canary.engines import choose
-    from pipeline.operations.latency import Asked, profile_published, race_published
+    from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 
-    asked = Asked(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
+    options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
         if against is None:
-            found = profile_published(chosen, asked, shop)
-        else:
-            other = against_precision or precision
-            second = choose(shop.store, parse_reference(against), target_named(target), other)
-            found = race_published(chosen, second, asked, shop)
-    if as_json:
-        emit_json(found)
-    elif against is None:
-        _show(found)
-    else:
-        _show_race(found)
+            _show(chosen, profile_published(chosen, options, shop), as_json)
+            return
+        other = against_precision or precision
+        second = choose(shop.store, parse_reference(against), target_named(target), other)
+        _show_pair(chosen, second, benchmark_pair(chosen, second, options, shop), as_json)
 
 
-def _show(report: "Json") -> None:
+def _show(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
     from pipeline.cli.tables import print_table
-    from validation.latency.words import COLUMNS, NODE_COLUMNS, bucket_row, lines, node_rows
+    from validation.latency.formatting import COLUMNS, NODE_COLUMNS, describe_report, format_bucket, format_nodes
 
-    echo(f"{report['model']}@{report['version']} {report['unit']}")
-    rows = [bucket_row(bucket) for bucket in report["buckets"]]
+    if as_json:
+        emit_json({**encode(chosen.identity), **encode(report)})
+        return
+    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {report.unit}")
+    rows = [format_bucket(bucket) for bucket in report.buckets]
     print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
-    for line in lines(report):
+    for line in describe_report(report):
         echo(line)
-    if nodes := node_rows(report["anatomy"]):
+    if nodes := format_nodes(report.anatomy):
         print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
 
 
-def _show_race(race: "Json") -> None:
-    from validation.latency.words import race_lines
+def _show_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
+    from validation.latency.formatting import describe_pair
 
-    names = [f"{side['model']}@{side['version']} {side['precision']}" for side in (race["first"], race["second"])]
-    echo(f"{names[0]} against {names[1]}, on {race['first']['target']}")
-    for line in race_lines(race):
+    if as_json:
+        emit_json({"first": encode(first.identity), "second": encode(second.identity), **encode(paired)})
+        return
+    names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (first, second)]
+    echo(f"{names[0]} against {names[1]}, on {first.entry.target}")
+    for line in describe_pair(paired):
         echo(line)

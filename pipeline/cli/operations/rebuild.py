@@ -16,7 +16,7 @@ from pipeline.cli.published_engine import published_engine
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.values import Json
+    from pipeline.operations.rebuild import RebuiltEngine
 
 
 @click.command()
@@ -47,20 +47,21 @@ def rebuild(
     from pipeline.operations.rebuild import rebuild as build_again
 
     with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
-        report = build_again(chosen, times, shop)
+        found = build_again(chosen, times, shop)
     if as_json:
-        emit_json(report)
+        emit_json(found.to_json())
     else:
-        _show(report)
-    ctx.exit(0 if report["passed"] else 1)
+        _print_rebuilt(found)
+    ctx.exit(0 if found.report.passed else 1)
 
 
-def _show(report: "Json") -> None:
-    bytes_equal = "byte-equal" if report["byte_equal"] else f"{len(report['engines'])} different files"
-    published = "as published" if report["published"]["rebuilt"] else "none is the published one"
-    unit = f"{report['target']} {report['precision']} {report['backend']}"
-    echo(f"{report['model']}@{report['version']} {unit}, {report['times']} builds: {bytes_equal}, {published}")
-    for output, told in report["outputs"].items():
-        spread = "" if told["max_abs"] is None else f", up to {told['max_abs']:.4g} apart"
-        same = "bit-equal" if told["bit_equal"] else f"{told['distinct']} different answers{spread}"
-        echo(f"  {output}: {same}{'' if report['passed'] else ', beyond the limits of drift'}")
+def _print_rebuilt(found: "RebuiltEngine") -> None:
+    report, manifest = found.report, found.chosen.manifest
+    bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
+    published = "as published" if found.rebuilt else "none is the published one"
+    unit = f"{manifest.model}@{manifest.version} {found.chosen.entry.unit}"
+    echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
+    for output, spread in report.outputs.items():
+        apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
+        same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
+        echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")

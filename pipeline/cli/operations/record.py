@@ -81,14 +81,15 @@ def _from_stdin(recorder: "Recorder") -> None:
 
     lines = JsonLines(Path("/dev/stdin"), 64 << 20)
     for number, found in lines.of(sys.stdin.buffer):
-        if not isinstance(found.get("inputs"), dict):
+        inputs = found.get("inputs")
+        if not isinstance(inputs, dict):
             raise lines.error(number, "inputs is missing, or not an object")
         try:
             at = number_in(found, "at") if "at" in found else None
             latency = number_in(found, "latency", above=0.0) if "latency" in found else None
         except ValueError as error:
             raise lines.error(number, str(error)) from None
-        if not recorder.append_json(found["inputs"], at, latency=latency) and recorder.full:
+        if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
             return
 
 

@@ -1,10 +1,12 @@
 """`enginery refit`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import encode
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -17,8 +19,24 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from enginery.core.types import BuildRequest
     from enginery.registry.manifest import Manifest
     from pipeline.operations.refit import Refit
+    from pipeline.orchestration.run import RunOptions
+
+
+@dataclass(frozen=True)
+class RefitOutcome:
+    """What was published of refitted engines. version: None without one.  failed: units whose proof did."""
+
+    model: str
+    version: str | None
+    channel_refusal: str | None
+    failed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """What `enginery refit --json` prints of it."""
+        return encode(self)
 
 
 @click.command()
@@ -47,7 +65,9 @@ def refit(
     registry: str,
     quiet: bool,
     as_json: bool,
-    **chosen: str | None,
+    targets: str | None,
+    precisions: str | None,
+    backends: str | None,
 ) -> None:
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
@@ -55,49 +75,49 @@ def refit(
     With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """
+    from pipeline.orchestration.run import RunOptions
+
     base = _manifest(reference, registry)
     if Path(weights).suffix in (".yaml", ".yml"):
-        found, outcome = _with_spec(base, Path(weights), registry, quiet, dry_run, chosen)
+        found, outcome = _with_spec(
+            base, Path(weights), RunOptions(registry, targets, precisions, backends), quiet, dry_run
+        )
     else:
         found, outcome = _with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
     if as_json:
-        emit_json({"from": f"{base.model}@{base.version}", "units": [each.to_json() for each in found], **outcome})
+        told = outcome.to_json() if outcome else {}
+        emit_json({"from": f"{base.model}@{base.version}", "units": [each.to_json() for each in found], **told})
     else:
-        _show(found, outcome, dry_run)
+        _print_refits(found, outcome, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(each.engine for each in found) and not outcome.get("failed") else 1)
+        ctx.exit(0 if any(each.engine for each in found) and not (outcome and outcome.failed) else 1)
 
 
 def _with_spec(
-    base: "Manifest", spec: Path, registry: str, quiet: bool, dry_run: bool, chosen: dict[str, Any]
-) -> tuple[list["Refit"], dict[str, Any]]:
+    base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
+) -> tuple[list["Refit"], "RefitOutcome | None"]:
     from pipeline.compile.composition import InProcess, compile_model, prepare
     from pipeline.operations.refit import refit_units, refitted
     from pipeline.orchestration.intake.once import build_lock, lock_names
-    from pipeline.orchestration.run import RunOptions, opened
+    from pipeline.orchestration.run import opened
 
-    options = RunOptions(registry=registry, **chosen)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=not dry_run) as run:
         plan = prepare(run.spec, run.selection, run.shop, InProcess()).plan
         requests = [unit.request for unit in plan.wanted]
         if dry_run:
-            return _foreseen(requests, base), {}
+            return _foreseen(requests, base), None
         found = refit_units(requests, base, run.spec, run.shop)
         if not refitted(found):
-            return found, {}
+            return found, None
         with build_lock(run, lock_names(run, options)):
-            return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
-
-
-def _published(outcome: Any) -> dict[str, Any]:
-    failed = [f"{unit['target']} {unit['precision']} {unit['backend']}" for unit in outcome.failed]
-    place = {"model": outcome.model, "version": outcome.version, "channel_refusal": outcome.channel_refusal}
-    return {**place, "failed": failed}
+            outcome = compile_model(run.spec, run.selection, run.shop, InProcess())
+        failed = tuple(unit.unit for unit in outcome.failed)
+        return found, RefitOutcome(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
 def _with_version(
     base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
-) -> tuple[list["Refit"], dict[str, Any]]:
+) -> tuple[list["Refit"], "RefitOutcome | None"]:
     from builders.execution.local import LocalExecutor
     from enginery.registry.store.base import open_store
     from pipeline.compile.run_context import Workshop
@@ -107,22 +127,21 @@ def _with_version(
 
     wanted, without = wanted_of(base, other)
     if dry_run:
-        return [*_foreseen([each.request for each in wanted], base), *without], {}
+        return [*_foreseen([each.request for each in wanted], base), *without], None
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
         shop = Workshop(open_store(registry), executor, executor, progress)
         found = refit_units([each.request for each in wanted], base, spec_of(other), shop)
         done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
         if not done:
-            return [*found, *without], {}
+            return [*found, *without], None
         published = publish_refitted(base, other, done, "candidate", shop)
     units = {result.request.unit for result, _ in done}
-    failed = [entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable]
-    place = {"model": other.model, "version": published.version, "channel_refusal": published.channel_refusal}
-    return [*found, *without], {**place, "failed": failed}
+    failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
+    return [*found, *without], RefitOutcome(other.model, published.version, published.channel_refusal, failed)
 
 
-def _foreseen(requests: "list[Any]", base: "Manifest") -> list["Refit"]:
+def _foreseen(requests: "list[BuildRequest]", base: "Manifest") -> list["Refit"]:
     from pipeline.operations.refit import Refit, cannot
 
     entries = {entry.unit: entry for entry in base.engines if entry.usable}
@@ -145,13 +164,13 @@ def _manifest(reference: str, registry: str) -> "Manifest":
     return located.manifest
 
 
-def _show(found: "list[Refit]", outcome: dict[str, Any], dry_run: bool) -> None:
+def _print_refits(found: "list[Refit]", outcome: RefitOutcome | None, dry_run: bool) -> None:
     done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
     rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
     print_table(("unit", "refitted", "why not"), rows)
-    if outcome.get("version"):
-        echo(f"{outcome['model']}@{outcome['version']} published")
+    if outcome and outcome.version:
+        echo(f"{outcome.model}@{outcome.version} published")
     elif not dry_run:
         echo("nothing was refitted and nothing published; `enginery build` compiles")
-    if outcome.get("channel_refusal"):
-        echo(f"the channel did not move: {outcome['channel_refusal']}", err=True)
+    if outcome and outcome.channel_refusal:
+        echo(f"the channel did not move: {outcome.channel_refusal}", err=True)

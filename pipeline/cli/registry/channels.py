@@ -1,11 +1,11 @@
 """The commands about what a channel did and what it asks: history, policy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.user import user
+from enginery.core.origin.user import user
 from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from pipeline.cli.tables import echo, print_table
 
@@ -30,11 +30,14 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 
     rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:
-        emit_json(rows)
+        emit_json([row.to_json() for row in rows])
         return
-    columns = ("at", "channel", "action", "version", "by", "why", "report", "canary")
-    short = ({**row, "report": (row["report"] or "")[:12], "canary": _short(row["canary"])} for row in rows)
-    print_table(columns, [[str(row[column]) for column in columns] for row in short])
+    cells = []
+    for row in rows:
+        move, canaries = row.move, ", ".join(digest[:12] for digest in row.move.canary)
+        report = (row.report or "")[:12]
+        cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, report, canaries])
+    print_table(("at", "channel", "action", "version", "by", "why", "report", "canary"), cells)
 
 
 @click.group()
@@ -156,7 +159,3 @@ def _words(found: "Policy") -> str:
         else []
     )
     return "needs " + " and ".join(rules) if rules else "requires nothing more"
-
-
-def _short(digests: Any) -> str:
-    return ", ".join(digest[:12] for digest in digests)

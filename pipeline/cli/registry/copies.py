@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from enginery.core.origin.user import user
 from enginery.core.text import pluralize
-from enginery.core.user import user
 from pipeline.cli.options import (
     emit_json,
     json_option,

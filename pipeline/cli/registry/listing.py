@@ -3,7 +3,7 @@
 import click
 
 from pipeline.cli.options import emit_json, json_option, registry_option, say
-from pipeline.cli.tables import cell, print_table
+from pipeline.cli.tables import cell, print_fields, print_table
 
 
 @click.command("list")
@@ -34,13 +34,13 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
     rows = listed_models(open_store(registry), limit=limit + 1, after=after)
     more, rows = len(rows) > limit, rows[:limit]
     if more:
-        say(f"at most {limit} models are shown; for more add --after {rows[-1]['model']}")
+        say(f"at most {limit} models are shown; for more add --after {rows[-1].model}")
     if as_json:
-        emit_json(rows)
+        emit_json([vars(row) for row in rows])
         return
     print_table(
         ("model", "versions", "newest", "channels"),
-        [[row["model"], str(len(row["versions"])), row["versions"][-1], cell(row["channels"])] for row in rows],
+        [[row.model, str(len(row.versions)), row.versions[-1], cell(row.channels)] for row in rows],
     )
 
 
@@ -52,14 +52,13 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     # One more than is shown says whether there are more; it is at the end where the next page begins.
     more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
     if more and after is None:
-        say(f"at most {limit} versions are shown; for older ones add --before {rows[0]['version']}")
+        say(f"at most {limit} versions are shown; for older ones add --before {rows[0].version}")
     elif more:
-        say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1]['version']}")
+        say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1].version}")
     if as_json:
-        emit_json(rows)
+        emit_json([row.to_json() for row in rows])
         return
     for row in rows:
-        if "damage" in row:
-            say(f"{model}@{row['version']} cannot be read: {row['damage']}")
-    columns = ("version", "created_at", "engines", "channels")
-    print_table(columns, [[cell(row[column]) for column in columns] for row in rows])
+        if row.damage:
+            say(f"{model}@{row.version} cannot be read: {row.damage}")
+    print_fields(("version", "created_at", "engines", "channels"), rows)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,9 +12,11 @@ from pipeline.cli.options import registry_option, say
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from pipeline.orchestration.metrics.live import LiveMetrics
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def metrics_options(command: Command) -> Command:
@@ -89,7 +91,7 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
             say("stopped")
 
 
-def _write(registry: Any, path: Path | None) -> None:
+def _write(registry: "CollectorRegistry", path: Path | None) -> None:
     from prometheus_client import generate_latest
 
     from enginery.registry.store.atomic_write import write_whole

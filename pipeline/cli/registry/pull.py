@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enginery.client.client import Answer, Client, Machine, Pulled
     from enginery.client.hooks import Hook
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 _MACHINE = (
     engine_options,

@@ -1,12 +1,13 @@
 """The commands that read and steer a registry: show, verify, promote, rollback."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.codec import encode
+from enginery.core.origin.user import user
 from enginery.core.text import format_bytes, pluralize
-from enginery.core.user import user
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -16,14 +17,15 @@ from pipeline.cli.options import (
     say,
     why_option,
 )
-from pipeline.cli.tables import cell, echo, print_table
+from pipeline.cli.tables import echo, print_fields, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from enginery.core.reports.latency import LatencyReport
     from enginery.registry.verification.verify import Verification
+    from enginery.registry.versions.channels import Channel
     from enginery.registry.versions.policies import CanaryPass
-    from pipeline.values import Json
 
 
 @click.command()
@@ -63,29 +65,20 @@ def show(
         return
     facts = shown(open_store(registry), parse_reference(reference))
     if as_json:
-        emit_json(facts)
+        emit_json(facts.to_json())
         return
-    channels = ", ".join(facts["channels"]) or "none"
-    echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
-    echo(f"manifest {facts['manifest']}")
-    if facts["page"]:
-        echo(f"report   {facts['page']}")
-    for graph, metrics in sorted(facts["metrics"].items()):
+    manifest, channels = facts.manifest, ", ".join(facts.channels) or "none"
+    echo(f"{manifest.model}@{manifest.version}  published {manifest.created_at}  channels: {channels}")
+    echo(f"manifest {manifest.digest}")
+    if facts.page:
+        echo(f"report   {facts.page}")
+    for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
-    print_table(columns, [[cell(engine[column]) for column in columns] for engine in facts["engines"]])
-    if facts["canaries"]:
-        columns = ("target", "verdict", "against", "unit", "created_at", "report", "reason")
+    print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
+    if facts.canaries:
         echo("\ncanaries")
-        print_table(columns, [[cell(found[column]) for column in columns] for found in facts["canaries"]])
-    try:
-        _print_latencies(facts["latencies"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        from enginery.core.errors import IntegrityError
-
-        raise IntegrityError(
-            f"a latency report of {reference} is not whole ({error!r}); time the engine again"
-        ) from error
+        print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
+    _print_latencies(facts.latencies)
 
 
 @click.command()
@@ -195,21 +188,21 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     from enginery.registry.evidence.quantization import quantization_records
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
-    from validation.reporting.quantized import FIELDS, facts, left_lines, row
+    from validation.reporting.quantized import facts, left_lines, row
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     records = quantization_records(store, manifest)
     if as_json:
-        emit_json(records)
+        emit_json(encode(records))
         return
     if not records:
         echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
     for name, record in records.items():
         echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
-        rows = [row(tensor) for tensor in record["tensors"]]
-        if rows:
-            print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+        if record.tensors:
+            columns = ("name", "kind", "sqnr", "clipped", "seen", "range", "scale", "readers")
+            print_fields(columns, list(map(row, record.tensors)))
         for line in left_lines(record):
             echo(line)
         echo()
@@ -249,24 +242,23 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
-def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
+def _print_latencies(found: "Mapping[str, Sequence[LatencyReport]]") -> None:
     """How fast each engine was on each kind of machine, in a line, and what bounds it."""
-    from validation.latency.machine import machine_text
-    from validation.latency.words import bucket_row, diagnosis_text, remarks
+    from validation.latency.formatting import describe_diagnosis, format_bucket, list_remarks
 
     columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
-    for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
-        reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
+    reports = [report for each in found.values() for report in each]
+    for machine in dict.fromkeys(report.machine for report in reports):
         echo(f"\nlatency on {machine}")
-        for report in reports:
-            echo(report["unit"])
-            rows = [bucket_row(item) for item in report["buckets"]]
+        for report in (report for report in reports if report.machine == machine):
+            echo(report.unit)
+            rows = [format_bucket(item) for item in report.buckets]
             print_table(columns, [[row[column] for column in columns] for row in rows])
-            for line in (diagnosis_text(report["anatomy"]), *remarks(report, columns)):
+            for line in (describe_diagnosis(report.anatomy), *list_remarks(report, columns)):
                 echo(f"  {line}")
 
 
-def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
+def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, object]:
     from dataclasses import asdict
 
     problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
@@ -289,7 +281,7 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 
 
-def _print_channel(channel: Any, as_json: bool) -> None:
+def _print_channel(channel: "Channel", as_json: bool) -> None:
     if as_json:
         emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
         return

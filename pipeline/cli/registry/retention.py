@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.origin.user import user
 from enginery.core.text import pluralize
-from enginery.core.user import user
 from pipeline.cli.options import (
     Duration,
     emit_json,
@@ -20,6 +20,8 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from enginery.registry.retention.gc import Collected
 
 
@@ -98,7 +100,7 @@ def unpin(reference: str, registry: str, as_json: bool) -> None:
         echo(f"{where} is not pinned any more")
 
 
-def _json(found: "Collected") -> dict[str, Any]:
+def _json(found: "Collected") -> dict[str, object]:
     items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in found.items]
     return {
         "acted": found.acted,
@@ -126,5 +128,5 @@ def _print(found: "Collected") -> None:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
 
 
-def _day(due: Any) -> str:
+def _day(due: "datetime | None") -> str:
     return due.isoformat(timespec="minutes") if due else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode
 from enginery.core.errors import IntegrityError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, Session
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
@@ -161,7 +161,7 @@ def _graph(path: Path, workdir: Path) -> "OnnxGraph":
 
 
 def _failed(checks: Sequence[Check]) -> list[str]:
-    from enginery.core.proof.report import describe
+    from enginery.core.reports.proof import describe
 
     return [describe(check) for check in checks if not check.passed]
 

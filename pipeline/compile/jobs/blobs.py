@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from builders.backends.refitting import is_stripped
 from enginery.core.errors import IntegrityError
-from enginery.core.proof.report import Check
-from enginery.core.proof.spread import Spread
+from enginery.core.reports.proof import Check
+from enginery.core.reports.spread import Spread
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from pipeline.values import EngineBlob, Json, Proof

@@ -10,8 +10,8 @@ from enginery.core.types import BuildRequest, Dim
 from pipeline.values import ModelShapes
 
 if TYPE_CHECKING:
-    from enginery.core.proof.report import Check
-    from validation.fuzz.outcome import Pair
+    from enginery.core.reports.proof import Check
+    from validation.fuzz.outcome import FuzzSides
     from validation.golden.golden_set import GoldenSet
 
 
@@ -30,7 +30,7 @@ class Calls:
 def tried_calls(
     calls: Calls | None,
     request: BuildRequest,
-    pair: "Pair",
+    pair: "FuzzSides",
     golden: "GoldenSet",
     graph: Path,
     compared: "tuple[Sequence[Check], float]",

@@ -20,11 +20,11 @@ from pipeline.compile.jobs.blobs import fetch, fetch_engine, golden_set, proof_o
 from pipeline.compile.jobs.calls import Calls, tried_calls
 from pipeline.compile.jobs.limits import engine_limits, threads_for
 from pipeline.compile.jobs.timing import TimingCache
-from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof
+from pipeline.values import EngineBlob, EngineRecord, Json, ModelShapes, Proof, ReducedWorkspace
 from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
-    from enginery.core.proof.report import Check
+    from enginery.core.reports.proof import Check
     from validation.golden.golden_set import GoldenSet
     from validation.limits.on_demand import StagedLimits
     from validation.metrics.drift import Drift
@@ -65,7 +65,7 @@ class BuildEngine:
         timing.keep()
         if self.instead_of:
             asked = digest_of({"build": self.instead_of.key})
-            remember(place, "reduced-workspace", asked, {"request": encode(wanted)})
+            remember(place, "reduced-workspace", asked, encode(ReducedWorkspace(wanted)))
         return record
 
 
@@ -114,7 +114,7 @@ class CheckEngine:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
         from builders.backends.onnxruntime import OrtSession
         from validation.comparison.sessions import drift_checks
-        from validation.fuzz.outcome import Pair
+        from validation.fuzz.outcome import FuzzSides
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Spreads
 
@@ -130,7 +130,7 @@ class CheckEngine:
             usual: dict[str, Drift] = {}
             checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
             documented = default_budget("engine", wanted.precision)
-            pair = Pair(expected, actual, wanted.precision, held, documented, usual=usual)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual)
             checks += tried_calls(self.calls, wanted, pair, frozen, graph, (checks, time.perf_counter() - started))
             if self.contract:
                 checks += _contract_checks(self.contract, expected, actual, frozen, held)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import encode
-from enginery.core.proof.report import Check
+from enginery.core.codec import decode, encode
+from enginery.core.reports.proof import Check
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.jobs.blobs import fetch, golden_set, proof_of, runnable, text_of
@@ -20,6 +20,7 @@ from validation.comparison.task import TaskMetric
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from enginery.core.reports.quantization import QuantizationRecord
     from pipeline.quantization.notes import CastNotes, QuantizationNotes
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.record.record import Evidence
@@ -112,13 +113,15 @@ class WriteGraph:
             notes=(*([choice.summary] if choice else []), *notes.lines()),
             scales=measured.digest if measured and calibrated else None,
             ranges=place.put_bytes(text_of(ranges)) if ranges else None,
-            record=place.put_bytes(text_of(record)) if record else None,
+            record=place.put_bytes(text_of(encode(record))) if record else None,
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
         )
 
 
-def _record(written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence") -> Json | None:
+def _record(
+    written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence"
+) -> "QuantizationRecord | None":
     from pipeline.quantization.notes import QuantizationNotes
     from pipeline.quantization.record.record import record
 
@@ -134,15 +137,16 @@ def _evidence(
     flavour: Flavour,
 ) -> "Evidence":
     from pipeline.quantization.record.record import Evidence
+    from pipeline.quantization.search.chosen import SearchDocument
     from pipeline.quantization.statistics.observations import Observations
 
     seen = Observations.from_bytes(place.read_blob(observations))
     levels = flavour.scheme.weight_levels if flavour.scheme else 127
     if choice is None:
         return Evidence(model, ranges, seen, weight_levels=levels)
-    found = json.loads(place.read_blob(choice.choice))
+    found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
     smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
-    return Evidence(model, ranges, seen, smoothed, found, levels)
+    return Evidence(model, ranges, seen, smoothed, found.recorded, found.weight_db, levels)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from builders.backends.fitting import open_engine
@@ -12,35 +12,22 @@ from builders.backends.run_profiles import Profiling, RunProfile
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
+from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms
+from enginery.core.reports.paired import PairedBenchmark
 from enginery.core.types import Backend, Engine
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.jobs.blobs import fetch, fetch_engine, golden_set
-from pipeline.values import EngineBlob, Json, ModelShapes
+from pipeline.values import EngineBlob, ModelShapes
 
 if TYPE_CHECKING:
-    from validation.latency.measurement.buckets import Bucket
-    from validation.latency.measurement.measure import Speed
+    from enginery.core.reports.breakdown import Roofs, TimeBreakdown
+    from enginery.core.reports.latency import BucketLatency
+    from validation.latency.measurement.buckets import BucketInputs
     from validation.latency.roofline.graph_costs import GraphCosts
-    from validation.latency.roofline.roofs import Roofs
 
 # Runs under the profiler: as many as fit the bucket's time, within these.
 FEWEST_PROFILED, MOST_PROFILED = 5, 60
-# A size of each dim.
-Sizes = Mapping[str, int]
-Buckets = Literal["few", "all"] | tuple[Sizes, ...]
-
-
-@dataclass(frozen=True)
-class LatencyTerms:
-    """How an engine is timed. seconds: for each bucket.  buckets: 'few', 'all', or the sizes of each.
-
-    streams: sessions at once.
-    """
-
-    seconds: float
-    buckets: Buckets
-    streams: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +50,7 @@ class MeasureEngine:
         """The report, in the store."""
         from validation.latency.machine import machine
         from validation.latency.measurement.buckets import tuned_for
-        from validation.latency.measurement.measure import FORMAT, Asked, measure_speed
+        from validation.latency.measurement.measure import MeasureOptions, measure_engine
         from validation.latency.roofline.graph_costs import graph_costs
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
@@ -72,44 +59,48 @@ class MeasureEngine:
         made = fetch_engine(place, self.engine, workdir)
         buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
         imports = backend.load_runtime if isinstance(backend, Profiling) else None
-        wanted_runs = Asked(terms.seconds, terms.streams)
-        speed = measure_speed(partial(open_engine, made), buckets, wanted_runs, workdir, imports)
+        options = MeasureOptions(terms.seconds, terms.streams)
+        measured = measure_engine(partial(open_engine, made), buckets, options, workdir, imports)
         tuned = tuned_for(self.shapes.dims)
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch(place, wanted.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
-        parts = _taken_apart(backend, made, graph, (buckets[at], speed, at), terms.seconds, workdir)
-        report = {
-            "format": FORMAT,
-            "unit": wanted.unit,
-            "engine": self.engine.digest,
-            "golden": self.golden,
-            "machine": machine(),
-            "created_at": now(),
-            "asked": encode(terms),
-            "size_bytes": made.size_bytes,
-            **speed.to_json(),
-            "anatomy": parts,
-        }
-        return TimedEngine(place.put_bytes(canonical_json(report)))
+        breakdown = _break_down(backend, made, graph, (buckets[at], measured.buckets[at]), terms.seconds, workdir)
+        report = LatencyReport(
+            unit=wanted.unit,
+            engine=self.engine.digest,
+            golden=self.golden,
+            machine=machine(),
+            created_at=now(),
+            asked=terms,
+            size_bytes=made.size_bytes,
+            anatomy=breakdown,
+            load_s=measured.load_s,
+            loaded_bytes=measured.loaded_bytes,
+            memory_resettable=measured.memory_resettable,
+            buckets=measured.buckets,
+            import_s=measured.import_s,
+            processes=measured.processes,
+        )
+        return TimedEngine(place.put_bytes(canonical_json(encode(report))))
 
 
 @dataclass(frozen=True)
-class RaceEngines:
+class BenchmarkPair:
     """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order."""
 
     first: EngineBlob
     second: EngineBlob
     golden: str
     shapes: ModelShapes
-    sizes: Sizes
+    sizes: Mapping[str, int]
     seconds: float
     seed: int
 
-    def run(self, context: WorkerContext) -> Json:
-        """The bucket, what else ran on the machine, and `validation.latency.measurement.paired.Judgement` as JSON."""
-        from validation.latency.measurement.paired import judge, race
-        from validation.latency.measurement.system_load import Watch
+    def run(self, context: WorkerContext) -> PairedBenchmark:
+        """Whether the first is faster, and what else ran on the machine. Raises what opening and running raise."""
+        from validation.latency.measurement.paired import compare_times, run_interleaved
+        from validation.latency.measurement.system_load import SystemLoadMonitor
 
         place, opens = open_store(context.store), []
         for name, side in (("first", self.first), ("second", self.second)):
@@ -117,14 +108,25 @@ class RaceEngines:
             folder.mkdir()
             opens.append(partial(open_engine, fetch_engine(place, side, folder)))
         (bucket,) = _buckets(place, self.golden, self.shapes, (self.sizes,), context.workdir)
-        watch = Watch()
-        pairs = race((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
-        load = watch.stop().to_json()
-        told = {"bucket": bucket.name, "items": bucket.items, "seed": self.seed, "surroundings": load}
-        return {**told, **judge(pairs, self.seed).to_json()}
+        monitor = SystemLoadMonitor()
+        pairs = run_interleaved((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
+        load, times = monitor.stop(), compare_times(pairs, self.seed)
+        return PairedBenchmark(
+            bucket=bucket.name,
+            items=bucket.items,
+            seed=self.seed,
+            surroundings=load,
+            verdict=times.verdict,
+            ratios=times.ratios,
+            medians_s=times.medians_s,
+            runs=times.runs,
+            openings=times.openings,
+        )
 
 
-def _buckets(place: Store, golden: str, shapes: ModelShapes, which: Buckets, workdir: Path) -> "list[Bucket]":
+def _buckets(
+    place: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
+) -> "list[BucketInputs]":
     """Inputs from the first golden group."""
     from validation.latency.measurement.buckets import make_buckets, sizes_of_buckets
 
@@ -133,24 +135,23 @@ def _buckets(place: Store, golden: str, shapes: ModelShapes, which: Buckets, wor
     return make_buckets(sizes, shapes.inputs, real)
 
 
-def _taken_apart(
+def _break_down(
     backend: Backend,
     engine: Engine,
     graph: "GraphCosts",
-    measured: "tuple[Bucket, Speed, int]",
+    measured: "tuple[BucketInputs, BucketLatency]",
     seconds: float,
     workdir: Path,
-) -> Json:
-    from validation.latency.roofline.time_breakdown import anatomy
+) -> "TimeBreakdown":
+    from validation.latency.roofline.breakdown import break_down
 
-    bucket, speed, at = measured
-    median = speed.buckets[at].runtime_s
-    profile = _profile(backend, engine, bucket, round(seconds / 2 / median), workdir)
+    bucket, latency = measured
+    profile = _profile(backend, engine, bucket, round(seconds / 2 / latency.runtime_s), workdir)
     roofs = _roofs(backend, profile, graph, seconds, workdir)
-    return anatomy(bucket.name, median, graph, profile, roofs).to_json()
+    return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
-def _profile(backend: Backend, engine: Engine, bucket: "Bucket", runs: int, workdir: Path) -> RunProfile | None:
+def _profile(backend: Backend, engine: Engine, bucket: "BucketInputs", runs: int, workdir: Path) -> RunProfile | None:
     if not isinstance(backend, Profiling):
         return None
     return backend.profile(engine, bucket.inputs, min(max(runs, FEWEST_PROFILED), MOST_PROFILED), workdir)
@@ -161,8 +162,8 @@ def _roofs(
 ) -> "Roofs | None":
     """The machine's limits by the engine's own runtime and threads; for ONNX Runtime's engines so far."""
     from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+    from validation.latency.roofline.breakdown import executed_costs
     from validation.latency.roofline.roofs import measure_roofs
-    from validation.latency.roofline.time_breakdown import executed_costs
 
     if not isinstance(backend, OnnxRuntime):
         return None

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
@@ -18,8 +18,7 @@ from pipeline.quantization.search.floor import Floor
 from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from enginery.arrays.arrays import Array
     from enginery.core.types import Tensors
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.engine_race import EngineRace
@@ -120,7 +119,7 @@ def _opened(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource
     return open_source(samples.root, samples.data, samples.digest, *shapes, samples.labels)
 
 
-def _classes(source: "Samples", samples: CalibrationSamples) -> "NDArray[Any]":
+def _classes(source: "Samples", samples: CalibrationSamples) -> "Array":
     found = source.column(samples.labels or "")
     if found.dtype.kind not in "iu":
         where = f"{samples.labels!r} of {samples.data}"
@@ -199,12 +198,11 @@ class SearchQuantization:
                 told = search.floor, search.smoothing, overrides, timer, labels
                 found = choose(model, measured, scheme, runs, *told)
         save_onnx(found.model, workdir / "chosen.onnx")
-        told_floor = encode(search.floor)
         cannot = self.probe.cannot if self.probe else ""
         return SearchResult(
             place.put_file(workdir / "chosen.onnx"),
             place.put_bytes(text_of(found.ranges.to_json())),
-            place.put_bytes(text_of({**found.to_json(), "floor": told_floor})),
+            place.put_bytes(text_of(encode(found.document(search.floor)))),
             place.put_bytes(Observations(self.model, self.samples.digest, (), found.smoothed).to_bytes()),
             dict(found.left),
             "; ".join(filter(None, [found.summary, f"latency was not measured: {cannot}" if cannot else ""])),

@@ -10,7 +10,7 @@ from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.machine import driver_version
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
 from enginery.core.types import Backend
 from enginery.registry.store.base import Store
 from enginery.registry.store.documents import change

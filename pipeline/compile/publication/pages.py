@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.parsing import Malformed, parse_json
 from enginery.registry.evidence.attestations import attestations, judged
@@ -21,11 +22,14 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.keys import attestation_key, page_data_key
 from pipeline.values import Json
 
+if TYPE_CHECKING:
+    from validation.canary.report import CanaryReport
+
 VERSION, CANARY = "enginery-version", "enginery-canary"
 MOST_BYTES = 256 << 20
 
 
-def version_document(manifest: Manifest, parts: Mapping[str, Any]) -> bytes:
+def version_document(manifest: Manifest, parts: Mapping[str, object]) -> bytes:
     """What a version's page is drawn from, as JSON. parts: see `validation.reporting.html.render`."""
     return _written({"kind": VERSION, **manifest.to_json(), **parts})
 
@@ -42,14 +46,14 @@ def published_document(store: Store, manifest: Manifest) -> Json:
     today = {
         "engines": engines,
         "reports": list(reports.values()),
-        "latencies": latencies(store, manifest),
+        "latencies": encode(latencies(store, manifest)),
         "canaries": [asdict(found) for found in canaries(store, manifest)],
     }
     current: Json = json.loads(_written({**document, **today}))
     return current
 
 
-def read_document(path: Path) -> Json:
+def read_document(path: Path) -> "Json | CanaryReport":
     """A document on disk, of either kind. Raises InputError where there is none, IntegrityError for an edited one."""
     if not path.is_file():
         raise InputError(
@@ -64,21 +68,21 @@ def read_document(path: Path) -> Json:
     if document.get("kind") == CANARY:
         from validation.canary.report import read_report
 
-        return dict(read_report(data).document)
+        return read_report(data)
     return document
 
 
-def drawn(document: Json) -> str:
+def drawn(document: "Json | CanaryReport") -> str:
     """The page. Raises IntegrityError for a document that lacks what its page shows."""
     try:
-        if document["kind"] == CANARY:
-            from validation.canary.page import render as render_canary
+        if isinstance(document, Mapping):
+            from validation.reporting.html import render
 
-            return render_canary(document)
-        from validation.reporting.html import render
+            return render(document)
+        from validation.canary.page import render as render_canary
 
-        return render(document)
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        return render_canary(document)
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 
@@ -92,7 +96,7 @@ def _attested(store: Store, manifest: Manifest) -> dict[str, Json]:
     return found
 
 
-def _written(document: Mapping[str, Any]) -> bytes:
+def _written(document: Mapping[str, object]) -> bytes:
     """In the order that it has, which is the page's."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
 

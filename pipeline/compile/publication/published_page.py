@@ -7,8 +7,8 @@ the model's last such run; the next one replaces it.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
+from enginery.core.codec import encode
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.evidence.quantization import quantization_records
 from enginery.registry.manifest import Manifest
@@ -56,15 +56,15 @@ def failed_document(store: Store, model: str) -> Json:
     return document if isinstance(document, dict) else {}
 
 
-def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: Json) -> tuple[bytes, bytes]:
+def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: object) -> tuple[bytes, bytes]:
     from pipeline.compile.publication.pages import drawn, version_document
 
     told: Json = {
         "reports": [item.report.to_json() for item in judged if item.report],
         "failures": [vars(item.built.failure) for item in judged if item.built.failure],
-        "quantization": quantization_records(shop.store, manifest),
+        "quantization": encode(quantization_records(shop.store, manifest)),
         "attributions": _attributed(manifest, judged, shop),
-        "latencies": timed,
+        "latencies": encode(timed),
     }
     data = version_document(manifest, told)
     return drawn(json.loads(data)).encode(), data
@@ -73,5 +73,5 @@ def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: 
 def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> list[Json]:
     """The page's sections, with the units that each is about."""
     units = {item.name: list(item.units) for each in judged for item in each.attributed}
-    found: dict[str, Any] = attributions(shop.store, manifest)
-    return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found.items()]
+    found = attributions(shop.store, manifest).items()
+    return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found]

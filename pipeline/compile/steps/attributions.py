@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from builders.execution.jobs import Job, Request
-from enginery.core.codec import encode
+from enginery.core.codec import encode_fields
 from enginery.core.errors import EngineryError, StepError, UnavailableError
-from enginery.core.proof.report import OVERLAP, Check
+from enginery.core.reports.proof import OVERLAP, Check
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.compile.run_context import Workshop
@@ -104,7 +104,7 @@ def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop:
 
 def _run(request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, shop: Workshop) -> AttributionFound:
     opened = [backend_root(suspect.built.unit.request.backend)] if suspect.joint == "engine" else []
-    key = {**encode(request), **code_key(type(request), *opened)}
+    key = {**encode_fields(request), **code_key(type(request), *opened)}
     name = f"attribute {suspect.name}"
     job = Job(name, request, shop.store.uri, step_limits(spec, "attribution"))
     return shop.once("attribute", name, key, job, lambda found: [found.attribution])

@@ -2,13 +2,11 @@
 
 import math
 import shlex
-from contextlib import suppress
 from dataclasses import replace
 
 from builders.backends import discovery
 from builders.execution.jobs import Job, Needs, Reduced
 from builders.execution.scrub import scrubber
-from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildFailure, BuildRequest, Target
 from enginery.registry.runs.history import Expectation
@@ -17,7 +15,7 @@ from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, EngineRecord, Unit
+from pipeline.values import Built, EngineRecord, ReducedWorkspace, Unit
 
 # What compilers of small and middling models take.
 USUAL_MEMORY_MIB = 1024
@@ -110,18 +108,10 @@ def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
 
 def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:
     """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
-    value = shop.recall("reduced-workspace", {"build": request.key})
-    with suppress(IntegrityError):
-        return None if value is None else decode(value["request"], BuildRequest)
-    return None
+    found = shop.recall("reduced-workspace", {"build": request.key}, ReducedWorkspace)
+    return found.request if found else None
 
 
 def recall_engine(request: BuildRequest, shop: Workshop) -> EngineRecord | None:
     """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
-    value = shop.recall("build", {"build": request.key}, lambda value: {value["digest"]: value["size_bytes"]})
-    if value is None:
-        return None
-    try:
-        return decode(value, EngineRecord)
-    except IntegrityError:
-        return None
+    return shop.recall("build", {"build": request.key}, EngineRecord, lambda found: {found.digest: found.size_bytes})

@@ -5,12 +5,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from enginery.core.codec import encode
 from enginery.core.errors import DataError
 from enginery.registry.store.base import Store
 from pipeline.compile.jobs.blobs import fetch
 from pipeline.compile.run_context import Workshop
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
+from pipeline.values import LatestGolden
 
 if TYPE_CHECKING:
     from validation.golden.change import GoldenChange
@@ -27,13 +29,13 @@ def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
     if before is not None:
         change = told_change(shop.store, before, golden)
         shop.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
-    shop.remember("latest-golden", {"model": spec.model}, {"golden": golden}, [])
+    shop.remember("latest-golden", {"model": spec.model}, encode(LatestGolden(golden)), [])
 
 
 def latest_golden(model: str, shop: Workshop) -> str | None:
     """Digest of the golden set that this registry last saw for a model."""
-    known = shop.recall("latest-golden", {"model": model})
-    return None if known is None else str(known["golden"])
+    known = shop.recall("latest-golden", {"model": model}, LatestGolden)
+    return known.golden if known else None
 
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":

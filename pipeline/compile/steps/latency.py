@@ -7,9 +7,10 @@ from builders.execution.jobs import Job, Needs
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, UnavailableError
 from enginery.core.hardware.cpu_kinds import why_no_proof
-from enginery.core.moment import now
+from enginery.core.origin.moment import now
+from enginery.core.reports.latency import LatencyTerms
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.jobs.latency import LatencyTerms, MeasureEngine
+from pipeline.compile.jobs.latency import MeasureEngine
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.verdict import Judged
@@ -44,7 +45,7 @@ def time_engine(
     measure = MeasureEngine(built.blob, golden, model_shapes(spec), LatencyTerms(asked.seconds, asked.buckets))
     key = {
         **encode(measure),
-        "machine": machine(),
+        "machine": encode(machine()),
         **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
         **({"at": now()} if afresh else {}),
     }

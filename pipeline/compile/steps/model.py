@@ -1,11 +1,9 @@
 """The step that exports a model and freezes its golden set."""
 
-from contextlib import suppress
-
-from builders.execution.jobs import Job, Result
-from enginery.core.codec import decode, encode
+from builders.execution.jobs import Job
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file
-from enginery.core.errors import InputError, IntegrityError, StepError
+from enginery.core.errors import InputError, StepError
 from pipeline.compile.jobs.model import ExportedModel, ExportModel, ExportOutcome, FrozenGolden
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.golden import settle_golden
@@ -24,8 +22,8 @@ def export(spec: ModelSpec, shop: Workshop) -> Exported:
     """
     reads = _export_reads(spec, shop)
     model_key = _model_key(spec, reads)
-    model = _recall(shop, "export", model_key, ExportedModel)
-    if model and (golden := _recall(shop, "golden", _golden_key(spec, reads, model.onnx), FrozenGolden)):
+    model = shop.recall("export", model_key, ExportedModel)
+    if model and (golden := shop.recall("golden", _golden_key(spec, reads, model.onnx), FrozenGolden)):
         shop.progress.emit(Finished("export", "cached"))
         settle_golden(spec, golden.golden, shop)
         return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
@@ -48,22 +46,14 @@ def recorded_export(spec: ModelSpec, shop: Workshop) -> Exported | None:
     """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
     reads = _export_reads(spec, shop)
     model_key = _model_key(spec, reads)
-    model = _recall(shop, "export", model_key, ExportedModel)
+    model = shop.recall("export", model_key, ExportedModel)
     if model is None:
         return None
     golden_key = _golden_key(spec, reads, model.onnx)
-    golden = _recall(shop, "golden", golden_key, FrozenGolden)
+    golden = shop.recall("golden", golden_key, FrozenGolden)
     if golden is not None:
         settle_golden(spec, golden.golden, shop)
     return _exported(model, golden or FrozenGolden("", None, (), Proof()), model_key, golden_key)
-
-
-def _recall(shop: Workshop, kind: str, key: Json, result: type[Result]) -> Result | None:
-    """The value on record for a key, where it can be read."""
-    value = shop.recall(kind, key)
-    with suppress(IntegrityError):
-        return None if value is None else decode(value, result)
-    return None
 
 
 def _exported(model: ExportedModel, golden: FrozenGolden, *read: Json) -> Exported:

@@ -8,8 +8,8 @@ from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginery.core.hardware.cuda import gpus
-from enginery.core.moment import now
-from enginery.core.proof.report import Check
+from enginery.core.origin.moment import now
+from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.engines import CheckEngine

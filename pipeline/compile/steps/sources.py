@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from builders.execution.jobs import Job
-from enginery.core.codec import decode, encode
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.user_code.source_files import imported_packages, source_files
@@ -47,10 +47,10 @@ def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
     """Names of an ONNX source's external data files, remembered by the model file's content."""
     path = spec.file(spec.source.file)
     key = {"onnx": digest_of_file(path)}
-    if (known := shop.recall("external-data", key)) is None:
-        known = encode(_external_names(path, spec, shop))
-        shop.remember("external-data", key, known, [])
-    return list(decode(known, ExternalFiles).files)
+    if (known := shop.recall("external-data", key, ExternalFiles)) is None:
+        known = _external_names(path, spec, shop)
+        shop.remember("external-data", key, encode(known), [])
+    return list(known.files)
 
 
 def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> ExternalFiles:

@@ -9,11 +9,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from enginery.core.text import format_bytes
-from pipeline.operations.compare.facts import SHAPES, Duel, Facts, fastest, too_noisy
+from pipeline.operations.compare.report import (
+    SHAPES,
+    EngineFacts,
+    Flip,
+    PairedComparison,
+    Recommendation,
+    find_fastest,
+    is_too_noisy,
+)
 from validation.plots.texts import seconds_text
 
 # Smaller differences decide nothing: a hundredth of a point of accuracy, one bit, a factor of two.
@@ -22,39 +28,15 @@ METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0
 MOST_RUNS = 1e12
 
 
-@dataclass(frozen=True)
-class Flip:
-    """What would make another engine the better choice. axis: 'throughput', 'rebuild', 'start', 'portability',
-    'shapes', 'accuracy' or 'memory'."""
-
-    axis: str
-    unit: str
-    condition: str
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """unit: what to take, None where nothing can be said.  ties: what no difference in speed was shown to."""
-
-    unit: str | None
-    reason: str
-    ties: tuple[str, ...] = ()
-    flips: tuple[Flip, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-
-def recommend(facts: Sequence[Facts], duels: Sequence[Duel], fleet: Sequence[str]) -> Recommendation:
-    """The engine to take. duels: of the fastest, `first` in all of them, against each of the others.  fleet: targets to
+def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], fleet: Sequence[str]) -> Recommendation:
+    """The engine to take. pairs: of the fastest, `first` in all of them, against each of the others.  fleet: targets to
     be served.
     """
     entrants = [item for item in facts if item.runs]
-    lead = next((item for item in entrants if duels and item.unit == duels[0].first), fastest(facts))
+    lead = next((item for item in entrants if pairs and item.unit == pairs[0].first), find_fastest(facts))
     if lead is None:
         return Recommendation(None, _why_nothing(facts))
-    shown = {duel.second: duel for duel in duels}
+    shown = {pair.second: pair for pair in pairs}
     as_fast = [item for item in entrants if item is lead or _no_slower(shown.get(item.unit))]
     chosen, axis = _narrowed(as_fast, lead)
     ties = tuple(item.unit for item in as_fast if item is not chosen)
@@ -63,7 +45,7 @@ def recommend(facts: Sequence[Facts], duels: Sequence[Duel], fleet: Sequence[str
     return Recommendation(chosen.unit, reason, ties, flips)
 
 
-def _why_nothing(facts: Sequence[Facts]) -> str:
+def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     if not facts:
         return "no backend that is installed builds for this target; `enginery backends` says what would"
     unproven = [item for item in facts if item.status == "unproven"]
@@ -72,16 +54,16 @@ def _why_nothing(facts: Sequence[Facts]) -> str:
     return f"no engine passed: {facts[0].unit}: {facts[0].reason}"
 
 
-def _no_slower(duel: Duel | None) -> bool:
-    slower = duel is None or duel.verdict not in ("no difference shown", "slower")
-    return not slower and not _too_noisy(duel)
+def _no_slower(pair: PairedComparison | None) -> bool:
+    slower = pair is None or pair.verdict not in ("no difference shown", "slower")
+    return not slower and not _too_noisy(pair)
 
 
-def _too_noisy(duel: Duel | None) -> bool:
-    return duel is not None and too_noisy(duel.verdict, duel.low)
+def _too_noisy(pair: PairedComparison | None) -> bool:
+    return pair is not None and is_too_noisy(pair.verdict, pair.low)
 
 
-def _narrowed(as_fast: list[Facts], lead: Facts) -> tuple[Facts, str | None]:
+def _narrowed(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
     """The best of those that are as fast, and the axis that decided; None where nothing but speed did."""
     left = as_fast
     for axis, score, step in AXES:
@@ -94,28 +76,28 @@ def _narrowed(as_fast: list[Facts], lead: Facts) -> tuple[Facts, str | None]:
     return (lead if lead in left else left[0]), None
 
 
-def _portability(item: Facts) -> float:
+def _portability(item: EngineFacts) -> float:
     return float(len(item.covers))
 
 
-def _shapes(item: Facts) -> float:
+def _shapes(item: EngineFacts) -> float:
     return -1.0 if item.shapes is None else float(SHAPES.index(item.shapes))
 
 
-def _metric(item: Facts) -> float:
+def _metric(item: EngineFacts) -> float:
     return sum(item.metrics.values())
 
 
-def _sqnr(item: Facts) -> float:
+def _sqnr(item: EngineFacts) -> float:
     return item.sqnr_db if item.sqnr_db is not None else 0.0
 
 
-def _cheapness(item: Facts) -> float:
+def _cheapness(item: EngineFacts) -> float:
     """Of a rebuild; a difference of 1 is a factor of two."""
     return -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR)
 
 
-Axis = tuple[str, Callable[[Facts], float], float]
+Axis = tuple[str, Callable[[EngineFacts], float], float]
 AXES: tuple[Axis, ...] = (
     ("portability", _portability, 1.0),
     ("shapes", _shapes, 1.0),
@@ -126,7 +108,11 @@ AXES: tuple[Axis, ...] = (
 
 
 def _reason(
-    chosen: Facts, as_fast: Sequence[Facts], axis: str | None, shown: dict[str, Duel], fleet: Sequence[str]
+    chosen: EngineFacts,
+    as_fast: Sequence[EngineFacts],
+    axis: str | None,
+    shown: dict[str, PairedComparison],
+    fleet: Sequence[str],
 ) -> str:
     speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
     if len(as_fast) == 1:
@@ -144,16 +130,16 @@ def _reason(
     return f"{least}, and {why}"
 
 
-def _reason_alone(speed: str, shown: dict[str, Duel]) -> str:
-    noisy = ", ".join(duel.second for duel in shown.values() if _too_noisy(duel))
-    beaten = [duel for duel in shown.values() if duel.verdict in ("faster", "far faster")]
+def _reason_alone(speed: str, shown: dict[str, PairedComparison]) -> str:
+    noisy = ", ".join(pair.second for pair in shown.values() if _too_noisy(pair))
+    beaten = [pair for pair in shown.values() if pair.verdict in ("faster", "far faster")]
     if noisy:
         return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
     return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
 
 
-def _lead(beaten: Sequence[Duel]) -> str:
-    nearest = max((duel for duel in beaten if duel.ratio is not None), key=lambda duel: duel.ratio or 0, default=None)
+def _lead(beaten: Sequence[PairedComparison]) -> str:
+    nearest = max((pair for pair in beaten if pair.ratio is not None), key=lambda pair: pair.ratio or 0, default=None)
     if nearest is None or not nearest.ratio:
         return ""
     sure = "by the times that each had alone"
@@ -163,14 +149,18 @@ def _lead(beaten: Sequence[Duel]) -> str:
 
 
 def _flips(
-    chosen: Facts, lead: Facts, entrants: Sequence[Facts], shown: dict[str, Duel], fleet: Sequence[str]
+    chosen: EngineFacts,
+    lead: EngineFacts,
+    entrants: Sequence[EngineFacts],
+    shown: dict[str, PairedComparison],
+    fleet: Sequence[str],
 ) -> Iterator[Flip]:
     if lead is not chosen:
         detectable = shown[chosen.unit].detectable
         unseen = "" if detectable is None else f" (one of {100 * detectable:.2g} % would have been)"
         condition = f"if speed alone counts, and its lead turns out real: none was shown here{unseen}"
         yield Flip("throughput", lead.unit, condition)
-    yield from (Flip("throughput", duel.second, _noisy_words(duel)) for duel in shown.values() if _too_noisy(duel))
+    yield from (Flip("throughput", pair.second, _noisy_words(pair)) for pair in shown.values() if _too_noisy(pair))
     for axis, score, step in AXES:
         best = max(entrants, key=score)
         if score(best) > score(chosen) + step / 2 and score(best) >= score(chosen) + step:
@@ -182,15 +172,15 @@ def _flips(
         yield Flip("memory", smallest.unit, f"if memory is short: it takes {sizes[0]}, not {sizes[1]}")
 
 
-def _noisy_words(duel: Duel) -> str:
-    most = 1 / (duel.low or 1)
+def _noisy_words(pair: PairedComparison) -> str:
+    most = 1 / (pair.low or 1)
     return (
         "if longer runs (--seconds) or a quieter machine show it to be no slower: "
         f"by these it may take {most:.3g} times as long, or less time"
     )
 
 
-def _conditions(axis: str, chosen: Facts, best: Facts, fleet: Sequence[str]) -> str:
+def _conditions(axis: str, chosen: EngineFacts, best: EngineFacts, fleet: Sequence[str]) -> str:
     if axis == "portability":
         held = f"{len(best.covers)} of {len(fleet)} targets, not {len(chosen.covers)}"
         return f"if one backend shall serve the fleet ({', '.join(fleet)}): it builds for {held}"
@@ -202,7 +192,7 @@ def _conditions(axis: str, chosen: Facts, best: Facts, fleet: Sequence[str]) -> 
     return found.condition if found else f"if builds are frequent: it builds in {seconds_text(best.build_s or 0.0)}"
 
 
-def _cheaper(axis: str, name: str, chosen: Facts, entrants: Sequence[Facts]) -> Iterator[Flip]:
+def _cheaper(axis: str, name: str, chosen: EngineFacts, entrants: Sequence[EngineFacts]) -> Iterator[Flip]:
     """The engine whose build or start costs half or less, and the number of runs up to which that pays."""
     cost = {item.unit: getattr(item, name) or math.inf for item in entrants}
     best = min(entrants, key=lambda item: cost[item.unit])
@@ -218,11 +208,11 @@ def _cheaper(axis: str, name: str, chosen: Facts, entrants: Sequence[Facts]) -> 
     yield Flip(axis, best.unit, f"if fewer than {runs:,.0f} runs follow {what}, which takes {times}")
 
 
-def _shape_words(item: Facts) -> str:
+def _shape_words(item: EngineFacts) -> str:
     words = {"any": "it answers any size", "within": "it answers every size within the spec's dims"}
     return words.get(item.shapes or "", "it answers the sizes that it was built for, and no others")
 
 
-def _accuracy_words(item: Facts) -> str:
+def _accuracy_words(item: EngineFacts) -> str:
     told = [f"{name} {value:.4f}" for name, value in item.metrics.items()]
     return ", ".join(told + ([] if item.sqnr_db is None else [f"SQNR {item.sqnr_db:.0f} dB"]))

@@ -12,7 +12,8 @@ from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.blobs import fetch, golden_set, runnable
 from pipeline.compile.jobs.engines import open_session
 from pipeline.compile.jobs.limits import engine_limits
-from pipeline.values import EngineBlob, Json, ModelShapes
+from pipeline.values import EngineBlob, ModelShapes
+from validation.fuzz.report import FuzzReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ class FuzzTerms:
     seed: int
     count: int
     command: tuple[str, ...]
-    histogram: Json | None = None
+    histogram: Mapping[str, Mapping[str, float]] | None = None
     only: str | None = None
 
 
@@ -45,12 +46,12 @@ class FuzzEngine:
     limits: Mapping[str, float]
     terms: FuzzTerms
 
-    def run(self, context: WorkerContext) -> Json:
-        """The report, as `Fuzzed.to_json` writes it. Raises InputError for a histogram or a case that does not fit."""
+    def run(self, context: WorkerContext) -> FuzzReport:
+        """The report. Raises InputError for a histogram or a case that does not fit."""
         from builders.backends.onnxruntime import OrtSession
         from validation.comparison.outputs import golden_drifts
         from validation.fuzz.groups import Groups
-        from validation.fuzz.outcome import Pair
+        from validation.fuzz.outcome import FuzzSides
         from validation.fuzz.run import fuzz
         from validation.limits.budget import default_budget
 
@@ -66,17 +67,17 @@ class FuzzEngine:
         ):
             exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)
             held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
-            pair = Pair(expected, actual, wanted.precision, held, documented, exact, usual)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, exact, usual)
             found = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), pair, terms.seed)
-        return found.to_json(lambda case: shlex.join([*terms.command, "--only", str(case)]))
+        return found.report(lambda case: shlex.join([*terms.command, "--only", str(case)]))
 
     def _cases(self) -> "Sequence[FuzzCase]":
-        from validation.fuzz.cases import draw, histogram_from_json, parse_only
+        from validation.fuzz.cases import draw, parse_histogram, parse_only
 
         terms, dims = self.terms, self.shapes.dims
         if terms.only:
             return [parse_only(terms.only, dims)]
-        histogram = histogram_from_json(terms.histogram) if terms.histogram else None
+        histogram = parse_histogram(terms.histogram) if terms.histogram else None
         return draw(dims, terms.seed, terms.count, histogram, _values(self.engine.request.precision))
 
 

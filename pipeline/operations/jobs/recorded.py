@@ -1,9 +1,7 @@
 """Measuring the drift of answers that were recorded elsewhere."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
@@ -14,37 +12,38 @@ from pipeline.compile.jobs.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.compile.jobs.limits import engine_limits
 from pipeline.values import Proof
 from validation.comparison.task import TaskMetric
+from validation.gpu.recorded import Answers
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
-    from validation.gpu.recorded import Recording
+    from validation.gpu.recorded import ReplaySession
 
 
 @dataclass(frozen=True)
 class CheckRecording:
-    """The engine stage of `compile.jobs.engines.CheckEngine`, of answers in a file instead of a session.
+    """The engine stage of `compile.jobs.engines.CheckEngine`, of recorded answers instead of a session.
 
-    request: what the engine was built from.  answers: the file, as `validation.gpu.recorded.Recording` reads it.
+    request: what the engine was built from.  answers: as `validation.gpu.recorded.ReplaySession` gives them.
     """
 
     request: BuildRequest
     golden: str
     limits: Mapping[str, float]
     metric: TaskMetric | None
-    answers: Path
+    answers: Answers
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises IntegrityError where an answer is damaged or missing: that says nothing about the
         engine."""
         from builders.backends.onnxruntime import OrtSession
         from validation.comparison.sessions import drift_checks
-        from validation.gpu.recorded import Recording
+        from validation.gpu.recorded import ReplaySession
         from validation.metrics.tally import Spreads
 
         place, spreads = open_store(context.store), Spreads()
         wanted, workdir = self.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
-        actual = Recording(wanted.inputs, wanted.outputs, json.loads(self.answers.read_text()))
+        actual = ReplaySession(wanted.inputs, wanted.outputs, self.answers)
         _check_whole(actual, frozen)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with OrtSession(graph, optimized=False) as expected:
@@ -53,7 +52,7 @@ class CheckRecording:
             return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
 
 
-def _check_whole(actual: "Recording", golden: "GoldenSet") -> None:
+def _check_whole(actual: "ReplaySession", golden: "GoldenSet") -> None:
     from validation.comparison.sessions import run
 
     for case in golden.cases:

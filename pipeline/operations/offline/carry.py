@@ -44,7 +44,7 @@ def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[st
         digest = str(entry.digest)
         path = fetch(store, digest, place / f"{digest}{entry.suffix or ''}")
         engines[digest] = CarriedEngine(digest, request_of(entry), path)
-    digest = manifest.sources["golden"]
+    digest = manifest.golden
     golden = fetch(store, digest, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), digest, folder)
     golden.unlink()

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
@@ -17,17 +17,19 @@ from prefect.client.schemas.objects import VersionInfo
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events import DeploymentEventTrigger
+from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
+from enginery.core.documents import read
 from enginery.core.errors import InputError
+from enginery.core.json_values import JsonObject
 from pipeline.compile.run_context import versions
 from pipeline.orchestration.deployments.pools import check_variables, template
 from pipeline.orchestration.deployments.silence import automation
 from pipeline.orchestration.deployments.wanted import Plan, Wanted
 from pipeline.orchestration.flows.api import api_in_reach, require_api
 from pipeline.orchestration.flows.runner import limit_name
-from pipeline.values import Json
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -161,13 +163,11 @@ def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[Change]:
 def _deployment(wanted: Wanted, version: str, tags: list[str]) -> RunnerDeployment:
     flow = flow_of(wanted)
     given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
-    triggers: list[Any] = [DeploymentEventTrigger.model_validate(item) for item in given]
-    # Outside of a flow it is no coroutine.
-    made: Any = flow.to_deployment(
+    made = flow.to_deployment(
         wanted.name,
         cron=wanted.cron,
         parameters=dict(wanted.parameters),
-        triggers=triggers,
+        triggers=[DeploymentEventTrigger.model_validate(item) for item in given],
         description=wanted.description,
         tags=tags,
         version=version,
@@ -175,14 +175,15 @@ def _deployment(wanted: Wanted, version: str, tags: list[str]) -> RunnerDeployme
         job_variables=dict(wanted.variables),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    found: RunnerDeployment = made
-    return found
+    if not isinstance(made, RunnerDeployment):
+        raise TypeError("flow.to_deployment gave a coroutine: `deploy` was called inside of an event loop")
+    return made
 
 
-def flow_of(wanted: Wanted) -> "Flow[..., Any]":
+def flow_of(wanted: Wanted) -> "Flow[..., object]":
     """The flow that a deployment runs."""
     module, _, function = wanted.entrypoint.rpartition(".")
-    found: Flow[..., Any] = getattr(importlib.import_module(module), function)
+    found: Flow[..., object] = getattr(importlib.import_module(module), function)
     return found
 
 
@@ -190,7 +191,7 @@ def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: Run
     """Names of what differs. Whether a person paused it is theirs to say."""
     schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
     crons = [getattr(item.schedule, "cron", None) for item in made.schedules or ()]
-    pairs: dict[str, tuple[Any, Any]] = {
+    pairs: dict[str, tuple[object, object]] = {
         "entrypoint": (there.entrypoint, made.entrypoint),
         "version": (there.version, made.version),
         "description": (there.description, made.description),
@@ -205,24 +206,25 @@ def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: Run
     return [name for name, (now, wanted) in pairs.items() if now != wanted]
 
 
-def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[Json]:
+def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[JsonObject]:
     """Those that deploying made; by name, as other people's automations may run the deployment, too."""
     names = {getattr(trigger, "name", None) for trigger in made.triggers}
     found = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
     return [_comparable(item) for item in found if item.name in names]
 
 
-def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[Json]:
+def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[JsonObject]:
     for trigger in made.triggers:
         trigger.set_deployment_id(there.id)
     return [_comparable(trigger.as_automation()) for trigger in made.triggers]
 
 
-def _comparable(automation: Any) -> Json:
+def _comparable(automation: AutomationCore) -> JsonObject:
     """Without what the server numbers anew, and without whether a person disabled it."""
     found = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
-    trigger = {name: sorted(value) if isinstance(value, list) else value for name, value in found["trigger"].items()}
-    return {**found, "trigger": {name: value for name, value in trigger.items() if name != "id"}}
+    trigger = read(found, "trigger", dict)
+    kept = {name: sorted(value) if isinstance(value, list) else value for name, value in trigger.items()}
+    return {**found, "trigger": {name: value for name, value in kept.items() if name != "id"}}
 
 
 def _when(wanted: Wanted) -> str:

@@ -3,8 +3,6 @@
 It makes no work pool and no concurrency limits, which `prefect.yaml` cannot hold.
 """
 
-from typing import Any
-
 import yaml
 
 from pipeline.compile.run_context import versions
@@ -27,11 +25,11 @@ def text(plan: Plan) -> str:
     return _HEAD + yaml.safe_dump(document, sort_keys=False, width=120)
 
 
-def _entry(item: Wanted) -> dict[str, Any]:
-    pool: dict[str, Any] = {"name": item.pool}
+def _entry(item: Wanted) -> dict[str, object]:
+    pool: dict[str, object] = {"name": item.pool}
     if item.variables:
         pool["job_variables"] = dict(item.variables)
-    entry: dict[str, Any] = {
+    entry: dict[str, object] = {
         "name": item.name,
         "version": versions("enginery")["enginery"],
         "description": item.description,

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from enginery.core.hardware.targets import GENERATIONS
 from pipeline.orchestration.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
@@ -21,7 +20,7 @@ class Trigger:
     event: str
     parameters: Mapping[str, str]
 
-    def to_json(self, runs: str) -> dict[str, Any]:
+    def to_json(self, runs: str) -> dict[str, object]:
         """As `prefect.yaml` has it: a run for each event. runs: what it runs, for the automation's name."""
         return {
             "name": f"{runs} on {self.event}",
@@ -37,19 +36,19 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One deployment. flow: the name of both its file and its function in `orchestration.flows`.  cron: in UTC.
+    """One deployment. flow: the name of both its file and its function in `flows`.  cron: in UTC.
 
     variables: of the pool's base job template.
     """
 
     flow: str
     description: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
     trigger: Trigger | None = None
     cron: str | None = None
     name: str = NAME
     pool: str = POOL
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def entrypoint(self) -> str:
@@ -93,7 +92,7 @@ class Plan:
     on: str | None = None
     only: tuple[str, ...] = ()
     slots: Mapping[str, int] = field(default_factory=dict)
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, object] = field(default_factory=dict)
     fleet: str = FLEET[0]
     fleet_catalog: str | None = None
     fleet_cron: str = FLEET_CRON
@@ -102,13 +101,13 @@ class Plan:
 
     def deployments(self) -> tuple[Wanted, ...]:
         """Those that are wanted."""
-        placed: dict[str, Any] = {"executor": self.executor}
+        placed: dict[str, object] = {"executor": self.executor}
         placed |= {"ray_address": self.ray_address} if self.ray_address else {}
         placed |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
         builds = {"registry": self.registry, **placed, "gpu_slots": True}
         proofs, canaries = ({name: self.on, **placed} if self.on else {} for name in ("on", "target"))
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
-        replays: dict[str, Any] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
+        replays: dict[str, object] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
         replays |= {"duration": self.canary_s} if self.canary_s else {}
         found = (
             Wanted(

@@ -1,6 +1,6 @@
 """The flow that sets a published version against what a channel serves, and tells the verdict."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
@@ -9,7 +9,7 @@ from prefect.states import Completed
 
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
-from pipeline.canary.automatic import Wanted
+from pipeline.canary.automatic import CanaryRequest
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.compile.run_context import Workshop
 from pipeline.orchestration import events
@@ -22,7 +22,7 @@ from pipeline.orchestration.run import RunOptions, started
 def _run_name() -> str:
     """'canary digits@4'."""
     given = runtime.flow_run.parameters
-    return f"canary {given['model']}@{given['version']}"
+    return f"canary {given.get('model')}@{given.get('version')}"
 
 
 @flow(name="canary", flow_run_name=_run_name, persist_result=False)
@@ -38,7 +38,7 @@ def canary(
     executor: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     wait_for_nodes_s: float = 0.0,
-) -> State[Any]:
+) -> State[object]:
     """Replay recorded traffic against a version and the one that a channel serves; tell the verdict.
 
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
@@ -46,7 +46,7 @@ def canary(
     versions; a worker is asked for where there is something to compare, and not before.
     """
     logger, store = get_run_logger(), open_store(registry)
-    wanted = Wanted(model, version, channel, traffic, target, scale, duration)
+    wanted = CanaryRequest(model, version, channel, traffic, target, scale, duration)
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with started(options, signals=False) as executors:
         if executor == "ray":
@@ -54,9 +54,10 @@ def canary(
             done = PrefectRunner().call(canary_on_worker, wanted, shop, logger.info)
         else:
             done = PrefectRunner().call(run_canary, store, wanted, logger.info)
-    if done.verdict is None or done.report is None or done.document is None:
+    report = done.report
+    if report is None or done.blob is None:
         return Completed(name="Skipped", message=done.reason)
-    show_document(done.document, None)
+    show_document(report, None)
     if PREFECT_API_URL.value():
-        events.judged(store, model, version, channel, done.document["target"], done.verdict, done.report)
-    return Completed(message=f"{done.verdict} on {done.document['target']}: {done.reason}", data=done.verdict)
+        events.judged(store, model, version, channel, str(report.target), report.verdict, done.blob)
+    return Completed(message=f"{report.verdict} on {report.target}: {report.reason}", data=report.verdict)

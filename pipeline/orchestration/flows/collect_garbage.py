@@ -1,7 +1,6 @@
 """The flow that collects what a registry does not need any more."""
 
 from datetime import timedelta
-from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -9,7 +8,7 @@ from prefect.states import Completed
 
 from enginery.core.text import pluralize
 from enginery.registry import DEFAULT_REGISTRY
-from enginery.registry.retention.gc import Collected, collect
+from enginery.registry.retention.gc import Collected, Item, collect
 from enginery.registry.retention.marks import Rules
 from enginery.registry.store.base import open_store
 from pipeline.orchestration.flows.runner import PrefectRunner
@@ -23,7 +22,7 @@ def collect_garbage(
     grace_days: float = 7.0,
     keep_versions: int = 10,
     keep_moves: int = 5,
-) -> State[Any]:
+) -> State[object]:
     """List what nothing needs; with `delete`, condemn it, and delete what was condemned `grace_days` ago."""
     logger = get_run_logger()
 
@@ -41,5 +40,5 @@ def collect_garbage(
     )
 
 
-def _row(item: Any) -> dict[str, Any]:
+def _row(item: Item) -> dict[str, object]:
     return {**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""}

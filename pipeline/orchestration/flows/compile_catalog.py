@@ -1,6 +1,6 @@
 """The flow of many models: each is compiled beside the others, and none stops another."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
@@ -26,7 +26,7 @@ def compile_catalog(
     ray_address: str | None = None,
     wait_for_nodes_s: float = 0.0,
     gpu_slots: bool = False,
-) -> State[Any]:
+) -> State[object]:
     """Compile every spec of a place, and leave a table with a row for each; fails at the end if any of them did.
 
     specs: a folder that the worker sees, a file:// or s3:// prefix, or 'registered': the newest of each model.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
@@ -70,12 +70,13 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
             from pipeline.orchestration.prefect_server import start_server
 
             start_server()
-        state: State[Any] = chosen(spec, **asdict(options), return_state=True)
+        state = chosen(spec, **asdict(options), return_state=True)
     found = state.result(raise_on_failure=False)
     if isinstance(found, BaseException):
         raise found
-    outcome: Outcome = found
-    return outcome
+    if not isinstance(found, Outcome):
+        raise TypeError(f"the flow ended with {type(found).__name__} in place of an outcome")
+    return found
 
 
 def show(done: Compiled) -> None:

@@ -1,7 +1,6 @@
 """The flow that compares a cluster's nodes with the registry, and tells what is missing."""
 
 from pathlib import Path
-from typing import Any
 
 from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
@@ -25,7 +24,7 @@ def reconcile_fleet(
     inventory: str | None = None,
     context: str | None = None,
     apply: bool = False,
-) -> State[Any]:
+) -> State[object]:
     """Say what the fleet lacks, and with `apply` tell the events that build and prove it. Failed while it lacks any.
 
     catalog, inventory: paths that the worker sees; without an inventory the nodes of its cluster are read.
@@ -49,5 +48,5 @@ def reconcile_fleet(
     return (Completed if found.good else Failed)(message=counts, data=found.to_json())
 
 
-def _row(item: Standing) -> dict[str, Any]:
+def _row(item: Standing) -> dict[str, object]:
     return {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -21,7 +21,7 @@ from enginery.core.visible import visible
 from enginery.registry.runs.state import RunState
 from pipeline.compile.run_context import Workshop
 from pipeline.orchestration.runs.prefect_progress import ProgressArtifact
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.spec.model import ModelSpec
@@ -69,7 +69,7 @@ class PrefectRunner:
         ]
         return [future.result() for future in futures]
 
-    def _placed(self, step: Callable[..., Value], item: Any) -> Callable[..., Value]:
+    def _placed(self, step: Callable[..., Value], item: object) -> Callable[..., Value]:
         """The step in a slot of its generation, if it compiles for a GPU."""
         if not (self.gpu_slots and step.__name__ == "build" and isinstance(item, Unit) and item.action == "build"):
             return step
@@ -82,12 +82,12 @@ def limit_name(generation: str) -> str:
     return f"enginery-gpu-{generation}"
 
 
-def name_of(item: Any) -> str:
+def name_of(item: object) -> str:
     """What a person calls a unit or a flavour."""
     return str(getattr(getattr(item, "unit", item), "name", item))
 
 
-def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+def helps(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
     """Whether a retry can help: something was out of reach. What is wrong with a spec or a model stays wrong."""
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
@@ -135,7 +135,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     return run
 
 
-class FlowProgress(Silent):
+class FlowProgress(Progress):
     """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:

@@ -1,7 +1,5 @@
 """The flow that does what the verdicts of canaries ask for: promote, roll back, or nothing."""
 
-from typing import Any
-
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
@@ -23,7 +21,7 @@ def _run_name() -> str:
 @flow(name="settle-canary", flow_run_name=_run_name, persist_result=False)
 def settle_canary(
     model: str | None = None, report: str | None = None, registry: str = DEFAULT_REGISTRY, channel: str = "stable"
-) -> State[Any]:
+) -> State[object]:
     """Promote the candidate of a PASS, roll back that of a FAIL if it is served, as the verdicts of all targets that
     count have it. report: digest of the canary's.
 

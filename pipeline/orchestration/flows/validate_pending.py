@@ -1,7 +1,7 @@
 """The flow that proves what is published unproven, on the hardware of whichever worker runs it, or on Ray's GPUs."""
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
@@ -36,7 +36,7 @@ def validate_pending(
     executor: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     wait_for_nodes_s: float = 0.0,
-) -> State[Any]:
+) -> State[object]:
     """Run the unproven engines that can run here, and attach the proof; fails at the end if one of them did.
 
     model: that one alone.  version: of it, whichever it is; without, the newest, and what channels serve.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.text import pluralize
@@ -28,7 +28,7 @@ _STATUSES = ("proven", "unproven", "failed", "refused")
 
 
 @dataclass(frozen=True)
-class Row:
+class CatalogRow:
     """What became of one spec. state: 'published', 'unchanged' (the version existed), 'failed' (there is none).
 
     engines: how many by status.  reason: of a failure, and of engines that failed beside those that did not.
@@ -46,7 +46,7 @@ class Row:
         """Whether nothing of it failed."""
         return self.state != "failed" and not self.engines.get("failed")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As it is printed and shown."""
         return asdict(self)
 
@@ -90,7 +90,7 @@ def compile_row(
     progress: Progress,
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,
-) -> Row:
+) -> CatalogRow:
     """Compile one spec of many. Nothing that goes wrong with it is raised: it is its row's reason.
 
     done: is given what was compiled.
@@ -99,10 +99,10 @@ def compile_row(
         compiled = compile_once(address, options, runner, progress, executors)
         done(compiled)
     except EngineryError as error:
-        return Row(str(address), None, "failed", reason=str(error))
+        return CatalogRow(str(address), None, "failed", reason=str(error))
     except Exception as error:
         logging.getLogger(__name__).exception("%s", address)
-        return Row(str(address), None, "failed", reason=f"{type(error).__name__}: {error}")
+        return CatalogRow(str(address), None, "failed", reason=f"{type(error).__name__}: {error}")
     return _row(str(address), compiled.outcome)
 
 
@@ -113,12 +113,12 @@ def compile_all(
     progress: Progress,
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,
-) -> list[Row]:
+) -> list[CatalogRow]:
     """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
     return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
 
 
-def words(rows: Sequence[Row]) -> str:
+def words(rows: Sequence[CatalogRow]) -> str:
     """A catalog's outcome in a line: '4 models: 2 published, 1 unchanged, 1 failed'."""
     states = Counter(row.state for row in rows)
     counted = ", ".join(f"{states[state]} {state}" for state in ("published", "unchanged", "failed") if states[state])
@@ -126,16 +126,16 @@ def words(rows: Sequence[Row]) -> str:
     return f"{pluralize(len(rows), 'spec')}: {counted}" + (f"; {partly} with engines that failed" if partly else "")
 
 
-def _row(address: str, outcome: Outcome) -> Row:
+def _row(address: str, outcome: Outcome) -> CatalogRow:
     counts = Counter(engine.status for engine in outcome.engines)
     engines = {status: counts[status] for status in _STATUSES if counts[status]}
     reasons = [f"{item.unit}: {item.reason}" for item in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
-        return Row(address, outcome.model, "failed", None, engines, reason)
+        return CatalogRow(address, outcome.model, "failed", None, engines, reason)
     existed = outcome.cached or outcome.same_as
     state: Literal["published", "unchanged"] = "unchanged" if existed else "published"
-    return Row(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
+    return CatalogRow(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
 
 
 def _names_a_model(path: Path) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from enginery.core.digest import digest_of
-from enginery.core.presence import this_process
+from enginery.core.origin.presence import this_process
 from enginery.registry.build_lock import is_held
 from enginery.registry.store.base import Store
 from pipeline.compile.composition import InProcess, Runner, compile_model
@@ -16,7 +16,7 @@ from pipeline.compile.waiting import shown_turn
 from pipeline.intake.addresses import Found
 from pipeline.orchestration.run import Executors, Run, RunOptions, opened
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress, Silent
+from pipeline.progress import Progress
 from pipeline.progress.events import Finished, RunConcluded
 
 
@@ -69,7 +69,7 @@ def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
 
 def _from_records(run: Run) -> Outcome | None:
     """The outcome of a run that has nothing to do, and so nothing to wait for; else None."""
-    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Silent())
+    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
     try:
         outcome = compile_model(run.spec, run.selection, recorded, InProcess())
     except NotOnRecord:

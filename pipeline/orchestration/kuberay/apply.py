@@ -15,11 +15,13 @@ from typing import Protocol
 
 import yaml
 
+from enginery.core.documents import find, put, read
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from pipeline.fleet.cluster import Access
-from pipeline.orchestration.kuberay.changes import CONSENT, Object, planned, suspended
+from pipeline.orchestration.kuberay.changes import CONSENT, describe_suspension, plan_change
 from pipeline.orchestration.kuberay.kubernetes import Kubernetes
-from pipeline.orchestration.kuberay.workers import Pod, stopped
+from pipeline.orchestration.kuberay.objects import Object, annotations_of
+from pipeline.orchestration.kuberay.workers import Pod, describe_stopped
 
 # How often it is looked at, with a second in between: KubeRay takes milliseconds, and half a minute when it starts.
 _ROUNDS = 120
@@ -50,39 +52,36 @@ def apply(cluster: Cluster, wanted: Object, owner: str, wait: Callable[[float], 
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """
-    name, reference = wanted["metadata"]["name"], cluster.owner(owner)
+    name, reference = read(wanted, "metadata.name", str), cluster.owner(owner)
     ended: list[str] = []
     problem = ""
     for _ in range(_ROUNDS):
         live = cluster.find()
         if live is None:
-            cluster.create(_owned(wanted, reference))
+            cluster.create(put(wanted, "metadata.ownerReferences", [reference]))
             return f"{name}: created"
-        if "deletionTimestamp" in live["metadata"]:
+        if find(live, "metadata.deletionTimestamp", object, None):
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
         _check(live, wanted, pods)
-        changed, going = planned(live, wanted, pods, reference)
+        changed, going = plan_change(live, wanted, pods, reference)
         if not cluster.replace(changed):
             problem = f"{name} changes faster than it is written; run again"
         elif going:
             ended += [item for item in going if item not in ended]
             problem = f"{name}: KubeRay does not end {', '.join(going)}; see that its operator runs, and run again"
         else:
-            return f"{name}: {suspended(changed) or 'up to date'}" + (f"; ended {', '.join(ended)}" if ended else "")
+            said = describe_suspension(changed) or "up to date"
+            return f"{name}: {said}" + (f"; ended {', '.join(ended)}" if ended else "")
         wait(1)
     raise UnavailableError(problem)
 
 
-def _owned(wanted: Object, owner: Object) -> Object:
-    return {**wanted, "metadata": {**wanted["metadata"], "ownerReferences": [owner]}}
-
-
 def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
-    lines = list(stopped(pods, live, wanted))
-    if not lines or live["metadata"].get("annotations", {}).get(CONSENT) == "true":
+    lines = list(describe_stopped(pods, live, wanted))
+    if not lines or annotations_of(live).get(CONSENT) == "true":
         return
-    name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
+    name, namespace = (read(wanted, f"metadata.{part}", str) for part in ("name", "namespace"))
     raise InputError(
         "\n".join(
             [
@@ -104,8 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         wanted = yaml.safe_load(given.file.read_text())
-        metadata = wanted["metadata"]
-        cluster = Kubernetes(Access(), metadata["namespace"], metadata["name"])
+        cluster = Kubernetes(Access(), *(read(wanted, f"metadata.{part}", str) for part in ("namespace", "name")))
         print(apply(cluster, wanted, given.owner))
     except EngineryError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,9 +6,16 @@ names it; a head is ended, with all workers, by suspending the RayCluster until 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from pipeline.orchestration.kuberay.workers import Pod, left_over, orphans, stale
+from enginery.core.documents import find, put, read
+from pipeline.orchestration.kuberay.objects import Object, annotations_of, groups_of
+from pipeline.orchestration.kuberay.workers import (
+    Pod,
+    find_orphans,
+    find_unwanted_groups,
+    pods_of_other_versions,
+    replicas_of,
+)
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
 CONSENT = "enginery.io/may-stop-workers"
@@ -16,82 +23,81 @@ CONSENT = "enginery.io/may-stop-workers"
 SUSPENDED = "enginery.io/suspended-by-ray-apply"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
-Object = dict[str, Any]
 
-
-def planned(live: Object, wanted: Object, pods: Sequence[Pod], owner: Object) -> tuple[Object, list[str]]:
+def plan_change(live: Object, wanted: Object, pods: Sequence[Pod], owner: Object) -> tuple[Object, list[str]]:
     """What to write in place of the RayCluster `live`, and the pods and groups that KubeRay then ends. As long as there
     are some, it is to be planned and written again. owner: a reference to whom it is deleted with."""
-    changed = merged(live, wanted, owner)
-    unwanted = list(dict.fromkeys([*stale(pods, wanted), *orphans(pods, wanted)]))
-    if not unwanted and not left_over(live, wanted):
+    changed = merge(live, wanted, owner)
+    unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, wanted), *find_orphans(pods, wanted)]))
+    groups = find_unwanted_groups(live, wanted)
+    if not unwanted and not groups:
         return changed, []
     # A Job that is killed half way is followed by one that may go on.
-    kept = {name: text for name, text in _annotations(live).items() if name == CONSENT}
-    return _annotated(_ending(changed, live, unwanted), kept), [
-        *(pod.name for pod in unwanted),
-        *(f"group {name}" for name in left_over(live, wanted)),
-    ]
+    kept = {name: text for name, text in annotations_of(live).items() if name == CONSENT}
+    going = [*(pod.name for pod in unwanted), *(f"group {name}" for name in groups)]
+    return _annotate(_end(changed, live, unwanted), kept), going
 
 
-def merged(live: Object, wanted: Object, owner: Object) -> Object:
+def merge(live: Object, wanted: Object, owner: Object) -> Object:
     """What is wanted, with what others write: the autoscaler the number of workers, Kueue whether it is suspended."""
-    metadata, spec = wanted["metadata"], wanted["spec"]
-    kept = {name: value for name, value in live["metadata"].items() if name != "managedFields"}
-    annotations = {**_annotations(live), **_annotations(wanted)}
+    kept = {name: value for name, value in read(live, "metadata", dict).items() if name != "managedFields"}
+    annotations = {**annotations_of(live), **annotations_of(wanted)}
     for name in (CONSENT, SUSPENDED):
         annotations.pop(name, None)
-    owners = [item for item in kept.get("ownerReferences", ()) if item["uid"] != owner["uid"]]
-    found = {**kept, **metadata, "annotations": annotations, "ownerReferences": [*owners, owner]}
-    known = _groups(live)
-    groups = [_scaled(group, known.get(group["groupName"], {})) for group in spec["workerGroupSpecs"]]
-    return {**wanted, "metadata": found, "spec": {**spec, **_suspension(live, wanted), "workerGroupSpecs": groups}}
+    uid, owners = read(owner, "uid", str), find(kept, "ownerReferences", list, [])
+    others = [item for item in owners if read(item, "uid", str) != uid]
+    metadata = {**kept, **read(wanted, "metadata", dict), "annotations": annotations}
+    metadata["ownerReferences"] = [*others, owner]
+    known = groups_of(live)
+    groups = [_keep_scale(group, known.get(name, {})) for name, group in groups_of(wanted).items()]
+    spec = {**read(wanted, "spec", dict), **_suspension(live, wanted), "workerGroupSpecs": groups}
+    return {**wanted, "metadata": metadata, "spec": spec}
 
 
-def _scaled(group: Object, live: Mapping[str, Any]) -> Object:
-    scale = {name: live[name] for name in ("replicas", "scaleStrategy") if name in live}
-    return {**group, **scale, "replicas": max(group["minReplicas"], scale.get("replicas", 0))}
+def _keep_scale(group: Object, live: Object) -> Object:
+    strategy = {name: live[name] for name in ("scaleStrategy",) if name in live}
+    return {**group, **strategy, "replicas": max(read(group, "minReplicas", int), replicas_of(live))}
 
 
 def _suspension(live: Object, wanted: Object) -> dict[str, bool]:
     """`suspend` as others wrote it: Kueue, for who is in a queue, else a person. Who leaves Kueue is suspended by
     nobody any more; KubeRay 1.7 resumes where it is false, and not where it is absent."""
-    if "suspend" not in live["spec"]:
+    suspended = find(live, "spec.suspend", bool, None)
+    if suspended is None:
         return {}
     was_queued, queued = _queue(live), _queue(wanted)
-    over = not queued and (was_queued or SUSPENDED in _annotations(live))
-    return {"suspend": bool(live["spec"]["suspend"]) and not over}
+    over = not queued and (was_queued or SUSPENDED in annotations_of(live))
+    return {"suspend": suspended and not over}
 
 
-def _ending(changed: Object, live: Object, pods: Sequence[Pod]) -> Object:
+def _end(changed: Object, live: Object, pods: Sequence[Pod]) -> Object:
     """`changed`, in which the pods end, and groups that it has not are kept without workers until theirs have."""
-    spec = changed["spec"]
     if any(pod.group is None for pod in pods):
-        return _annotated({**changed, "spec": {**spec, "suspend": True}}, {SUSPENDED: "true"})
-    names: dict[str, list[str]] = defaultdict(list, {name: [] for name in left_over(live, changed)})
+        return _annotate(put(changed, "spec.suspend", True), {SUSPENDED: "true"})
+    names: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, changed)})
     for pod in pods:
         names[str(pod.group)].append(pod.name)
-    groups, known = _groups(changed), _groups(live)
+    groups, known = groups_of(changed), groups_of(live)
     for name, going in names.items():
-        group = groups.get(name) or _without_workers(name, known.get(name), spec)
-        before = group.get("scaleStrategy", {}).get("workersToDelete", ())
+        group = groups.get(name) or _without_workers(name, known.get(name), changed)
+        before = find(group, "scaleStrategy.workersToDelete", list, [])
         groups[name] = {**group, "scaleStrategy": {"workersToDelete": sorted({*before, *going})}}
-    return {**changed, "spec": {**spec, "workerGroupSpecs": list(groups.values())}}
+    return put(changed, "spec.workerGroupSpecs", list(groups.values()))
 
 
-def _without_workers(name: str, live: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> Object:
+def _without_workers(name: str, live: Object | None, cluster: Object) -> Object:
     """A group of which no pod is made; the head's template stands in for that of one that is not there."""
-    group = live or {"rayStartParams": {}, "template": spec["headGroupSpec"]["template"]}
+    group = live or {"rayStartParams": {}, "template": read(cluster, "spec.headGroupSpec.template", object)}
     return {**group, "groupName": name, "minReplicas": 0, "maxReplicas": 0, "replicas": 0}
 
 
-def suspended(written: Object) -> str | None:
+def describe_suspension(written: Object) -> str | None:
     """What resumes a RayCluster that is suspended, so that no pod of it runs; None for one that is not."""
-    if not written["spec"].get("suspend"):
+    if not find(written, "spec.suspend", bool, False):
         return None
     if queue := _queue(written):
         return f"suspended: no pod of it runs until Kueue admits it to queue {queue}"
-    name, namespace = written["metadata"]["name"], written["metadata"]["namespace"]
+    name, namespace = (read(written, f"metadata.{part}", str) for part in ("name", "namespace"))
     return (
         "suspended by hand: no pod of it runs, and no build on Ray; to resume it:\n"
         f"  kubectl patch raycluster {name} --namespace {namespace} --type merge --patch "
@@ -99,17 +105,9 @@ def suspended(written: Object) -> str | None:
     )
 
 
-def _annotations(item: Object) -> dict[str, str]:
-    return item["metadata"].get("annotations") or {}
-
-
-def _annotated(item: Object, more: Mapping[str, str]) -> Object:
-    return {**item, "metadata": {**item["metadata"], "annotations": {**_annotations(item), **more}}}
+def _annotate(item: Object, more: Mapping[str, str]) -> Object:
+    return put(item, "metadata.annotations", {**annotations_of(item), **more})
 
 
 def _queue(item: Object) -> str | None:
-    return (item["metadata"].get("labels") or {}).get(QUEUE)
-
-
-def _groups(item: Object) -> dict[str, Object]:
-    return {group["groupName"]: group for group in item["spec"].get("workerGroupSpecs", ())}
+    return find(item, "metadata.labels", dict, {}).get(QUEUE)

@@ -1,23 +1,24 @@
 """The metrics of one run, served from its own process while it lives."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builders.execution.jobs import Usage
+from builders.execution.events import Usage
 from enginery.core.errors import UnavailableError
 from enginery.registry.runs.totals import BUCKETS_S
 from enginery.registry.store import io_errors
 from pipeline.orchestration.metrics import names
 from pipeline.orchestration.metrics.names import Metric
-from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started
+from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as MetricFamily
 
 
-class LiveMetrics(Silent):
+class LiveMetrics(Progress):
     """Counts what is told. registry: Prometheus's, a new one for each run, so that two in one process do not mix."""
 
     def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
@@ -30,7 +31,7 @@ class LiveMetrics(Silent):
         self._running: set[str] = set()
         self._usage: dict[str, Usage] = {}
 
-        def made(kind: type[Any], metric: Metric, **more: Any) -> Any:
+        def made(kind: type[Any], metric: Metric, **more: object) -> Any:
             return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
 
         self._builds = made(Counter, names.BUILDS)
@@ -86,16 +87,25 @@ class LiveMetrics(Silent):
                 self._seconds.labels(state, *unit).observe(usage.seconds)
 
 
+def family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> "MetricFamily":
+    """A counter or gauge, by its labels, as a collector of Prometheus's gives it."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        made.add_metric(labels, value)
+    return made
+
+
 class Trouble:
     """What the registry's own counters say, as Prometheus wants it."""
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
-        from prometheus_client.core import CounterMetricFamily
-
         seen = io_errors.seen()
-        yield CounterMetricFamily(names.ERRORS.name, names.ERRORS.help, value=seen["errors"])
-        yield CounterMetricFamily(names.REPEATED.name, names.REPEATED.help, value=seen["retries"])
+        yield family(names.ERRORS, {(): seen["errors"]})
+        yield family(names.REPEATED, {(): seen["retries"]})
 
 
 @contextmanager

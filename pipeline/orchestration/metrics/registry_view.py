@@ -1,12 +1,13 @@
 """What a registry's documents say about its runs, builds and engines, in numbers; without Prometheus."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from enginery.core.errors import EngineryError
+from enginery.core.reports.proof import Report
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.runs.journal import model_of, read_runs, run_ids
 from enginery.registry.runs.totals import Totals, read_totals
@@ -14,11 +15,15 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.keys import TOTALS, version_prefix
 from enginery.registry.versions.lookup import catalogue, load
 from pipeline.compile.publication.pages import published_document
-from pipeline.orchestration.runs.shown import seen
+from pipeline.orchestration.metrics import names
+from pipeline.orchestration.metrics.names import Metric
+from pipeline.orchestration.runs.shown import Seen, seen
 
 # Models that have series of their own, by name; and runs that are read, the newest.
 MOST_MODELS = 500
 MOST_RUNS = 500
+# Said whether or not there is such a run, so that a panel shows 0 and not a gap.
+_RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 Joint = tuple[str, str, str, str, str]
 
 
@@ -33,20 +38,36 @@ class ModelView:
 
 @dataclass(frozen=True)
 class RegistryView:
-    """One look. runs: how many in which state.  waiting, running: units of runs that go on.
+    """One look: the values of each metric by its labels, and the totals, whose histogram is more than a value."""
 
-    last_runs: when each model's newest run began (seconds since 1970).  last_ok: whether the newest that is over was
-    'done'.
-    """
+    values: Mapping[Metric, Mapping[tuple[str, ...], float]]
+    totals: Totals
 
-    totals: Totals = field(default_factory=Totals)
-    runs: Mapping[str, int] = field(default_factory=dict)
-    waiting: int = 0
-    running: int = 0
-    last_runs: Mapping[str, float] = field(default_factory=dict)
-    last_ok: Mapping[str, bool] = field(default_factory=dict)
-    models: Mapping[str, ModelView] = field(default_factory=dict)
-    left_out: int = 0
+
+def view_of(runs: Sequence[Seen], models: Sequence[ModelView], left_out: int, totals: Totals) -> RegistryView:
+    """What is to be said of the newest runs first, of the newest versions, and of models beyond `MOST_MODELS`."""
+    states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
+    counts = Counter(one.state for one in runs)
+    engines: Counter[tuple[str, ...]] = Counter()
+    for model in models:
+        engines.update(model.statuses)
+    values: dict[Metric, Mapping[tuple[str, ...], float]] = {
+        names.BUILDS: {tally.labels: tally.count for tally in totals.builds},
+        names.CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
+        names.QUEUE: {(): states["planned"] + states["waiting"]},
+        names.RUNNING: {(): states["running"]},
+        names.RUNS: {(state,): counts[state] for state in _RUN_STATES},
+        names.LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
+        names.LAST_RUN_OK: {
+            (one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"
+        },
+        names.ENGINES: engines,
+        names.UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
+        names.DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
+        names.MODELS: {(): len(models) + left_out},
+        names.LEFT_OUT: {(): left_out},
+    }
+    return RegistryView(values, totals)
 
 
 class Looker:
@@ -58,21 +79,11 @@ class Looker:
 
     def look(self) -> RegistryView:
         """Raises UnavailableError when the registry is out of reach."""
-        found = [seen(run) for run in read_runs(self._store, self._runs())]
-        items = [(one, item) for one in found if one.state == "running" for item in one.run.units]
-        states = Counter(one.item_state(item) for one, item in items)
+        runs = [seen(run) for run in read_runs(self._store, self._runs())]
         versions = [(listed.model, listed.versions[-1]) for listed in catalogue(self._store)]
         self._known = {model: self._model(model, version) for model, version in versions[:MOST_MODELS]}
-        return RegistryView(
-            totals=read_totals(self._store.read(TOTALS)),
-            runs=Counter(one.state for one in found),
-            waiting=states["planned"] + states["waiting"],
-            running=states["running"],
-            last_runs={one.run.model: _epoch(one.run.started_at) for one in reversed(found)},
-            last_ok={one.run.model: one.state == "done" for one in reversed(found) if one.state != "running"},
-            models={model: view for model, (_, view) in self._known.items()},
-            left_out=max(0, len(versions) - MOST_MODELS),
-        )
+        models = [view for _, view in self._known.values()]
+        return view_of(runs, models, len(versions) - len(models), read_totals(self._store.read(TOTALS)))
 
     def _runs(self) -> list[str]:
         """The newest runs, of at most so many models."""
@@ -95,20 +106,19 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     except EngineryError:
         return ModelView()
     try:
-        drift = _drift(model, published_document(store, manifest)["reports"])
+        drift = _drift(model, [Report.from_json(item) for item in published_document(store, manifest)["reports"]])
     except (EngineryError, KeyError, TypeError, AttributeError):  # a copy for reading, that anything may be in
         drift = {}
     return ModelView(statuses, drift)
 
 
-def _drift(model: str, reports: list[dict[str, Any]]) -> dict[Joint, float]:
+def _drift(model: str, reports: "list[Report]") -> dict[Joint, float]:
     found: dict[Joint, float] = {}
     for report in reports:
-        for check in report["checks"]:
-            value = check["value"]
-            if check["name"] == "sqnr_db" and isinstance(value, int | float):
-                where = (model, check["joint"], report["target"], report["precision"], report["backend"])
-                found[where] = min(value, found.get(where, value))
+        for check in report.checks:
+            if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):
+                where = (model, check.joint, report.target, report.precision, report.backend)
+                found[where] = min(check.value, found.get(where, check.value))
     return found
 
 

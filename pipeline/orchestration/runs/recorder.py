@@ -14,9 +14,9 @@ from dataclasses import replace
 from builders.execution.scrub import scrubber
 from enginery.core.digest import canonical_json, digest_of_bytes
 from enginery.core.errors import EngineryError, UndecidedError
-from enginery.core.moment import precise_now
-from enginery.core.presence import this_process
-from enginery.core.user import user
+from enginery.core.origin.moment import precise_now
+from enginery.core.origin.presence import this_process
+from enginery.core.origin.user import user
 from enginery.registry.runs import journal
 from enginery.registry.runs.history import Past, remember_builds
 from enginery.registry.runs.state import RunState

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from enginery.core.presence import Presence
+from enginery.core.origin.presence import Presence
 from enginery.registry.runs.state import OVER, Item, RunState
 
 # A driver that has missed this many signs of life is taken for dead, even on another machine.
@@ -79,7 +78,7 @@ class Seen:
         again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
         return "; ".join(part for part in (self.remaining(item), item.why, item.verdict, again) if part)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """A row of the table of runs."""
         run = self.run
         why = self.lost or run.reason
@@ -87,7 +86,7 @@ class Seen:
         times = {"started_at": run.started_at, "ended_at": run.ended_at, "seconds": round(self.took_s, 1)}
         return {"run": run.id, "state": self.state, **named, **times, "units": self.counts, "reason": why}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it, with what follows from the time."""
         items = []
         for item in self.run.items:

@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from builders.execution.jobs import Usage
+from builders.execution.events import Usage
 from enginery.core.errors import StepError
-from enginery.core.moment import precise_now
+from enginery.core.origin.moment import precise_now
 from enginery.core.text import pluralize
 from enginery.registry.runs.history import Past
-from enginery.registry.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
+from enginery.registry.runs.state import OVER, Item, ItemState, RunState, State, told_of
 from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.values import BuildPlan
 
 
-class Tracker(events.Silent):
+class Tracker(events.Progress):
     """Hears everything and keeps the last of it; `Recorder` writes it down. Every method is short: jobs wait for it."""
 
     def __init__(self, run: RunState, scrub: Callable[[str], str]) -> None:
@@ -40,7 +40,7 @@ class Tracker(events.Silent):
             case events.Planned(plan):
                 self._plan(plan)
             case events.Finished(name, state, reason):
-                kept = state if state in ITEM_STATES else "done"
+                kept = state if state in get_args(ItemState) else "done"
                 self._note(name, state=kept, why=self._scrub(reason), phase="")
                 self._learn(name, state)
             case events.VerdictReached(name):
@@ -76,9 +76,9 @@ class Tracker(events.Silent):
         with self._lock:
             for unit in plan.units:
                 request, refused = unit.request, unit.action == "refused"
-                state, why = ("refused", unit.reason) if refused else ("planned", "")
                 named = (request.target.name, request.precision, request.backend)
-                self._items[unit.name] = Item(unit.name, state, *named, why=why)
+                why = unit.reason if refused else ""
+                self._items[unit.name] = Item(unit.name, "refused" if refused else "planned", *named, why=why)
                 self._graphs[unit.name] = request.model
             self._changes += 1
 
@@ -138,9 +138,9 @@ class Tracker(events.Silent):
             cancelled = isinstance(error, StepError) and error.kind == "cancelled"
             stopped = cancelled or not isinstance(error, Exception | None)
             bad = error is not None or bool(self._run.reason)
-            state = "interrupted" if stopped else "failed" if bad else "done"
+            state: State = "interrupted" if stopped else "failed" if bad else "done"
             reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
-            left = "cancelled" if stopped or error is not None else "done"
+            left: ItemState = "cancelled" if stopped or error is not None else "done"
             ended = self._run.ended_at or precise_now()
             for name, item in self._items.items():
                 if item.state not in OVER:

@@ -7,12 +7,11 @@ of stride 1 over 12: the same products (and zeros), the same sums, and twice as 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from enginery.arrays.arrays import Array
 from pipeline.graphs.graph import constants, consumers, sort_nodes
 from pipeline.quantization.insertion.insertion_points import Site
 from pipeline.quantization.ranges import Ranges
@@ -113,7 +112,7 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
     return replace(site, activation=blocks, weight=weight)
 
 
-def _blocked(values: NDArray[Any], axes: tuple[_Axis, ...]) -> NDArray[Any]:
+def _blocked(values: Array, axes: tuple[_Axis, ...]) -> Array:
     """The kernel over blocks: SpaceToDepth puts (row, column in the block, channel) into the channel axis."""
     room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
     whole = np.pad(values, ((0, 0), (0, 0), *room))

@@ -13,8 +13,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import list_bodies
+from enginery.core.reports.quantization import FloatNode
 from pipeline.graphs.graph import constants, consumers, element_types, fold_constant_moves, tidy, tidy_from
-from pipeline.quantization.notes import Kept
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # They multiply with weights too, and have no Q/DQ form.
@@ -48,17 +48,17 @@ def prepared(model: ModelProto) -> ModelProto:
     return graph
 
 
-def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[Kept, ...]]:
+def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
     """The sites of a prepared model, and the candidates that are none, with the reason."""
     graph, types = model.graph, element_types(model)
     given, readers = constants(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
     sites, kept = [], []
-    kept += [Kept(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
+    kept += [FloatNode(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
     for node in _candidates(graph):
         reason = _obstacle(node, given, types)
         if reason:
-            kept.append(Kept(node.name, node.op_type, reason))
+            kept.append(FloatNode(node.name, node.op_type, reason))
         else:
             sites.append(_site(node, readers, outputs, given))
     return tuple(sites), tuple(kept)

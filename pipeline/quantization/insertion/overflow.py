@@ -5,13 +5,12 @@ additive mask of -1e9 makes the sum it is added to just as large, until an opera
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from builders.onnx_graphs.bodies import list_reads
+from enginery.arrays.arrays import Array
 from pipeline.graphs.graph import constants
 from pipeline.graphs.half_floats import Half
 from pipeline.quantization.ranges import Ranges
@@ -58,7 +57,7 @@ def _large_constants(graph: GraphProto, half: Half) -> Iterator[tuple[str, str]]
                 yield name, f"constant {name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
 
 
-def _finite_reach(values: NDArray[Any]) -> float:
+def _finite_reach(values: Array) -> float:
     """Largest finite magnitude; infinities are representable and do not count."""
     magnitudes = np.abs(values)
     return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))

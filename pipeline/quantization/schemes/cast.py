@@ -16,11 +16,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from builders.onnx_graphs.bodies import list_bodies, list_captured
 from enginery.core.errors import ModelError
+from enginery.core.reports.quantization import FloatNode
 from pipeline.graphs.graph import constants, element_types, finish, opset_of, raise_opset, rename_captured, tidy
 from pipeline.graphs.half_floats import HALVES, Half
 from pipeline.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
 from pipeline.quantization.insertion.overflow import obstacle, too_large
-from pipeline.quantization.notes import CastNotes, Kept
+from pipeline.quantization.notes import CastNotes
 from pipeline.quantization.ranges import Ranges
 
 FLOAT = TensorProto.FLOAT
@@ -61,7 +62,7 @@ def _lifted(model: ModelProto) -> ModelProto:
 
 def _kept(
     model: ModelProto, half: Half, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
-) -> list[Kept]:
+) -> list[FloatNode]:
     """The nodes with float tensors that stay in fp32."""
     large, opset = too_large(model, half, ranges), opset_of(model)
     found = []
@@ -69,7 +70,7 @@ def _kept(
         if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name):
             reason = _reason(node, half, types, keep, large, opset)
             if reason:
-                found.append(Kept(node.name, node.op_type, reason))
+                found.append(FloatNode(node.name, node.op_type, reason))
     return found
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from enginery.core.reports.quantization import FloatNode
 from pipeline.graphs.graph import finish
 from pipeline.graphs.grids import GRIDS
 from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
-from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import OverridePrecision
@@ -41,7 +42,7 @@ def quantize_dynamic(
     rewrite, done, left = _Rewrite(graph, levels), [], list(kept)
     for site in sites:
         if reason := _obstacle(site, rewrite, overrides or {}, ranges):
-            left.append(Kept(site.node, site.op_type, reason))
+            left.append(FloatNode(site.node, site.op_type, reason))
         else:
             rewrite.replace(site)
             done.append(site.node)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from enginery.arrays.arrays import Array
 from pipeline.graphs.graph import constants
 from pipeline.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
 
@@ -76,7 +77,7 @@ class Insertion:
         inputs.append(self.constant(np.zeros(scales.shape, np.int32), f"{reader.input[2]}_zero_point"))
         reader.input[2] = self._add("DequantizeLinear", inputs, f"{reader.input[2]}_dequantized", axis=0)
 
-    def constant(self, values: NDArray[Any], name: str) -> str:
+    def constant(self, values: Array, name: str) -> str:
         """Add an initializer under a name of its own; gives that name."""
         fresh = self._fresh(name)
         self.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), fresh))
@@ -113,7 +114,7 @@ def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.floa
     return np.where(scales > 0, scales, smallest).astype(np.float32)
 
 
-def widened_for_bias(scales: NDArray[np.float32], bias: NDArray[Any], activation_scale: float) -> NDArray[np.float32]:
+def widened_for_bias(scales: NDArray[np.float32], bias: Array, activation_scale: float) -> NDArray[np.float32]:
     """Weight scales large enough for each bias to fit an int32 on the accumulator's grid, with a factor 2 to spare."""
     needed = np.abs(bias.astype(np.float64)) / (activation_scale * 2.0**30)
     return np.maximum(np.maximum(scales, needed), SMALLEST_SCALE).astype(np.float32)

@@ -7,18 +7,19 @@ TensorRT multiplies in fp16; onnxruntime turns DequantizeLinear and MatMul into 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from enginery.arrays.arrays import Array
+from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
 from pipeline.graphs.graph import constants, finish, tidy_from
 from pipeline.graphs.grids import GRIDS
 from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
-from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import Insertion
@@ -55,7 +56,7 @@ def quantize_int4(
         size = _block(site, graph)
         reason = _obstacle(site, size, chosen)
         if reason:
-            left.append(Kept(site.node, site.op_type, reason))
+            left.append(FloatNode(site.node, site.op_type, reason))
         else:
             _store(insertion, site, size)
             done.append(site.node)
@@ -66,7 +67,7 @@ def quantize_int4(
     return cast, replace(notes, cast=cast_notes)
 
 
-def blocks_of(values: NDArray[Any], block: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
     """(int4 values, scales) of a weight [depth, channels], in blocks of rows; scales are [depth / block, channels].
 
     The scale of a block is the one of `SHARES` with the least squared error; a block of zeros gets 1.

@@ -20,13 +20,14 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from enginery.core.errors import DataError
+from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
 from pipeline.graphs.graph import finish, tidy_from
 from pipeline.graphs.grids import GRIDS
 from pipeline.quantization.insertion.first_convolutions import fold_stems, quantize_before_blocks
 from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
 from pipeline.quantization.insertion.placement import joints, residuals
-from pipeline.quantization.notes import Kept, QuantizationNotes
+from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import Insertion, has_quantizable_bias, weight_scales, widened_for_bias
@@ -103,7 +104,7 @@ def _quantize(
 
 def usable_sites(
     graph: ModelProto, ranges: Ranges, grid: str, overrides: Mapping[str, OverridePrecision]
-) -> tuple[tuple[Site, ...], tuple[Kept, ...]]:
+) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
     """Divide the candidates of a prepared model into the sites to quantize, and those left in float with the reason."""
     sites, kept = find_sites(graph)
     usable, left = [], list(kept)
@@ -111,7 +112,7 @@ def usable_sites(
         reason = _unwanted(site, grid, overrides)
         reason = reason or next(filter(None, (degenerate(name, ranges) for name in _measured(site, grid))), None)
         if reason:
-            left.append(Kept(site.node, site.op_type, reason))
+            left.append(FloatNode(site.node, site.op_type, reason))
         else:
             usable.append(site)
     return tuple(usable), tuple(left)
@@ -162,14 +163,14 @@ def _insert_for_gpu(
     ranges: Ranges,
     insertion: Insertion,
     overrides: Mapping[str, OverridePrecision],
-) -> list[Kept]:
+) -> list[FloatNode]:
     sites, kept = tuple(sites), []
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
     for residual in residuals(model, [site.node for site in sites if site.op_type == "Conv"]):
         node = insertion.by_name[residual.node]
         if reason := _beside(node, residual.tensor, ranges, overrides):
-            kept.append(Kept(residual.node, node.op_type, reason))
+            kept.append(FloatNode(residual.node, node.op_type, reason))
         else:
             insertion.read(residual.node, residual.operand, *ranges.tensors[residual.tensor])
     in_int8 = insertion.grid.name == "int8"
@@ -195,7 +196,7 @@ def _insert_for_cpu(
     ranges: Ranges,
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision],
-) -> list[Kept]:
+) -> list[FloatNode]:
     sites = tuple(sites)
     writes, kept = _writes(model, sites, ranges, overrides)
     insertion = Insertion(model, GRIDS["uint8"], scheme.weight_levels)
@@ -216,13 +217,13 @@ def _insert_for_cpu(
 
 def _writes(
     model: ModelProto, sites: tuple[Site, ...], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
-) -> tuple[list[_Write], list[Kept]]:
+) -> tuple[list[_Write], list[FloatNode]]:
     """What the integer kernels write: each convolution's result, and those of the joints whose inputs all are."""
     by_name = {node.name: node for node in model.graph.node}
     convolutions = [site for site in sites if site.op_type == "Conv"]
     known = {site.result: ranges.tensors[site.result] for site in convolutions}
     writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
-    kept: list[Kept] = []
+    kept: list[FloatNode] = []
     for joint in joints(model, known):
         node = by_name[joint.node]
         source = joint.same_as or joint.result
@@ -230,7 +231,7 @@ def _writes(
             continue  # an earlier joint was left in float
         reason = None if joint.same_as else _beside(node, source, ranges, overrides)
         if reason:
-            kept.append(Kept(joint.node, node.op_type, reason))
+            kept.append(FloatNode(joint.node, node.op_type, reason))
             continue
         known[joint.result] = known[source] if joint.same_as else ranges.tensors[source]
         writes.append(_Write(joint.node, joint.result, joint.fused, *known[joint.result]))

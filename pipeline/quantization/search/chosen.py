@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from onnx import ModelProto
 
+from enginery.core.reports.quantization import RecordedSearch, SearchPoint
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.search.sensitivity import Cost
+from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.sensitivity import SweepCost
 from pipeline.quantization.statistics.observations import Seen
 from validation.reporting.pictures import BROKEN_DB, decibels_text
 
 
 @dataclass(frozen=True)
-class Row:
+class GroupDamage:
     """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized.
 
     int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
@@ -26,7 +27,7 @@ class Row:
     macs: float
     share: float
     weight_bytes: int
-    sqnr_db: float
+    sqnr_db: float | None
     strength: float | None
     clip: float
     folded: bool
@@ -36,16 +37,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """One point of the frontier: the share of the weighted multiplications in int8, and the quality that gives.
 
-    predicted_db: from the damages of single groups.  The others: of the whole model, where it was run; accuracy where
-    there are labels.
+    left: groups that stay in float.  predicted_db: from the damages of single groups.  The others: of the whole model,
+    where it was run; accuracy where there are labels.
     """
 
     share: float
     left: tuple[str, ...]
-    predicted_db: float
+    predicted_db: float | None
     sqnr_db: float | None = None
     cosine: float | None = None
     argmax_agreement: float | None = None
@@ -65,10 +66,10 @@ class Chosen:
     model: ModelProto
     ranges: Ranges
     left: Mapping[str, str]
-    rows: tuple[Row, ...]
-    frontier: tuple[Point, ...]
-    point: Point
-    cost: Cost
+    rows: tuple[GroupDamage, ...]
+    frontier: tuple[FrontierPoint, ...]
+    point: FrontierPoint
+    cost: SweepCost
     smoothed: Mapping[str, Seen] = field(default_factory=dict)
     weight_db: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,16 +85,35 @@ class Chosen:
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything but model and ranges, as a JSON object, with SQNR `in_json`."""
-        return {
-            "left": dict(self.left),
-            "groups": [_finite(asdict(row)) for row in self.rows],
-            "frontier": [_finite(asdict(point)) for point in self.frontier],
-            "chosen": _finite(asdict(self.point)),
-            "weight_db": _finite(dict(self.weight_db)),
-            "cost": {**asdict(self.cost), "inferences_per_group": self.cost.per_group},
-        }
+    def document(self, floor: Floor | None) -> "SearchDocument":
+        """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
+        weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
+        groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
+        frontier = tuple(map(_finite, self.frontier))
+        return SearchDocument(self.left, groups, frontier, _finite(self.point), weight_db, self.cost, floor)
+
+
+@dataclass(frozen=True)
+class SearchDocument:
+    """What a search gave, as a registry keeps it. Fields as in `Chosen`; chosen: its `point`."""
+
+    left: Mapping[str, str]
+    groups: tuple[GroupDamage, ...]
+    frontier: tuple[FrontierPoint, ...]
+    chosen: FrontierPoint
+    weight_db: Mapping[str, float | None]
+    cost: SweepCost
+    floor: Floor | None
+
+    @property
+    def recorded(self) -> RecordedSearch:
+        """The frontier for a quantization record, without the names of the groups."""
+        floor_db = self.floor.sqnr_db if self.floor else None
+        return RecordedSearch(floor_db, tuple(map(_point, self.frontier)), _point(self.chosen))
+
+
+def _point(found: FrontierPoint) -> SearchPoint:
+    return SearchPoint(found.share, found.predicted_db, found.sqnr_db, found.cosine, len(found.left))
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -103,5 +123,7 @@ def in_json(sqnr_db: float | None) -> float | None:
     return sqnr_db if math.isfinite(sqnr_db) else BROKEN_DB
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: in_json(value) if isinstance(value, float) else value for name, value in values.items()}
+def _finite(found: FrontierPoint) -> FrontierPoint:
+    measured = (found.predicted_db, found.sqnr_db, found.cosine)
+    predicted_db, sqnr_db, cosine = map(in_json, measured)
+    return replace(found, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)

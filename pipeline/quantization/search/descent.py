@@ -6,7 +6,7 @@ Damages of single groups say where to look; what counts is the whole model's run
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pipeline.quantization.search.chosen import Point
+from pipeline.quantization.search.chosen import FrontierPoint
 from pipeline.quantization.search.floor import Floor
 from pipeline.quantization.search.sensitivity import Quality
 
@@ -23,11 +23,11 @@ class Trial(Protocol):
     def macs(self) -> Mapping[str, float]: ...  # noqa: D102
     @property
     def qualities(self) -> Mapping[tuple[str, ...], Quality]: ...  # noqa: D102
-    def predicted(self, left: Sequence[str]) -> Point: ...  # noqa: D102
-    def point(self, left: Sequence[str]) -> Point: ...  # noqa: D102
+    def predicted_db(self, left: Sequence[str]) -> float: ...  # noqa: D102
+    def point(self, left: Sequence[str]) -> FrontierPoint: ...  # noqa: D102
 
 
-def shallowest(trial: Trial, floor: Floor, tried: dict[int, Point]) -> int:
+def shallowest(trial: Trial, floor: Floor, tried: dict[int, FrontierPoint]) -> int:
     """The least number of top-ranked groups to leave in float, by bisection; every step runs the whole model."""
 
     def holds(depth: int) -> bool:
@@ -46,11 +46,11 @@ def shallowest(trial: Trial, floor: Floor, tried: dict[int, Point]) -> int:
     return low
 
 
-def refilled(trial: Trial, floor: Floor, point: Point) -> Point:
+def refilled(trial: Trial, floor: Floor, point: FrontierPoint) -> FrontierPoint:
     """Take groups back that the floor allows, those that compute most first."""
     for group in sorted(point.left, key=lambda name: -trial.macs[name]):
         left = tuple(name for name in point.left if name != group)
-        if floor.sqnr_db is not None and trial.predicted(left).predicted_db < floor.sqnr_db:
+        if floor.sqnr_db is not None and trial.predicted_db(left) < floor.sqnr_db:
             continue
         other = trial.point(left)
         if floor.holds(trial.qualities[other.left]):
@@ -58,7 +58,7 @@ def refilled(trial: Trial, floor: Floor, point: Point) -> Point:
     return point
 
 
-def swapped(trial: Trial, floor: Floor, point: Point) -> Point:
+def swapped(trial: Trial, floor: Floor, point: FrontierPoint) -> FrontierPoint:
     """Take a group back and leave smaller ones in float instead, where together they compute less and the floor holds.
 
     Only for a floor in decibels, which can be predicted: a group is often more than what is missing.
@@ -78,12 +78,12 @@ def _smaller(trial: Trial, sqnr_db: float, left: tuple[str, ...], most: float) -
     """More groups to leave in float, with less than `most` multiplications, that should reach the floor; or None."""
     start = trial.point(left)
     # What interactions cost beyond the sum of damages is taken to stay the same over so small a step.
-    beyond = start.predicted_db - start.sqnr_db if start.sqnr_db is not None else 0.0
+    beyond = trial.predicted_db(left) - start.sqnr_db if start.sqnr_db is not None else 0.0
     spent = 0.0
     for name in trial.ranked:
         if name in left or spent + trial.macs[name] >= most:
             continue
         left, spent = (*left, name), spent + trial.macs[name]
-        if trial.predicted(left).predicted_db - beyond >= sqnr_db:
+        if trial.predicted_db(left) - beyond >= sqnr_db:
             return left
     return None

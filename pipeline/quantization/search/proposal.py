@@ -12,7 +12,7 @@ from typing import Any
 from onnx import ModelProto
 
 from enginery.core.errors import EngineryError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.insertion.insertion_points import find_sites, prepared
 from pipeline.quantization.notes import QuantizationNotes
@@ -56,7 +56,7 @@ class Recipe:
         return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
 
 
-def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: Judge) -> dict[str, Any]:
+def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: Judge) -> dict[str, object]:
     """The smallest set of groups that was found to repair the graph, as JSON for people and for the report.
 
     found: whose ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
@@ -106,8 +106,8 @@ def _told(
     groups: int,
     before: Sequence[Check],
     judged: Mapping[tuple[str, ...], Sequence[Check]],
-) -> dict[str, Any]:
-    told: dict[str, Any] = {"groups": groups, "runs": reduced.runs, "minimal": reduced.minimal, "leave": None}
+) -> dict[str, object]:
+    told: dict[str, object] = {"groups": groups, "runs": reduced.runs, "minimal": reduced.minimal, "leave": None}
     if reduced.items is None:
         return told
     nodes = _flat(reduced.items)

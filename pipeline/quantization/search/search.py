@@ -18,11 +18,11 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
 from pipeline.quantization.search.attainable import check_decisions, check_reached
-from pipeline.quantization.search.chosen import Chosen, Point, Row, in_json
+from pipeline.quantization.search.chosen import Chosen, FrontierPoint, GroupDamage, in_json
 from pipeline.quantization.search.descent import refilled, shallowest, swapped
 from pipeline.quantization.search.floor import Floor
 from pipeline.quantization.search.latency import Race, Timing, without_unpaid
-from pipeline.quantization.search.sensitivity import Answers, Cost, Quality, quality, sweep
+from pipeline.quantization.search.sensitivity import Answers, Quality, SweepCost, quality, sweep
 from pipeline.quantization.settings.convolutions import fit_convolutions
 from pipeline.quantization.settings.fit import STRENGTHS, fit
 from pipeline.quantization.settings.groups import Group, find_groups, matrices
@@ -54,7 +54,7 @@ def choose(
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
     if floor is not None and floor.argmax_agreement is not None:
         check_decisions(trial.expected[0])
-    tried: dict[int, Point] = {}
+    tried: dict[int, FrontierPoint] = {}
     depth = 0 if floor is None else shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
@@ -66,7 +66,7 @@ def choose(
     return trial.chosen(point, tuple(frontier))
 
 
-def _paying(trial: "_Trial", scheme: QuantizationScheme, point: Point, race: Race) -> Point:
+def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: Race) -> FrontierPoint:
     """The point without the groups that int8 does not make faster; those with the least compute are tried first."""
     forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
@@ -88,7 +88,7 @@ class _Trial:
     plans: Mapping[str, Plan]
     work: Mapping[str, Work]
     alone: Mapping[str, Quality]
-    cost: Cost
+    cost: SweepCost
     runs: Sequence[Tensors]
     expected: Sequence[Tensors]
     answers: Answers | None = None
@@ -145,12 +145,15 @@ class _Trial:
         total = sum(macs.values())
         return 1 - sum(macs[name] for name in left) / total if total else 0.0
 
-    def predicted(self, left: Sequence[str]) -> Point:
-        """A point as the damages of single groups add up to it."""
-        noise = sum(_noise(self.alone[name]) for name in self.groups if name not in left)
-        return Point(self.share(left), tuple(left), Quality(noise, 1.0).sqnr_db)
+    def predicted_db(self, left: Sequence[str]) -> float:
+        """The SQNR in decibels to which the damages of single groups add up."""
+        return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
 
-    def point(self, left: Sequence[str]) -> Point:
+    def predicted(self, left: Sequence[str]) -> FrontierPoint:
+        """A point as the damages of single groups add up to it."""
+        return FrontierPoint(self.share(left), tuple(left), self.predicted_db(left))
+
+    def point(self, left: Sequence[str]) -> FrontierPoint:
         """A point as the whole model, quantized so, gives it."""
         left = tuple(left)
         if left not in self.qualities:
@@ -178,7 +181,7 @@ class _Trial:
         """The nodes of groups, as overrides that leave them in float."""
         return {node: "fp16" for name in left for node in self.groups[name].nodes}
 
-    def chosen(self, point: Point, frontier: tuple[Point, ...]) -> Chosen:
+    def chosen(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> Chosen:
         """The result, once a point is decided on."""
         model, ranges = self.changed(point.left)
         rows = tuple(self._row(name, point) for name in self.ranked)
@@ -194,12 +197,12 @@ class _Trial:
             return self.timings[name].reason
         return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
 
-    def _row(self, name: str, point: Point) -> Row:
+    def _row(self, name: str, point: FrontierPoint) -> GroupDamage:
         group, plan = self.groups[name], self.plans.get(name)
         timing = self.timings.get(name)
         works = [self.work[node] for node in group.nodes]
         macs, total = sum(work.macs for work in works), sum(self.macs.values())
-        return Row(
+        return GroupDamage(
             name,
             group.nodes,
             group.sites[0].op_type,

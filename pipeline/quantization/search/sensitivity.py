@@ -8,11 +8,12 @@ G tails, half of one on average, on a few samples: far less than one inference p
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import ModelProto
 
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import QuantizationScheme, Tensors
 from pipeline.graphs.graph import constants, element_types
@@ -21,7 +22,7 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings.groups import Group
-from pipeline.quantization.settings.sessions import Array, Runner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.settings.sessions import Runner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.settings.smooth import Plan, applied
 from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 
@@ -53,17 +54,20 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """CPU seconds that a sweep took, beside one inference of the float model on the same samples."""
+class SweepCost:
+    """CPU seconds that a sweep took, beside one inference of the float model on the same samples.
+
+    inferences_per_group: the cost of one group, in such inferences.
+    """
 
     groups: int
     sweep_s: float
     inference_s: float
+    inferences_per_group: float = field(init=False)
 
-    @property
-    def per_group(self) -> float:
-        """Cost of one group, in inferences of the same samples."""
-        return self.sweep_s / (self.inference_s * self.groups) if self.groups and self.inference_s else 0.0
+    def __post_init__(self) -> None:
+        whole = self.inference_s * self.groups
+        object.__setattr__(self, "inferences_per_group", self.sweep_s / whole if whole else 0.0)
 
 
 def sweep(
@@ -73,7 +77,7 @@ def sweep(
     ranges: Ranges,
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
-) -> tuple[dict[str, Quality], Cost]:
+) -> tuple[dict[str, Quality], SweepCost]:
     """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, where made.
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
@@ -102,7 +106,7 @@ def sweep(
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
-    return found, Cost(len(groups), time.process_time() - start, inference_s)
+    return found, SweepCost(len(groups), time.process_time() - start, inference_s)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ axes, so that the weight of a group is a (values, output channels) matrix beside
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
+from enginery.arrays.arrays import Array
 from pipeline.quantization.settings.groups import Floats
 
 
@@ -33,17 +33,21 @@ class Window:
     @classmethod
     def of(cls, node: NodeProto, shape: Sequence[int]) -> "Window":
         """The window of a Conv node whose weight has this shape."""
-        given: dict[str, Any] = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        given = {item.name: item for item in node.attribute}
         kernel, rank = tuple(shape[2:]), len(shape) - 2
-        ones, padding = [1] * rank, given.get("auto_pad", b"NOTSET")
-        pads = given.get("pads", [0] * 2 * rank) if padding == b"NOTSET" else [0] * 2 * rank
+
+        def ints(name: str, default: Sequence[int]) -> tuple[int, ...]:
+            return tuple(given[name].ints) if name in given else tuple(default)
+
+        padding = given["auto_pad"].s if "auto_pad" in given else b"NOTSET"
+        pads = ints("pads", [0] * 2 * rank) if padding == b"NOTSET" else (0,) * 2 * rank
         same = padding[5:].decode().lower() if padding.startswith(b"SAME") else None
         return cls(
             kernel,
-            tuple(given.get("strides", ones)),
-            tuple(given.get("dilations", ones)),
+            ints("strides", [1] * rank),
+            ints("dilations", [1] * rank),
             None if same else tuple(zip(pads[:rank], pads[rank:], strict=True)),
-            given.get("group", 1),
+            given["group"].i if "group" in given else 1,
             same,
         )
 
@@ -76,7 +80,7 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
     pads = window.padding(values.shape[2:])
     sample, *position = np.unravel_index(places, window.places(values.shape))
     padded = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
-    index: list[Any] = [sample.reshape(-1, *[1] * (rank + 1)), np.arange(channels).reshape(1, -1, *[1] * rank)]
+    index: list[Array] = [sample.reshape(-1, *[1] * (rank + 1)), np.arange(channels).reshape(1, -1, *[1] * rank)]
     for axis in range(rank):
         steps = np.arange(window.kernel[axis]) * window.dilations[axis]
         steps = steps.reshape(*[-1 if other == axis + 2 else 1 for other in range(rank + 2)])

@@ -9,14 +9,12 @@ triangular factor of the moments, so that one Cholesky decomposition does and no
 Matrices are (..., in, out) and moments (..., in, in): a grouped convolution is one matrix for each group.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.quantization.settings.groups import Floats
 
-Real = NDArray[np.floating[Any]]
+Real = NDArray[np.floating]
 
 DAMPING = 0.01
 BLOCK = 64

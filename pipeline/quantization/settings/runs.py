@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from enginery.arrays.arrays import Array
 from enginery.core.types import Dim, Tensors, TensorSpec
 
 FITTED, JUDGED = 384, 96
@@ -48,9 +47,9 @@ class Labels:
     """The right answers of all samples, in order. output: whose argmax over the last axis is the answer."""
 
     output: str
-    values: NDArray[Any]
+    values: Array
 
-    def of(self, run: Judged) -> NDArray[Any]:
+    def of(self, run: Judged) -> Array:
         """Those of one run, flat."""
         return self.values[run.start : run.stop].reshape(-1)
 

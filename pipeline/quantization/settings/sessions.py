@@ -1,18 +1,15 @@
 """Running graphs and tails of graphs: a tail starts at tensors that are known and ends at the model's outputs."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
 from builders.backends.onnxruntime.reasons import words_of
 from builders.onnx_graphs.bodies import list_reads
+from enginery.arrays.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.graphs.graph import consumers
-
-Array = NDArray[Any]
 
 
 class Runner:

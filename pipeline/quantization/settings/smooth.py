@@ -9,7 +9,6 @@ to being fused into the kernel that quantizes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +126,7 @@ def _set_weights(graph: GraphProto, plan: Plan, by_name: Mapping[str, NodeProto]
             node.input.append(_constant(graph, f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
 
 
-def _constant(graph: GraphProto, name: str, values: NDArray[np.floating[Any]]) -> str:
+def _constant(graph: GraphProto, name: str, values: NDArray[np.floating]) -> str:
     fresh = _fresh(graph, name)
     graph.initializer.append(numpy_helper.from_array(np.asarray(values, np.float32), fresh))
     return fresh

@@ -7,11 +7,11 @@ widened, and so rounded, whenever a larger value comes.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from enginery.arrays.arrays import Array
 from enginery.core.digest import digest_of_bytes
 
 BINS = 1 << 16
@@ -30,7 +30,7 @@ class LogHistogram:
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> "LogHistogram":
+    def of(cls, values: Array) -> "LogHistogram":
         """Count an array of float32."""
         dense = empty_counts()
         count_into(dense, values)
@@ -121,7 +121,7 @@ def empty_counts() -> NDArray[np.int64]:
     return np.zeros(BINS, np.int64)
 
 
-def count_into(dense: NDArray[np.int64], values: NDArray[Any]) -> None:
+def count_into(dense: NDArray[np.int64], values: Array) -> None:
     """Add an array of float32 to the counts of all bins."""
     bits = np.ascontiguousarray(values, np.dtype("<f4")).reshape(-1).view(np.uint16)[1::2]
     for start in range(0, len(bits), CHUNK):

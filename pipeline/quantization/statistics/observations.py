@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from enginery.arrays.arrays import Array
+from enginery.core.codec import decode, encode
 from enginery.core.digest import digest_of
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, IntegrityError
 from pipeline.quantization.statistics.histogram import LogHistogram
 
 FORMAT = 1
@@ -110,13 +110,8 @@ class Observations:
         from safetensors.numpy import save
 
         names = sorted(self.tensors)
-        document = {
-            "format": FORMAT,
-            "model": self.model,
-            "dataset": self.dataset,
-            "spans": [list(span) for span in self.spans],
-            "tensors": [_described(name, self.tensors[name]) for name in names],
-        }
+        tensors = tuple(_ObservedTensor.of(name, self.tensors[name]) for name in names)
+        document = encode(_ObservationsDocument(FORMAT, self.model, self.dataset, self.spans, tensors))
         found = [self.tensors[name].histogram or LogHistogram.of(np.empty(0, np.float32)) for name in names]
         keys = np.concatenate([np.empty(0, np.uint16), *(item.keys for item in found)])
         counts = np.concatenate([np.empty(0, np.int64), *(item.counts for item in found)])
@@ -130,15 +125,15 @@ class Observations:
 
         try:
             size = int.from_bytes(data[:8], "little")
-            document = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["observations"])
-            return _parsed(document, load(data))
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            header = decode(json.loads(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
+            return _parsed(decode(json.loads(header.observations), _ObservationsDocument), load(data))
+        except (SafetensorError, IntegrityError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where}: not an observations file ({error!r}); calibrate again") from error
 
     @property
     def digest(self) -> str:
         """Digest over what was seen, and not over which file it came from."""
-        return digest_of([_described(name, self.tensors[name]) for name in sorted(self.tensors)])
+        return digest_of([encode(_ObservedTensor.of(name, self.tensors[name])) for name in sorted(self.tensors)])
 
 
 def joined(spans: Sequence[Span]) -> tuple[Span, ...]:
@@ -163,36 +158,55 @@ def _mean(total: int, runs: int) -> float:
     return float(Fraction(total, runs << SMALLEST_EXPONENT)) if runs else 0.0
 
 
-def _described(name: str, seen: Seen) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _ObservationsMetadata:
+    observations: str
+
+
+@dataclass(frozen=True)
+class _ObservedTensor:
     """JSON has no infinities, so extremes are written as text; and neither has it whole numbers of 300 bits."""
-    return {
-        "name": name,
-        "low": float(seen.low).hex(),
-        "high": float(seen.high).hex(),
-        "elements": seen.elements,
-        "runs": seen.runs,
-        "sums": [hex(seen.low_sum), hex(seen.high_sum)],
-        "bins": None if seen.histogram is None else len(seen.histogram.keys),
-        "histogram": None if seen.histogram is None else seen.histogram.digest,
-    }
+
+    name: str
+    low: str
+    high: str
+    elements: int
+    runs: int
+    sums: tuple[str, str]
+    bins: int | None
+    histogram: str | None
+
+    @classmethod
+    def of(cls, name: str, seen: Seen) -> "_ObservedTensor":
+        found, sums = seen.histogram, (hex(seen.low_sum), hex(seen.high_sum))
+        bins, digest = (None, None) if found is None else (len(found.keys), found.digest)
+        low, high = float(seen.low).hex(), float(seen.high).hex()
+        return cls(name, low, high, seen.elements, seen.runs, sums, bins, digest)
+
+    def seen(self, histogram: LogHistogram | None) -> Seen:
+        low_sum, high_sum = (int(text, 16) for text in self.sums)
+        extremes = float.fromhex(self.low), float.fromhex(self.high)
+        return Seen(*extremes, self.elements, self.runs, low_sum, high_sum, histogram)
 
 
-def _parsed(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Observations:
-    if document["format"] != FORMAT:
-        raise ValueError(f"format {document['format']!r} is not {FORMAT}")
-    tensors, start = {}, 0
-    for item in document["tensors"]:
-        stop = start + (item["bins"] or 0)
-        histogram = LogHistogram(arrays["keys"][start:stop], arrays["counts"][start:stop])
-        if item["bins"] is not None and histogram.digest != item["histogram"]:
-            raise ValueError(f"the histogram of {item['name']!r} does not match its digest")
-        tensors[str(item["name"])] = _read(item, histogram if item["bins"] is not None else None)
+@dataclass(frozen=True)
+class _ObservationsDocument:
+    format: int
+    model: str
+    dataset: str
+    spans: tuple[Span, ...]
+    tensors: tuple[_ObservedTensor, ...]
+
+
+def _parsed(document: _ObservationsDocument, arrays: Mapping[str, Array]) -> Observations:
+    if document.format != FORMAT:
+        raise ValueError(f"format {document.format!r} is not {FORMAT}")
+    tensors, start, keys, counts = {}, 0, arrays["keys"], arrays["counts"]
+    for item in document.tensors:
+        stop = start + (item.bins or 0)
+        histogram = LogHistogram(keys[start:stop], counts[start:stop])
+        if item.bins is not None and histogram.digest != item.histogram:
+            raise ValueError(f"the histogram of {item.name!r} does not match its digest")
+        tensors[item.name] = item.seen(histogram if item.bins is not None else None)
         start = stop
-    spans = tuple((int(begin), int(end)) for begin, end in document["spans"])
-    return Observations(str(document["model"]), str(document["dataset"]), joined(spans), tensors)
-
-
-def _read(item: Mapping[str, Any], histogram: LogHistogram | None) -> Seen:
-    low_sum, high_sum = (int(text, 16) for text in item["sums"])
-    low, high = float.fromhex(item["low"]), float.fromhex(item["high"])
-    return Seen(low, high, int(item["elements"]), int(item["runs"]), low_sum, high_sum, histogram)
+    return Observations(document.model, document.dataset, joined(document.spans), tensors)

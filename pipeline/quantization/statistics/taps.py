@@ -12,15 +12,15 @@ models over 2 GB work.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from builders.backends.onnxruntime.file import embed_shapes
 from builders.backends.onnxruntime.reasons import words_of
 from builders.onnx_graphs.bodies import list_reads
+from enginery.arrays.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.graphs.graph import constants, element_types
@@ -36,6 +36,10 @@ _SAVING = {
 }
 
 
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
 @dataclass(frozen=True)
 class Measured:
     """One tensor in one run: extremes, number of elements, sum of magnitudes where there is no histogram, values else.
@@ -49,14 +53,14 @@ class Measured:
     high: float
     elements: int
     total: float | None
-    values: NDArray[Any] | None
+    values: Array | None
 
 
 @dataclass(frozen=True)
 class Tapped:
     """An open session, and where in it each tensor is measured; `whole` are those whose values leave it."""
 
-    session: Any
+    session: "ort.InferenceSession"
     places: Mapping[str, str]
     whole: frozenset[str]
 
@@ -94,7 +98,9 @@ def open_tapped(
     return Tapped(open_session(workdir / "tapped.onnx", "ORT_DISABLE_ALL", threads), places, frozenset(whole))
 
 
-def open_session(model: Path, level: str, threads: int, entries: dict[str, str] | None = None, save: str = "") -> Any:
+def open_session(
+    model: Path, level: str, threads: int, entries: dict[str, str] | None = None, save: str = ""
+) -> "ort.InferenceSession":
     """An onnxruntime session on the CPU. Raises ModelError when the model does not load."""
     import onnxruntime as ort
 

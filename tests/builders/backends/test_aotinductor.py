@@ -185,9 +185,10 @@ from pathlib import Path
 sys.modules["onnx"] = sys.modules["onnxruntime"] = None
 import numpy as np
 from builders.backends.aotinductor import AotInductor
+from enginery.core.codec import decode
 from enginery.core.types import BuildRequest, Engine
 saved = json.loads(Path(sys.argv[1]).read_text())
-engine = Engine(BuildRequest.from_json(saved["request"]), Path(saved["path"]), "", saved["size"], ".pt2")
+engine = Engine(decode(saved["request"], BuildRequest), Path(saved["path"]), "", saved["size"], ".pt2")
 with AotInductor().open(engine) as session:
     print(session.run({"ids": np.zeros((1, 1), "int64"), "x": np.zeros((1, 4), "float32")})["sizes"].tolist())
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from builders.backends import discovery
+from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from tests.builders import graphs
 
@@ -111,7 +112,7 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))
     assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))
     assert request.to_json() == asdict(request), "and asking for the key has left nothing behind"
-    assert BuildRequest.from_json(request.to_json()) == request
+    assert decode(encode(request), BuildRequest) == request
 
 
 @pytest.mark.parametrize("name", discovery.names())

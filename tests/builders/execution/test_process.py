@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from builders.execution.jobs import Job, Limits, Unwatched, Usage
+from builders.execution.events import JobEvent, MemoryHeld, PhaseEntered, Printed, ProcessEnded
+from builders.execution.jobs import Job, Limits
 from builders.execution.process import LOG_TAIL_BYTES, run_job
 from builders.execution.requests import encode_request
 from enginery.core import errors
@@ -227,44 +228,30 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
     assert not marked.exists()
 
 
-class Noted(Unwatched):
-    def __init__(self) -> None:
-        self.held: list[float] = []
-        self.phases: list[str] = []
-        self.text = ""
-        self.usage: list[Usage] = []
-
-    def phase(self, name: str) -> None:
-        self.phases.append(name)
-
-    def said(self, text: str) -> None:
-        self.text += text
-
-    def holds(self, mib: float) -> None:
-        self.held.append(mib)
-
-    def ended(self, usage: Usage) -> None:
-        self.usage.append(usage)
-
-
 def test_a_watch_sees_phases_output_and_usage(tmp_path):
-    seen = Noted()
-    run_job(job("phases", {"names": ["fetching", "compiling"]}), tmp_path, watch=seen)
-    assert seen.phases == ["fetching", "compiling"]
-    assert seen.text.splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in seen.phases]
-    (usage,) = seen.usage
+    seen: list[JobEvent] = []
+    run_job(job("phases", {"names": ["fetching", "compiling"]}), tmp_path, watch=seen.append)
+    phases = [event.phase for event in seen if isinstance(event, PhaseEntered)]
+    assert phases == ["fetching", "compiling"]
+    assert printed(seen).splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in phases]
+    (usage,) = (event.usage for event in seen if isinstance(event, ProcessEnded))
     assert usage.seconds > 0.2 and 1 < usage.peak_mib < 1000
 
 
 def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
-    seen = Noted()
+    seen: list[JobEvent] = []
     with pytest.raises(StepError):
-        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen)
-    assert seen.usage[0].peak_mib > 200
-    assert seen.held == sorted(seen.held) and 1 < len(seen.held) < 30
+        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen.append)
+    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200
+    held = [event.mib for event in seen if isinstance(event, MemoryHeld)]
+    assert held == sorted(held) and 1 < len(held) < 30
     with pytest.raises(StepError):
-        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen)
-    assert seen.text.count("line 4999") == 1
+        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen.append)
+    assert printed(seen).count("line 4999") == 1
+
+
+def printed(seen: list[JobEvent]) -> str:
+    return "".join(event.text for event in seen if isinstance(event, Printed))
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from builders.execution.jobs import Job, Limits, Needs, Reduced, Unwatched
+from builders.execution.events import JobEvent, Retrying, unwatched
+from builders.execution.jobs import Job, Limits, Needs, Reduced
 from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
 from enginery.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job
@@ -66,27 +67,19 @@ def test_more_memory_is_twice_as_much_or_the_peak_with_room_within_the_limit(pea
     assert more_memory(PLAIN, peak).needs.memory_mib == mib
 
 
-class Told(Unwatched):
-    def __init__(self) -> None:
-        self.retries: list[str] = []
-
-    def retrying(self, why: str) -> None:
-        self.retries.append(why)
-
-
 def test_the_last_failure_names_the_earlier_ones():
     left = failed("node-lost", "crash", "crash")
-    said, tries = Told(), list[bool]()
+    said, tries = list[JobEvent](), list[bool]()
 
     def attempt(job: Job, elsewhere: bool) -> None:
         tries.append(elsewhere)
         raise left.pop(0)
 
     with pytest.raises(StepError) as caught:
-        run_with_retries(PLAIN, said, attempt, clustered=True)
+        run_with_retries(PLAIN, said.append, attempt, clustered=True)
     assert str(caught.value) == "unit: crash (after 3 tries; before that: unit: node-lost; unit: crash)"
     assert (caught.value.kind, caught.value.log) == ("crash", "log")
-    assert tries == [False, True, True] and len(said.retries) == 2
+    assert tries == [False, True, True] and [type(event) for event in said] == [Retrying, Retrying]
 
 
 def test_one_failure_is_raised_as_it_is():
@@ -96,7 +89,7 @@ def test_one_failure_is_raised_as_it_is():
         raise error
 
     with pytest.raises(StepError) as caught:
-        run_with_retries(PLAIN, Told(), attempt, clustered=True)
+        run_with_retries(PLAIN, unwatched, attempt, clustered=True)
     assert caught.value is error
 
 
@@ -108,5 +101,5 @@ def test_another_error_on_the_second_try_does_not_hide_the_first(error, kept):
         raise errors.pop(0)
 
     with pytest.raises(type(error) if kept else StepError) as caught:
-        run_with_retries(PLAIN, Told(), attempt, clustered=True)
+        run_with_retries(PLAIN, unwatched, attempt, clustered=True)
     assert str(caught.value) == ("no store" if kept else "too small (after 2 tries; before that: unit: crash)")

@@ -11,7 +11,7 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import GENERATIONS, parse_targets
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.evidence.speeds import Speed
+from enginery.registry.evidence.speeds import MeasuredSpeed
 from enginery.registry.manifest import EngineEntry
 
 L4 = parse_targets("l4")[0]
@@ -205,7 +205,7 @@ def test_among_equals_the_fastest_as_timed_on_this_kind_of_machine() -> None:
 
     def timed(entries, *missing, odd=()):  # type: ignore[no-untyped-def]
         sizes = {item.digest: ("batch=1",) if item.precision in odd else ("batch=1", "batch=8") for item in entries}
-        return {str(d): Speed(times[d], sizes[d]) for d in sizes if d not in missing}
+        return {str(d): MeasuredSpeed(times[d], sizes[d]) for d in sizes if d not in missing}
 
     found = answer(engines, VNNI, Policy(), timed=timed)
     assert [item.entry.precision for item in found.candidates] == ["fp16", "fp32", "int8"]
@@ -221,7 +221,10 @@ def test_among_equals_the_fastest_as_timed_on_this_kind_of_machine() -> None:
 
 def test_what_was_timed_on_a_busy_machine_is_not_ranked_by_speed_and_says_so() -> None:
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "int8")]
-    speeds = {str(engines[0].digest): Speed(1.0, ("batch=1",)), str(engines[1].digest): Speed(9.0, ("batch=1",), True)}
+    speeds = {
+        str(engines[0].digest): MeasuredSpeed(1.0, ("batch=1",)),
+        str(engines[1].digest): MeasuredSpeed(9.0, ("batch=1",), True),
+    }
     found = answer(engines, VNNI, Policy(), timed=lambda _: speeds)
     assert [item.entry.precision for item in found.candidates] == ["int8", "fp32"]
     assert [bool(item.remarks) for item in found.candidates] == [True, False]
@@ -236,5 +239,5 @@ def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed(
     assert answer([whole, fp32], VNNI, Policy()).candidates[0].entry == whole
     assert [item.entry.precision for item in answer([whole, fp32], V3, Policy()).candidates] == ["fp32", "int8"]
     assert [item.entry.precision for item in answer([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
-    speeds = {str(whole.digest): Speed(1.0, ("batch=1",)), str(fp32.digest): Speed(2.0, ("batch=1",))}
+    speeds = {str(whole.digest): MeasuredSpeed(1.0, ("batch=1",)), str(fp32.digest): MeasuredSpeed(2.0, ("batch=1",))}
     assert answer([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"

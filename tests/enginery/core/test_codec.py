@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.execution.requests import decode_request, encode_request, result_type
-from enginery.core.codec import decode, encode
+from enginery.core.codec import OMIT_NONE, decode, encode, encode_document
 from enginery.core.errors import IntegrityError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
 from pipeline.values import Proof, Searched
 from tests.calls import Call
@@ -41,7 +41,13 @@ class Outer:
     inner: Inner | None
     scalars: tuple[tuple[str, str | int | float | bool], ...]
     by_name: Mapping[str, Inner]
-    anything: Any = None
+    anything: object = None
+
+
+@dataclass(frozen=True)
+class Sides:
+    candidate: str
+    baseline: str | None = field(default=None, metadata=OMIT_NONE)
 
 
 OUTER = Outer(
@@ -83,6 +89,9 @@ def test_the_values_of_the_pipeline_survive() -> None:
         ({"inner": {"values": [], "kind": "c"}}, "Outer.inner.kind is 'c'"),
         ({"by_name": {"k": {"more": 1}}}, "Outer.by_name.k has no field 'more'"),
         ({"scalars": [["w", None]]}, r"Outer.scalars\[0\]\[1\] is None"),
+        ({"inner": {"values": [{"float": "x"}]}}, "is {'float': 'x'}, which is no float"),
+        ({"inner": {"values": [10**400]}}, "is 'a huge number', which is no float"),
+        ({"anything": {"float": []}}, "Outer.anything is {'float': .*, which is no float"),
     ],
 )
 def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any], told: str) -> None:
@@ -93,9 +102,15 @@ def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any]
 def test_a_missing_field_is_named() -> None:
     data = encode(OUTER)
     del data["text"]
-    with pytest.raises(IntegrityError, match="'text'"):
+    with pytest.raises(IntegrityError, match=r"Outer\.text is missing"):
         decode(data, Outer)
     assert decode({**encode(OUTER), "anything": {"a": [1]}}, Outer) == replace(OUTER, anything={"a": [1]})
+
+
+def test_a_field_may_be_left_out_while_it_is_none() -> None:
+    assert encode(Sides("a")) == {"candidate": "a"}
+    assert decode({"candidate": "a"}, Sides) == Sides("a")
+    assert decode(encode(Sides("a", "b")), Sides) == Sides("a", "b")
 
 
 def test_what_is_no_value_is_not_written() -> None:
@@ -107,3 +122,40 @@ def test_a_request_is_read_back_by_the_name_of_its_class() -> None:
     request = Call("tests.builders.jobs:add", {"a": 1})
     assert decode_request(json.loads(json.dumps(encode_request(request)))) == request
     assert result_type(request) is Any
+
+
+@dataclass(frozen=True)
+class Area:
+    width: float
+    height: float
+    area: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.width > 0:
+            raise ValueError("width must be over 0")
+        object.__setattr__(self, "area", self.width * self.height)
+
+
+def test_what_follows_from_other_fields_is_written_and_worked_out_anew() -> None:
+    assert encode(Area(2.0, 3.0)) == {"width": 2.0, "height": 3.0, "area": 6.0}
+    assert decode({"width": 2.0, "height": 3.0, "area": "anything"}, Area).area == 6.0
+
+
+@pytest.mark.parametrize("width", [10**400, {"float": []}, {"float": "1e3"}, -1], ids=["huge", "list", "text", "low"])
+def test_a_number_that_no_float_holds_or_that_does_not_fit_is_refused(width: object) -> None:
+    with pytest.raises(IntegrityError, match="width"):
+        decode({"width": width, "height": 3.0}, Area)
+
+
+@dataclass(frozen=True)
+class Origin:
+    from_: str
+    values: tuple[float | None, ...]
+
+
+def test_a_document_for_people_has_its_infinities_as_words_and_its_keywords_as_they_are() -> None:
+    origin = Origin("a", (1.5, math.inf, None))
+    assert encode_document(origin) == {"from": "a", "values": [1.5, "inf", None]}
+    assert decode(encode_document(origin), Origin) == decode(encode(origin), Origin) == origin
+    with pytest.raises(IntegrityError, match=r"Origin\.values\[0\]"):
+        decode({"from": "a", "values": ["Infinity"]}, Origin)

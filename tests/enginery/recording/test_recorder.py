@@ -14,8 +14,8 @@ import enginery
 from enginery.core.errors import DataError, InputError, UnavailableError
 from enginery.core.types import TensorSpec
 from enginery.recording.recorder import ObservationLog, Recorder
-from enginery.recording.traffic import encoded, read_traffic
-from validation.canary.observations import read_observations
+from enginery.recording.traffic import encode_inputs, read_traffic
+from validation.canary.observations import EngineIdentity, read_observations
 from validation.canary.synthetic import made_up
 
 SPECS = (TensorSpec("x", "float32", ("batch", 3)), TensorSpec("ids", "int64", ("batch",)))
@@ -116,13 +116,7 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
         assert log.append(0.5, ok=False, error="timed out")
         assert not log.append(float("nan")) and log.lost == 1
     found = read_observations(tmp_path / "log.jsonl")
-    assert found.identity == {
-        "model": "tiny",
-        "version": "3",
-        "manifest": "a" * 64,
-        "engine": "b" * 64,
-        "precision": "int8",
-    }
+    assert found.identity == EngineIdentity("tiny", "3", "a" * 64, "b" * 64, precision="int8")
     assert found.ok == [True, False] and found.request == [5, None] and found.error[1] == "timed out"
     (tmp_path / "tiny.json").write_text("[]")
     with pytest.raises(DataError, match="enginery pull"):
@@ -130,7 +124,7 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
 
 
 def request_line(**changes):
-    return json.dumps({"at": 1.0, "inputs": encoded(inputs())} | changes)
+    return json.dumps({"at": 1.0, "inputs": encode_inputs(inputs())} | changes)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +133,7 @@ def request_line(**changes):
         (request_line(at=None), "at is given for some"),
         (request_line(at="now"), "at is 'now'"),
         (request_line(inputs=[1]), "inputs is missing"),
-        (request_line(inputs={"x": encoded(inputs())["x"]}), "no array for input 'ids'"),
+        (request_line(inputs={"x": encode_inputs(inputs())["x"]}), "no array for input 'ids'"),
         (request_line(inputs={"x": "text", "ids": [1]}), "no array of numbers"),
         (request_line(inputs={"x": [[1, 2], [3]], "ids": [1]}), "inhomogeneous"),
         (request_line(inputs={"x": [[1, 2, None]], "ids": [1]}), "no array of numbers"),
@@ -149,7 +143,7 @@ def request_line(**changes):
         (request_line(inputs={"x": {"dtype": "float32", "shape": [-1], "data": ""}}), "a list of sizes"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [10**9, 10**9], "data": ""}}), "another number"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [1], "data": "?"}}), "not base64"),
-        (request_line(inputs=encoded({**inputs(), "x": np.full((2, 3), np.inf, np.float32)})), "NaN or infinity"),
+        (request_line(inputs=encode_inputs({**inputs(), "x": np.full((2, 3), np.inf, np.float32)})), "NaN or infinity"),
         (json.dumps({"kind": "enginery-observations", "format": 1}), "traffic of format 1"),
         (json.dumps({"kind": "enginery-traffic", "format": 1, "sampling": -1}), "sampling is -1"),
         ("{", "is not JSON"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from enginery.core.digest import canonical_json, digest_of
-from enginery.core.presence import this_process
+from enginery.core.origin.presence import this_process
 from enginery.registry import build_lock
 from enginery.registry.build_lock import Holder, forget_litter, turn
 from enginery.registry.store.base import Store, open_store

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware.targets import parse_targets
@@ -34,6 +35,7 @@ from enginery.registry.versions.views import listed_models, listed_versions, sho
 from tests.enginery.registries import engine, publish_engines, pull, refusal, report
 from tests.enginery.registry.trust.keys import written
 from tests.hostile import NAMES, damaged, either
+from tests.validation.latency.reports import latency_report
 from validation.attribution.published import attributions
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -57,14 +59,7 @@ class Scene:
         other = engine(self.store, "sm_89", status="unproven")
         self.manifest = publish_engines(self.store, [entry, other], others=[refusal()], channel="candidate").manifest
         proof = attest(self.store, self.manifest, report(other, "proven"))
-        timing = {
-            "format": 2,
-            "engine": entry.digest,
-            "machine": {"cpu": "x"},
-            "created_at": "2026",
-            "unit": entry.unit,
-        }
-        timing |= {"buckets": [], "anatomy": {}}
+        timing = encode(latency_report(engine=entry.digest, unit=entry.unit))
         timed = digest_of_bytes(canonical_json(timing))
         remember(self.store, "build", STEP, {"digest": entry.digest}, [str(entry.digest)])
         self.policy = folder / "trust.yaml"
@@ -126,9 +121,9 @@ def everything(scene: Scene) -> None:
         lambda: pull(store, reference, CPU, folder / "dest"),
         lambda: pull(store, version, CPU, folder / "dest"),
         lambda: pull(store, version, CPU, folder / "dest", trust=policy),
-        lambda: json.dumps(shown(store, version), allow_nan=False),
-        lambda: json.dumps(listed_versions(store, "digits")),
-        lambda: json.dumps(listed_models(store)),
+        lambda: json.dumps(shown(store, version).to_json(), allow_nan=False),
+        lambda: json.dumps([row.to_json() for row in listed_versions(store, "digits")]),
+        lambda: json.dumps([vars(row) for row in listed_models(store)]),
         lambda: verify(store),
         lambda: quantization_records(store, locate(store, version).manifest),
         lambda: attributions(store, locate(store, version).manifest),

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from enginery.core.codec import encode
 from enginery.recording.recorder import header_of
 from enginery.registry.manifest import Manifest
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from tests.validation.canary.simulated import pair_evidence
+from validation.canary.observations import EngineIdentity
 
 
-def identity(manifest: Manifest) -> dict[str, str]:
-    return Chosen(manifest, manifest.engines[0]).identity
+def identity(manifest: Manifest) -> EngineIdentity:
+    return ChosenEngine(manifest, manifest.engines[0]).identity
 
 
 def write_observations(
@@ -24,7 +26,7 @@ def write_observations(
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "candidate.jsonl", folder / "baseline.jsonl"
     for path, side, manifest in zip(paths, (evidence.candidate, evidence.baseline), (candidate, baseline), strict=True):
-        lines = [header_of(identity(manifest))]
+        lines = [header_of(encode(identity(manifest)))]
         for index in range(count):
             ok = bool(side.ok[index])
             line = {"time": index * 0.1, "latency": float(side.latency[index]), "ok": ok, "request": index}

@@ -16,13 +16,14 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions import channels, lookup
 from pipeline.canary import engines, run
-from pipeline.canary.automatic import Wanted, canary
+from pipeline.canary.automatic import CanaryRequest, canary
 from pipeline.canary.settle import settle
 from pipeline.compile.composition import InProcess
 from pipeline.orchestration.flows import canary as flows
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.projects import Project
+from validation.canary.report import read_report
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
 
 
 def reason(store: Store, **wanted: object) -> str:
-    found = canary(store, Wanted("digits", "2", **wanted), lambda _: None)  # type: ignore[arg-type]
-    assert found.verdict is None and found.report is None
+    found = canary(store, CanaryRequest("digits", "2", **wanted), lambda _: None)  # type: ignore[arg-type]
+    assert found.blob is None and found.report is None
     return found.reason
 
 
@@ -65,7 +66,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     def connect(*_: object) -> bool:
         raise UnavailableError("it looks for Ray")
 
-    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
         monkeypatch.setattr(flows, name, fake)
     monkeypatch.setattr("builders.execution.ray.cluster.connect", connect)
@@ -94,25 +95,26 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     assert built.build().json["version"] == "2"
     x = np.random.default_rng(5).normal(size=(60, 1, 8)).astype(np.float32)
     np.savez(tmp_path / "tiny.npz", at=np.arange(60) / 2000, x=x)
-    found = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
-    assert found.verdict in ("INSUFFICIENT", "FAIL") and found.report and store.has(found.report)
-    assert found.document and found.document["candidate"]["version"] == "2"
+    found = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
+    report = found.report
+    assert report and report.verdict in ("INSUFFICIENT", "FAIL") and found.blob and store.has(found.blob)
+    assert report.candidate.version == "2" and read_report(store.read_blob(found.blob)) == report
     (kept,) = canaries(store, lookup.load(store, "tiny", "2"))
-    assert (kept.target, kept.verdict, kept.report) == (this_kind().name, found.verdict, found.report)
-    assert found.document["target"] == kept.target and kept.against == "1"
-    assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", found.report, lambda _: None)
+    assert (kept.target, kept.verdict, kept.report) == (this_kind().name, report.verdict, found.blob)
+    assert report.target == kept.target and kept.against == "1"
+    assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", found.blob, lambda _: None)
     with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
     other = cpu_kinds.CpuKind("arm64-i8mm", "aarch64")
     for module in (engines, run):
         monkeypatch.setattr(module, "this_kind", lambda: other)
-    again = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
-    assert again.document and again.document["traffic"]["in_flight"] == 3, "as the log of production shows"
+    again = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
+    assert again.report and again.report.traffic.in_flight == 3, "as the log of production shows"
     kinds = [found.target for found in canaries(store, lookup.load(store, "tiny", "2"))]
     assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
     page = tmp_path / "page.html"
     assert built.run("report", "tiny@2", "--out", page).code == 0
     assert "arm64-i8mm" in page.read_text() and "one verdict for each target" in page.read_text()
     shown = built.run("show", "tiny@2")
-    assert kept.target in shown.out and found.verdict in shown.out
+    assert kept.target in shown.out and report.verdict in shown.out

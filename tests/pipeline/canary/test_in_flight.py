@@ -100,9 +100,9 @@ def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) 
     written = replayed(tmp_path, manifests, partial(opened, 1, True), partial(opened, 1, True), 400, pace=pace)
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].request == seen[1].request == list(range(400)) and all(seen[0].ok) and seen[0].time == seen[1].time
-    assert written.report["traffic"]["in_flight"] == 3
-    assert "requests in flight: 3; as was asked for" in written.report["notes"]
-    assert read_report(written.json.read_bytes()).verdict == written.verdict
+    assert written.report.traffic.in_flight == 3
+    assert "requests in flight: 3; as was asked for" in written.report.notes
+    assert read_report(written.json.read_bytes()) == written.report
     assert "--in-flight 3" in written.page.read_text()
 
 
@@ -111,9 +111,9 @@ def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, ho
     pace = Pace(warmup=2, in_flight=3)
     dying = partial(opened, 1, True, how=how, at=205)
     written = replayed(tmp_path, manifests, dying, partial(opened, 1, True), 400, pace=pace)
-    assert written.verdict != "PASS"
-    ends = [item["note"] for item in written.report["criteria"] if item["name"] == "logs to the end"]
+    assert written.report.verdict != "PASS"
+    ends = [item.note for item in written.report.criteria if item.name == "logs to the end"]
     assert f"the candidate's engine ended its process: {words}, among requests" in ends[0]
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].ok[:100] == [True] * 100 and not any(seen[0].ok[210:]) and all(seen[1].ok)
-    assert json.loads(written.json.read_text())["verdict"] == written.verdict and LIMITS
+    assert json.loads(written.json.read_text())["verdict"] == written.report.verdict and LIMITS

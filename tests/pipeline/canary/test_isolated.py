@@ -12,10 +12,10 @@ from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import open_store
-from pipeline.canary.engines import Chosen
+from pipeline.canary.engines import ChosenEngine
 from pipeline.canary.isolated import isolated
-from pipeline.canary.run import Canary, CanaryRun
-from pipeline.canary.verdicts import Asked, Written, judge_files, promotion_refusal
+from pipeline.canary.run import CanaryExecution, CanaryRun
+from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, promotion_refusal
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
@@ -43,14 +43,14 @@ def replayed(
     baseline: partial,
     count: int = 800,
     pace: Pace | None = None,
-) -> Written:
+) -> WrittenReport:
     """A canary of engines in processes of their own."""
     reference = parse_reference("digits@1")
     wanted = CanaryRun(
         reference, reference, target_named("cpu"), folder, folder / "out", pace=pace or Pace(warmup=2), looks=2
     )
-    sides = [Chosen(manifest, manifest.engines[0]) for manifest in manifests]
-    canary = Canary(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
+    sides = [ChosenEngine(manifest, manifest.engines[0]) for manifest in manifests]
+    canary = CanaryExecution(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
     with ExitStack() as stack:
         sessions = [
             stack.enter_context(isolated(role, opener))
@@ -64,29 +64,33 @@ def replayed(
 )
 def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, how, words):
     written = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))
-    ends = [item["note"] for item in written.report["criteria"] if item["name"] == "logs to the end"]
-    assert written.verdict != "PASS" and f"the candidate's engine ended its process: {words}" in ends[0]
+    ends = [item.note for item in written.report.criteria if item.name == "logs to the end"]
+    assert written.report.verdict != "PASS" and f"the candidate's engine ended its process: {words}" in ends[0]
     found = read_both(tmp_path / "out/candidate.jsonl", tmp_path / "out/baseline.jsonl")
     assert found[0].ok == [True] * 300 + [False] * (len(found[1]) - 300) and all(found[1].ok) and len(found[1]) >= 400
     assert words in found[0].error[300] and found[0].died == f"{words}, at request 303 with the warm-up's"
     assert found[0].ended and found[1].ended and not found[1].died
     report = read_report(written.json.read_bytes())
-    assert f"verdict is {written.verdict}" in str(promotion_refusal(report, manifests[1], None))
+    assert f"verdict is {written.report.verdict}" in str(promotion_refusal(report, manifests[1], None))
 
 
 def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
     written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened))
-    assert written.verdict == "INSUFFICIENT"
-    assert "logs to the end: the candidate's engine ended its process: exit status 3" in written.report["reason"]
+    assert written.report.verdict == "INSUFFICIENT"
+    assert "logs to the end: the candidate's engine ended its process: exit status 3" in written.report.reason
     again = judge_files(
-        *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), Asked(LIMITS, ""), tmp_path
+        *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), JudgeOptions(LIMITS, ""), tmp_path
     )
-    assert again.verdict == "INSUFFICIENT" and "ended its process" in again.report["reason"], "the files remember it"
+    assert again.report.verdict == "INSUFFICIENT" and "ended its process" in again.report.reason, (
+        "the files remember it"
+    )
 
 
 def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):
     written = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
-    assert written.verdict == "INSUFFICIENT" and "the baseline's engine ended its process" in written.report["reason"]
+    assert (
+        written.report.verdict == "INSUFFICIENT" and "the baseline's engine ended its process" in written.report.reason
+    )
 
 
 def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():

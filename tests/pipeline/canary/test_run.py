@@ -16,7 +16,7 @@ from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from pipeline.canary.engines import choose
-from pipeline.canary.run import Canary, CanaryRun
+from pipeline.canary.run import CanaryExecution, CanaryRun
 from tests.pipeline.projects import Project
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judging.thresholds import Thresholds
@@ -129,7 +129,9 @@ def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
     engines = [Engine(ticking, np.random.default_rng(seed), kind) for seed, kind in enumerate((fault, ""))]
     sides = [choose(store, reference, target, None)] * 2
     limits = Thresholds({"p50": 0.005}, error_rate=None) if not fault else Thresholds()
-    written = Canary(wanted, sides, limits, "a test", traffic(1200), said.append).run(*engines, ticking.clock())
-    assert len(said) == len(written.report["looks"]["requests"]) == looks
-    assert written.verdict == ("FAIL" if fault else "INSUFFICIENT")
+    written = CanaryExecution(wanted, sides, limits, "a test", traffic(1200), said.append).run(
+        *engines, ticking.clock()
+    )
+    assert len(said) == len(written.report.looks.requests) == looks
+    assert written.report.verdict == ("FAIL" if fault else "INSUFFICIENT")
     assert len(read_observations(tmp_path / "out/candidate.jsonl")) == 300 * looks

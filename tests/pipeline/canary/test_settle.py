@@ -16,7 +16,7 @@ from enginery.registry.verification.verify import verify
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.policies import Policy
 from pipeline.canary.settle import settle, settle_newest
-from pipeline.canary.targets import attach, standings
+from pipeline.canary.targets import attach, target_verdicts
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import refused, run
@@ -225,7 +225,9 @@ def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(stor
     report = tmp_path / "cpu/report.json"
     assert "on sm_89" in refused(run("promote", "digits@2", "digits:stable", "--canary", report))
     both = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
-    assert [found.verdict for found in standings(store, two, channels.read(store, "digits", "stable"))] == ["PASS"] * 2
+    assert [found.verdict for found in target_verdicts(store, two, channels.read(store, "digits", "stable"))] == [
+        "PASS"
+    ] * 2
     assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
 
 
@@ -324,7 +326,7 @@ def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(
 def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
     three = published(store, "three", "cpu", "sm_89", "sm_90")
     run("policy", "set", "digits:stable", "--canary-on", "sm_90")
-    (found,) = standings(store, three, channels.read(store, "digits", "stable"))
+    (found,) = target_verdicts(store, three, channels.read(store, "digits", "stable"))
     assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
         found
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from builders.backends.shape_profiles import profiles
 from builders.execution.local import LocalExecutor
+from enginery.core.codec import decode
 from enginery.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile import plan
@@ -58,7 +59,7 @@ def test_everything_an_engine_depends_on_changes_the_key(change: str) -> None:
 def test_a_request_survives_json_with_its_key() -> None:
     import json
 
-    again = BuildRequest.from_json(json.loads(json.dumps(REQUEST.to_json())))
+    again = decode(json.loads(json.dumps(REQUEST.to_json())), BuildRequest)
     assert again == REQUEST
     assert again.key == REQUEST.key
 

@@ -1,24 +1,34 @@
 """Records of steps, and the progress display."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from builders.execution.jobs import Executor, Job
+from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
 from enginery.registry.writers.leases import BUILDING, leases
 from pipeline.compile.run_context import Workshop, versions
 from pipeline.orchestration.run import RunOptions, opened
-from pipeline.progress import Lines, LiveTable, Silent
-from pipeline.progress.events import Finished, Started
-from tests.calls import call_job
+from pipeline.progress import Lines, LiveTable, Progress
+from pipeline.progress.events import Event, Finished, ProcessEnded, Started
 from tests.pipeline.projects import Project
 
 
-def echo(blob: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class Echoed:
+    blob: str
+
+
+@dataclass(frozen=True)
+class Echo:
     """A step's work, in its own process."""
-    return {"blob": blob}
+
+    blob: str
+
+    def run(self, context: WorkerContext) -> Echoed:
+        return Echoed(self.blob)
 
 
 @pytest.fixture
@@ -31,12 +41,12 @@ def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
     ran: list[str] = []
 
-    def shown(executor: Executor, name: str, job: Job[dict[str, str]]) -> dict[str, str]:
+    def shown(executor: Executor, name: str, job: Job[Echoed]) -> Echoed:
         ran.append("ran")
         return shop.shown(executor, name, job)
 
-    job = call_job("echo", "tests.pipeline.compile.test_run_context:echo", {"blob": blob})
-    assert shop.once("echo", "echo", key, job, lambda value: [value["blob"]], shown) == {"blob": blob}
+    job = Job("echo", Echo(blob))
+    assert shop.once("echo", "echo", key, job, lambda value: [value.blob], shown) == Echoed(blob)
     return ran
 
 
@@ -47,6 +57,18 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(shop: Worksh
     assert count(shop, {"a": 2}, blob) == ["ran"]
     shop.store.path(blob).unlink()
     assert count(shop, {"a": 1}, blob) == ["ran"]
+
+
+def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(shop: Workshop) -> None:
+    heard: list[Event] = []
+
+    class Hears(Progress):
+        def emit(self, event: Event) -> None:
+            heard.append(event)
+
+    assert replace(shop, progress=Hears()).shown(shop.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
+    assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
+    assert {event.name for event in heard} == {"echo of int8"}
 
 
 def test_versions_are_read_and_absence_is_a_version() -> None:
@@ -82,7 +104,7 @@ def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFix
 
 
 def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
-    with opened(project.spec, RunOptions(registry=str(project.registry)), Silent()) as run:
+    with opened(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
         (lease,) = leases(run.shop.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
     assert leases(run.shop.store) == []

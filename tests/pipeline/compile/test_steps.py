@@ -9,7 +9,8 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job, Result
 from builders.execution.local import LocalExecutor
 from enginery.core.codec import encode
 from enginery.core.errors import (
@@ -44,7 +45,7 @@ class Raising:
     def __init__(self, error: EngineryError) -> None:
         self.error = error
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+    def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
         raise self.error
 
     def cancel(self) -> None: ...
@@ -83,7 +84,7 @@ class Measuring:
     def __init__(self) -> None:
         self.jobs = 0
 
-    def run(self, job: Job[Proof], watch: Watch = UNWATCHED) -> Proof:
+    def run(self, job: Job[Proof], watch: Watch = unwatched) -> Proof:
         self.jobs += 1
         return Proof((replace(CRASHED, passed=True),))
 
@@ -119,7 +120,7 @@ class Editing:
     def __init__(self, path: Path) -> None:
         self.path, self.local = path, LocalExecutor()
 
-    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
         self.path.write_bytes(self.path.read_bytes() + b" ")
         return self.local.run(job, watch)
 
@@ -217,7 +218,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         def __init__(self, answer: object) -> None:
             self.answer, self.asked = answer, 0
 
-        def run(self, job: Job, watch: Watch = UNWATCHED) -> object:
+        def run(self, job: Job, watch: Watch = unwatched) -> object:
             self.asked += 1
             if isinstance(self.answer, Exception):
                 raise self.answer

@@ -10,7 +10,7 @@ import yaml
 
 from enginery.core.errors import ModelError
 from enginery.core.names import parse_reference
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.attributions import suspects

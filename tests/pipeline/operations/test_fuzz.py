@@ -42,9 +42,9 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     other = store.put_file(tmp_path / "other.onnx")
     fuzz = FuzzEngine(EngineBlob(request_of(entry), other, ".onnx"), manifest.sources["golden"], shapes, {}, terms)
     report = fuzz.run(WorkerContext(tmp_path / "work", store.uri))
-    assert report["passed"] is False
-    failed = report["smallest"][0]
-    assert failed["sizes"] == {"batch": 1}
-    words = shlex.split(failed["reproduce"])
+    assert report.passed is False
+    failed = report.smallest[0]
+    assert failed.sizes == {"batch": 1}
+    words = shlex.split(failed.reproduce)
     assert words[:3] == [*terms.command]
-    assert words[3:] == ["--only", failed["case"]]
+    assert words[3:] == ["--only", failed.case]

@@ -6,7 +6,9 @@ from typing import NoReturn
 
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job
+from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, SpecError
 from enginery.core.names import parse_reference
 from enginery.core.types import Dim, Target
@@ -17,13 +19,14 @@ from pipeline.canary.engines import choose
 from pipeline.compile.publication.pages import published_document
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.latency import time_engine
-from pipeline.operations.latency import Asked, profile_published, race_published
+from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.orchestration.artifacts import version_markdown
 from pipeline.orchestration.run import NotOnRecord, OnlyRecords
 from pipeline.spec.file import load_spec
 from pipeline.spec.limits import Latency
 from tests.pipeline.projects import Project
+from tests.validation.latency.reports import latency_report
 from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets
 
 QUICK = {"seconds": 0.005}
@@ -36,15 +39,16 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     store = open_store(project.registry)
     manifest = load(store, "tiny", "1")
     ((engine, (report,)),) = latencies(store, manifest).items()
-    assert engine == manifest.engines[0].digest and report["unit"] == "cpu fp32 onnxruntime"
-    assert [bucket["sizes"]["batch"] for bucket in report["buckets"]] == [1, 4, 8]
-    for bucket in report["buckets"]:
-        assert bucket["runs"] >= 6 and bucket["items_per_s"] > 0 and bucket["memory_bytes"] > 0
-        assert 0 < bucket["runtime"]["low"] <= bucket["runtime"]["value"] and len(bucket["process_medians_s"]) == 5
-    assert report["processes"] == 5 and report["import_s"] > 0
-    assert report["load_s"] > 0 and report["anatomy"]["graph"]["macs"] == 4 * (8 * 16 + 16 * 10)
+    assert engine == manifest.engines[0].digest and report.unit == "cpu fp32 onnxruntime"
+    assert [bucket.sizes["batch"] for bucket in report.buckets] == [1, 4, 8]
+    for bucket in report.buckets:
+        assert bucket.runs >= 6 and bucket.items_per_s > 0 and bucket.memory_bytes > 0
+        assert bucket.runtime and bucket.runtime.low and bucket.runtime.value
+        assert 0 < bucket.runtime.low <= bucket.runtime.value and len(bucket.process_medians_s) == 5
+    assert report.processes == 5 and report.import_s and report.import_s > 0
+    assert report.load_s > 0 and report.anatomy.graph.macs == 4 * (8 * 16 + 16 * 10)
     # Nothing but overhead bounds so small a model; on a machine that others use the limits may not be known.
-    assert report["anatomy"]["diagnosis"]["bound"] in ("overhead", None)
+    assert report.anatomy.diagnosis and report.anatomy.diagnosis.bound in ("overhead", None)
     shown = project.run("show", "tiny")
     assert "latency on" in shown.out and re.search(r"(overhead-bound.*|no diagnosis) at batch=4", shown.out)
     assert "too few runs for p99 at batch=1" in shown.out and "p99.9" not in shown.out
@@ -61,7 +65,7 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     assert len(list(store.list("models/tiny/versions/1/latency/"))) == 2
     assert len(latencies(store, manifest)[engine]) == 1
     today = published_document(store, manifest)
-    assert today["latencies"] == latencies(store, manifest) != {engine: [report]}
+    assert today["latencies"] == encode(latencies(store, manifest)) != encode({engine: [report]})
     assert "| cpu fp32 onnxruntime | batch=4 |" in version_markdown(today, None)
 
     (project.registry / next(iter(store.list("models/tiny/versions/1/latency/")))).write_text('{"format": 1}')
@@ -113,8 +117,7 @@ def test_a_mistake_in_the_spec_is_one_line(project: Project) -> None:
 
 def test_a_report_about_another_engine_is_refused(built: Project) -> None:
     store = open_store(built.registry)
-    shown = {"machine": {}, "created_at": "", "unit": "", "buckets": [], "anatomy": {}}
-    blob = store.put_bytes(json.dumps({"format": 2, "engine": "0" * 64, **shown}).encode())
+    blob = store.put_bytes(json.dumps(encode(latency_report(engine="0" * 64))).encode())
     with pytest.raises(IntegrityError, match="which tiny@1 does not have"):
         attach_latency(store, load(store, "tiny", "1"), blob)
     with pytest.raises(IntegrityError, match="no latency report"):
@@ -125,7 +128,7 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     store, jobs = open_store(built.registry), []
 
     class Recorder(OnlyRecords):
-        def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+        def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
             jobs.append(job)
             raise NotOnRecord(job.name)
 
@@ -133,8 +136,8 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
     spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
     for timed in (
-        lambda: profile_published(chosen, Asked(), shop),
-        lambda: race_published(chosen, chosen, Asked(), shop),
+        lambda: profile_published(chosen, ProfileOptions(), shop),
+        lambda: benchmark_pair(chosen, chosen, ProfileOptions(), shop),
         lambda: time_engine(as_built(chosen.entry), spec, Latency(), golden, shop, afresh=True),
     ):
         with pytest.raises(NotOnRecord):

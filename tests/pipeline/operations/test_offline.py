@@ -12,6 +12,7 @@ import pytest
 
 from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
+from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judged
@@ -27,9 +28,9 @@ from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.carried import Carried
 from validation.gpu.cases import load_cases
-from validation.gpu.kit import Asked, run_kit
-from validation.gpu.recorded import Recorder, pack, unpack
-from validation.gpu.results import Results, now
+from validation.gpu.kit import KitOptions, run_kit
+from validation.gpu.recorded import PackedArray, RecordingSession, pack, unpack
+from validation.gpu.results import CarriedTrial, DeviceRecord, Results, now
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -40,7 +41,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
     place = tmp_path_factory.mktemp("carried")
     store = open_store(built_once / "registry")
     carry(store, load(store, "tiny", "1"), place / "out")
-    found = run_kit(Asked("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
+    found = run_kit(KitOptions("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
     (place / "results.json").write_bytes(found.to_bytes())
     return place / "out", place / "results.json"
 
@@ -126,7 +127,7 @@ def test_a_folder_that_was_changed_on_the_way_is_not_run(
     path = next(path.iterdir()) if path.is_dir() else path
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(IntegrityError, match=said):
-        run_kit(Asked("cpu", (), carry=(tmp_path / "out",), peaks=False), lambda _: None)
+        run_kit(KitOptions("cpu", (), carry=(tmp_path / "out",), peaks=False), lambda _: None)
 
 
 def carried(document: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def far_off(document: dict[str, Any]) -> None:
     """Answers that are wrong, beside a verdict, checks and limits that say the opposite."""
     item = carried(document)
     for answer in item["answers"].values():
-        answer["logits"] = pack(-unpack(answer["logits"]))
+        answer["logits"] = encode(pack(-unpack(decode(answer["logits"], PackedArray))))
     assert item["outcome"] == "passed"
     for check in item["checks"]:
         check.update(limit=-1e9, passed=True)
@@ -231,18 +232,19 @@ def of_a_gpu(
     store.fetch(request.model, folder / "graph.onnx")
     rng = np.random.default_rng(0)
     with OrtSession(runnable(folder / "graph.onnx", request.precision), optimized=False) as session:
-        recorder = Recorder(session)
+        recorder = RecordingSession(session)
         for case in golden.cases:
             run(recorder, case.inputs)
     for answer in recorder.answers.values():
         exact = unpack(answer["logits"])
         answer["logits"] = pack((exact * (1 + noise * rng.standard_normal(exact.shape))).astype(exact.dtype))
-    about = {"model": "tiny", "version": "1", "manifest": manifest.digest, "golden": digest, "engine": entry.digest}
-    item = {**about, "build_key": request.key, "unit": unit, "created_at": now(), "outcome": "passed"}
-    gpu = {"name": "NVIDIA L4", "label": "NVIDIA-L4", "compute_capability": [8, 9], "driver": "580.1", **device}
-    results = Results(
-        now(), gpu, {"name": "box"}, {}, None, [], [], [], [{**item, "answers": recorder.answers}], 1, "real"
-    )
+    item = CarriedTrial(
+        model="tiny", version="1", manifest=manifest.digest, golden=digest, engine=str(entry.digest),
+        build_key=request.key, unit=unit, created_at=now(), outcome="passed", answers=recorder.answers,
+    )  # fmt: skip
+    gpu = DeviceRecord("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
+    gpu = replace(gpu, **device)
+    results = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
     (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
     return found
 
@@ -254,7 +256,7 @@ def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
     out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
     copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
     assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason
-    elsewhere = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=[9, 0])
+    elsewhere = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
     assert elsewhere.verdict == "refused" and "it ran on sm_90, and the engine is for sm_89" in elsewhere.reason
     assert of_a_gpu(place, out, unit, tmp_path / "c", 1e-6).verdict == "proven"
     assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
@@ -262,7 +264,7 @@ def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
 
 def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Project, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    empty = Results(now(), {"name": "x"}, {}, {}, None, [], [], [], [], 1.0, "real")
+    empty = Results(now(), DeviceRecord("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
     texts = {
         empty.to_bytes(): "holds no carried engines",
         b"[": "is not JSON",
@@ -270,12 +272,12 @@ def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Proj
         empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
         b"{}": "no results of the GPU kit",
         empty.to_bytes().replace(b'"format":1', b'"format":9'): "results of format 9",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "lacks what it is",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "not whole",
+        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "'unit'",
+        empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
         empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
     }
     for data, said in texts.items():
         path.write_bytes(data)
         done = built.run("validate", "--import", path)
         assert done.code not in (0, 2) and said in done.err, (data[:80], done.err)
-        assert str(path) in done.err or "lacks what it is" in said
+        assert str(path) in done.err

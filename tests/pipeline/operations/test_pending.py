@@ -21,7 +21,7 @@ from pipeline.operations import revalidate as proving
 from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
 from pipeline.operations.revalidate import Attested, revalidate
 from pipeline.orchestration.flows import validate_pending as flows
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from tests.enginery.registries import engine, publish_engines, report
 
 
@@ -133,7 +133,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
         proven.append(item.reference)
         return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)
@@ -158,7 +158,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
         asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
         return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)

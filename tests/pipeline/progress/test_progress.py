@@ -6,13 +6,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from builders.execution.jobs import Usage
-from pipeline.progress import JsonLines, Lines, LiveTable, Silent, by_model, together
+from builders.execution.events import Usage
+from pipeline.progress import JsonLines, Lines, LiveTable, Progress, by_model, together
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (
     Event,
     Finished,
-    JobEvents,
     PhaseEntered,
     Planned,
     Predicted,
@@ -28,7 +27,7 @@ from pipeline.progress.events import (
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan
 
 
-class Hears(Silent):
+class Hears(Progress):
     def __init__(self) -> None:
         self.heard: list[Event] = []
 
@@ -36,7 +35,7 @@ class Hears(Silent):
         self.heard.append(event)
 
 
-class Breaks(Silent):
+class Breaks(Progress):
     def emit(self, event: Event) -> None:
         raise ValueError("it broke")
 
@@ -53,21 +52,6 @@ def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: 
 def test_a_display_that_breaks_stops_the_run_as_before() -> None:
     with pytest.raises(ValueError, match="it broke"):
         together(Breaks(), Hears()).emit(PhaseEntered("unit", "one"))
-
-
-def test_a_job_is_told_by_its_name() -> None:
-    hears = Hears()
-    watch = JobEvents(hears, "unit")
-    watch.waiting("a slot")
-    watch.started("node-7")
-    watch.phase("compiling")
-    watch.said("text")
-    watch.retrying("killed")
-    watch.ended(Usage(1.0, 2.0))
-    assert hears.heard == [
-        Waiting("unit", "a slot"), Started("unit", "node-7"), PhaseEntered("unit", "compiling"),
-        Printed("unit", "text"), Retrying("unit", "killed"), ProcessEnded("unit", Usage(1.0, 2.0)),
-    ]  # fmt: skip
 
 
 def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_others() -> None:
@@ -178,7 +162,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
 def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     lines: list[str] = []
     both = JsonLines(lines.append)
-    log, other = both.of_run("digits", "run-1"), together(both, Silent()).of_run("other", "run-2")
+    log, other = both.of_run("digits", "run-1"), together(both, Progress()).of_run("other", "run-2")
     log.emit(RunBegan("digits", "run-1"))
     log.emit(Planned(plan()))
     log.emit(Predicted(UNIT, EXPECTED))

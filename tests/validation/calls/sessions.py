@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from enginery.core.errors import ModelError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.calls.allowance import Allowance
 from validation.calls.checks import call_checks
-from validation.fuzz.outcome import Pair
+from validation.fuzz.outcome import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, default_budget
 from validation.limits.on_demand import StagedLimits
@@ -155,7 +155,7 @@ def tried(
 ) -> dict[str, Check]:
     """The checks of calls by name. seconds: looks at the clock cost a millisecond each, unless it is another one."""
     limits = budgets or Budgets(BUDGET)
-    pair = Pair(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
+    pair = FuzzSides(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
     allowance = replace(Allowance.of(seconds, 0.0), clock=clock or ticking())
     return {check.name: check for check in call_checks(pair, shapes, golden, seed, allowance, bits)}
 

@@ -35,7 +35,7 @@ from validation.calls.sizes import MOST_ENUMERATED, VALUES_SEED, inner_sizes
 from validation.comparison.outputs import golden_drifts
 from validation.fuzz.cases import parse_only
 from validation.fuzz.groups import Groups
-from validation.fuzz.outcome import Pair
+from validation.fuzz.outcome import FuzzSides
 from validation.fuzz.run import fuzz
 from validation.golden.golden_set import GoldenSet, edge_sizes, freeze
 from validation.limits.budget import Budgets, default_budget
@@ -56,10 +56,10 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     found = checks["sizes"]
     assert (found.case, found.value, found.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
     assert "of y at" in found.note and "12 of 12 sizes" in found.note
-    pair = Pair(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
+    pair = FuzzSides(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
     only = parse_only(found.case, DIMS)
     (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED).outcomes
-    assert again.word == "failed" and again.reason in found.note
+    assert again.verdict == "failed" and again.reason in found.note
 
 
 class Detector(Linear):

@@ -1,5 +1,6 @@
 """Reports of simulated canaries, as the pipeline makes them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ from tests.validation.canary.simulated import pair_evidence
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.observations import Observations, add_to
-from validation.canary.report import make_report
+from validation.canary.observations import EngineIdentity, Observations, add_to
+from validation.canary.report import CanaryReport, Circumstances, TrafficReplayed, make_report
 
-IDENTITY = {"model": "tiny", "target": "cpu", "precision": "int8", "backend": "onnxruntime"}
+IDENTITY = EngineIdentity("tiny", target="cpu", precision="int8", backend="onnxruntime")
 
 
 def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[Observations, Observations]:
@@ -21,9 +22,7 @@ def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[O
     differs = iter(evidence.differs if evidence.differs is not None else ())
     names = ("candidate", "baseline")
     sides = [
-        Observations(
-            path / f"{name}.jsonl", {**IDENTITY, "version": version, "manifest": digit * 64, "engine": digit * 64}
-        )
+        Observations(path / f"{name}.jsonl", replace(IDENTITY, version=version, manifest=digit * 64, engine=digit * 64))
         for name, version, digit in zip(names, "21", "ab", strict=True)
     ]
     for index in range(count):
@@ -38,18 +37,18 @@ def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[O
     return sides[0], sides[1]
 
 
-def report(path: Path, count: int = 12_000, seed: int = 0, looks: Looks | None = None, **fault: Any) -> dict[str, Any]:
-    """The report's JSON."""
+def report(path: Path, count: int = 12_000, seed: int = 0, looks: Looks | None = None, **fault: Any) -> CanaryReport:
+    """As the pipeline makes it."""
     candidate, baseline = observations(path, count, seed, **fault)
     evidence, notes = evidence_of(candidate, baseline, 15.0)
     limits, looks = Thresholds(), looks or Looks()
     judgement = judge(evidence, limits, looks, replicates=200)
-    facts = {
-        "created_at": "2026-01-31T08:43:00+00:00",
-        "host": {"name": "here", "cpus": "2"},
-        "versions": {"enginery": "0.1.0"},
-        "thresholds_from": "the documented defaults",
-        "traffic": {"digest": "e" * 64, "scale": 1.0},
-        "notes": list(notes),
-    }
+    facts = Circumstances(
+        created_at="2026-01-31T08:43:00+00:00",
+        host={"name": "here", "cpus": "2"},
+        versions={"enginery": "0.1.0"},
+        thresholds_from="the documented defaults",
+        traffic=TrafficReplayed(digest="e" * 64, scale=1.0),
+        notes=tuple(notes),
+    )
     return make_report(judgement, limits, looks, candidate, baseline, evidence, facts)

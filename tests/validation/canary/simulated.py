@@ -8,7 +8,7 @@ import numpy as np
 
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
-from enginery.recording.traffic import Request, Traffic
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import KINDS, Rng
 from validation.canary.replay import Clock
 from validation.statistics.evidence import Evidence, side
@@ -76,10 +76,12 @@ class Engine:
         return answer
 
 
-def traffic(count: int, gap: float = 0.05, seed: int = 0) -> Traffic:
+def traffic(count: int, gap: float = 0.05, seed: int = 0) -> RecordedTraffic:
     rng = np.random.default_rng(seed)
     inputs = [{"x": rng.normal(size=(1, 4)).astype(np.float32)} for _ in range(min(count, 50))]
-    return Traffic(tuple(Request(index * gap, inputs[index % len(inputs)]) for index in range(count)), "0" * 64)
+    return RecordedTraffic(
+        tuple(RecordedRequest(index * gap, inputs[index % len(inputs)]) for index in range(count)), "0" * 64
+    )
 
 
 def seeds(count: int) -> Iterator[Rng]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from enginery.core.codec import encode
 from enginery.recording.recorder import end_of, header_of
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import Observations
@@ -60,7 +61,7 @@ def log(
 
 def write_log(folder: Path, observed: Observations) -> Path:
     """The side as a file in `folder`, under its own name."""
-    lines = [header_of(observed.identity, observed.planned)]
+    lines = [header_of(encode(observed.identity), observed.planned)]
     for index, name in enumerate(observed.request):
         line = {"time": observed.time[index], "latency": observed.latency[index], "ok": observed.ok[index]}
         optional = {"request": name, "output": observed.output[index], "score": observed.score[index]}

@@ -7,7 +7,7 @@ import pytest
 
 from enginery.core.errors import DataError
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.observations import MOST_LINE_BYTES, read_head, read_observations
+from validation.canary.observations import MOST_LINE_BYTES, EngineIdentity, read_head, read_observations
 
 DIGEST = "ab" * 32
 HEAD = {"format": 1, "kind": "enginery-observations", "model": "tiny", "version": "2", "manifest": DIGEST}
@@ -26,9 +26,9 @@ def written(tmp_path, *lines, name="candidate.jsonl", end="\n"):
 
 def test_good_lines_are_read(tmp_path):
     found = read_observations(written(tmp_path, json.dumps(HEAD), line(0, more="ignored"), "", line(1, ok=False)))
-    assert found.ok == [True, False] and found.identity["manifest"] == DIGEST and not found.cut
+    assert found.ok == [True, False] and found.identity.manifest == DIGEST and not found.cut
     assert read_head(found.path) == found.identity and len(found.digest) == 64
-    assert read_head(written(tmp_path, line(0))) == {}
+    assert read_head(written(tmp_path, line(0))) == EngineIdentity()
 
 
 @pytest.mark.parametrize(

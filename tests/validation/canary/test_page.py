@@ -1,17 +1,19 @@
 """The canary's page: the verdict first, everything escaped, nothing needed from elsewhere, no overflow."""
 
-import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.validation.canary.reports import report
 from tests.validation.reporting.test_html import HOSTILE, Page
+from validation.canary.judging.criteria import Criterion
 from validation.canary.judging.describing import describe, describe_interval
 from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render
+from validation.canary.report import TrafficReplayed
 from validation.plots.texts import percent_text, seconds_text
 from validation.statistics.evidence import Evidence, side
 
@@ -28,12 +30,23 @@ def drawn(failed):
 
 def hostile(document):
     """Everything that somebody may have written, made hostile."""
-    changed = {**document, "reason": HOSTILE, "notes": [HOSTILE], "thresholds_from": HOSTILE}
-    changed |= {side: dict.fromkeys(document[side], HOSTILE) for side in ("candidate", "baseline")}
-    seen = document["shown"]
-    errors = [{**row, "error": HOSTILE} for row in seen["errors"]]
-    changed["shown"] = {**seen, "errors": errors, "worst": [{**row, "request": HOSTILE} for row in seen["worst"]]}
-    return changed | {"host": {HOSTILE: HOSTILE}, "traffic": {HOSTILE: HOSTILE}}
+    seen = document.shown
+    errors = tuple(replace(row, error=HOSTILE) for row in seen.errors)
+    worst = tuple(replace(row, request=HOSTILE) for row in seen.worst)
+    sides = {
+        side: replace(getattr(document, side), model=HOSTILE, version=HOSTILE, target=HOSTILE, backend=HOSTILE)
+        for side in ("candidate", "baseline")
+    }
+    return replace(
+        document,
+        reason=HOSTILE,
+        notes=(HOSTILE,),
+        thresholds_from=HOSTILE,
+        shown=replace(seen, errors=errors, worst=worst),
+        host={HOSTILE: HOSTILE},
+        traffic=replace(document.traffic, made=HOSTILE),
+        **sides,
+    )
 
 
 def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
@@ -41,13 +54,13 @@ def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
     assert text.index("FAIL: the candidate is worse") < text.index("Criteria") < text.index("Slowdown at each quantile")
     for said in ("latency p50", "latency p99", "errors", "answers that differ", "out of memory", "tiny@2 cpu int8"):
         assert said in text
-    assert failed["digest"] in text and "common language effect size" in text and "enginery promote" not in text
+    assert failed.digest in text and "common language effect size" in text and "enginery promote" not in text
 
 
 def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
     page = Page(drawn)
     assert page.tags.count("svg") == 4
-    assert all(item["name"] in drawn for item in failed["criteria"])
+    assert all(item.name in drawn for item in failed.criteria)
     assert not {"script", "iframe", "img", "object", "form"} & set(page.tags)
     addresses = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset")]
     assert addresses == ["data:,"] and "url(" not in drawn and "@import" not in drawn
@@ -75,16 +88,16 @@ def test_latencies_that_are_all_equal_are_said_to_be(tmp_path):
     )
     assert describe(found.criteria[0]) == f"{line} are equal: record them with a finer clock"
     document = report(tmp_path, 60)
-    criteria = json.loads(json.dumps([item.to_json() for item in found.criteria]).replace("Infinity", "null"))
-    text = " ".join(Page(render({**document, "criteria": criteria})).text.split())
+    criteria = tuple(item.without_infinities() for item in found.criteria)
+    text = " ".join(Page(render(replace(document, criteria=criteria))).text.split())
     assert "+0 % (without bounds)" in text and "inf" not in text.replace("information", "") and "unknown" not in text
 
 
 def test_an_interval_that_is_known_on_one_side_says_which():
-    item = {"kind": "latency", "low": -1.0, "high": 0.012}
+    item = Criterion("latency p50", "latency", 0.02, "INSUFFICIENT", low=-1.0, high=0.012)
     assert describe_interval(item) == "at most +1.2 %"
-    assert describe_interval({**item, "low": 0.03, "high": None}) == "at least +3 %"
-    assert describe_interval({**item, "low": 0.0}) == "+0 % to +1.2 %"
+    assert describe_interval(replace(item, low=0.03, high=None)) == "at least +3 %"
+    assert describe_interval(replace(item, low=0.0)) == "+0 % to +1.2 %"
 
 
 @pytest.mark.parametrize(
@@ -102,18 +115,18 @@ def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):
 
 
 def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed):
-    seen = failed["shown"]
-    rows = [{**row, "sqnr_db": level} for row, level in zip(seen["worst"], (-999.0, 3.0, 999.0), strict=False)]
-    text = " ".join(Page(render({**failed, "shown": {**seen, "worst": rows}})).text.split())
+    seen = failed.shown
+    rows = tuple(replace(row, sqnr_db=level) for row, level in zip(seen.worst, (-999.0, 3.0, 999.0), strict=False))
+    text = " ".join(Page(render(replace(failed, shown=replace(seen, worst=rows)))).text.split())
     assert "nothing in common" in text and "3.0 dB" in text and "999" not in text
-    text = Page(render({**failed, "shown": {**seen, "worst": rows[2:]}})).text
+    text = Page(render(replace(failed, shown=replace(seen, worst=rows[2:])))).text
     assert "every answer that was compared is equal" in text
 
 
 def test_the_command_that_replays_is_there_for_replayed_traffic_only(failed):
     command = "enginery canary run --candidate tiny@2 --baseline tiny@1 --target cpu --precision int8 --scale 1.0"
     assert f"{command} --traffic TRAFFIC" in Page(render(failed)).text
-    assert "enginery canary run" not in Page(render({**failed, "traffic": {}})).text
+    assert "enginery canary run" not in Page(render(replace(failed, traffic=TrafficReplayed()))).text
 
 
 def test_numbers_have_units():

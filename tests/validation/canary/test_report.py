@@ -5,17 +5,18 @@ import json
 import numpy as np
 import pytest
 
+from enginery.core.codec import encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
 from tests.validation.canary.reports import observations, report
 from validation.canary.judging.judge import Looks
-from validation.canary.report import continued, read_report
-from validation.canary.shown import mann_whitney
+from validation.canary.report import continue_looks, read_report
+from validation.canary.views import mann_whitney
 
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
-    return report(tmp_path_factory.mktemp("canary"), 4000, failing=0.02)
+    return encode(report(tmp_path_factory.mktemp("canary"), 4000, failing=0.02))
 
 
 def bytes_of(document):
@@ -31,7 +32,8 @@ def signed(document):
 def test_a_report_comes_back(failed):
     found = read_report(bytes_of(failed))
     assert (found.verdict, found.digest) == ("FAIL", failed["digest"])
-    assert found.candidate["manifest"] == "a" * 64 and found.looks == Looks(None, (4000,))
+    assert found.candidate.manifest == "a" * 64 and (found.looks.planned, found.looks.requests) == (None, (4000,))
+    assert encode(found) == failed and list(failed)[:4] == ["format", "kind", "verdict", "reason"]
 
 
 def test_an_edit_is_found(failed):
@@ -50,6 +52,22 @@ def test_what_is_no_report_is_refused(bad):
         read_report(bad)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"criteria": [3]}, "criteria.0. is 3"),
+        ({"looks": {"planned": 1.5}}, "looks.planned is 1.5"),
+        ({"candidate": {"engine": "x"}}, "engine is 'x'; a SHA-256 is needed"),
+        ({"thresholds": {"latency": {"p50": "fast"}}}, "latency.p50 is 'fast'"),
+        ({"shown": {"more": 1}}, "shown has no field 'more'"),
+        ({"host": {"cpus": 2}}, "host.cpus is 2"),
+    ],
+)
+def test_a_forged_report_is_refused_by_the_field_that_is_wrong(failed, change, said):
+    with pytest.raises(IntegrityError, match=f"not whole .*{said}"):
+        read_report(signed({**failed, **change}))
+
+
 @pytest.mark.parametrize("missing", ["criteria", "looks", "candidate", "thresholds"])
 def test_a_report_without_a_part_is_refused(failed, missing):
     with pytest.raises(IntegrityError, match="not whole"):
@@ -57,25 +75,25 @@ def test_a_report_without_a_part_is_refused(failed, missing):
 
 
 def test_a_plan_goes_on_with_the_same_engines_only(tmp_path, failed):
-    first = read_report(bytes_of(report(tmp_path, 900, looks=Looks(9000))))
-    assert first.verdict == "INSUFFICIENT" and first.looks == Looks(9000, (900,))
+    first = read_report(report(tmp_path, 900, looks=Looks(9000)).to_bytes())
+    assert first.verdict == "INSUFFICIENT" and (first.looks.planned, first.looks.requests) == (9000, (900,))
     ours, theirs = observations(tmp_path, 40)
-    assert continued(first, ours, theirs) == first.looks
+    assert continue_looks(first, ours, theirs) == Looks(9000, (900,))
     with pytest.raises(InputError, match="another candidate"):
-        continued(first, theirs, theirs)
+        continue_looks(first, theirs, theirs)
     with pytest.raises(InputError, match="already decided: FAIL"):
-        continued(read_report(bytes_of(failed)), ours, theirs)
-    alone = read_report(bytes_of(report(tmp_path, 900)))
+        continue_looks(read_report(bytes_of(failed)), ours, theirs)
+    alone = read_report(report(tmp_path, 900).to_bytes())
     with pytest.raises(InputError, match="used the whole error up"):
-        continued(alone, ours, theirs)
+        continue_looks(alone, ours, theirs)
 
 
 def test_mann_whitney_and_the_common_language_effect_size():
-    assert mann_whitney(np.array([3.0, 4.0]), np.array([1.0, 2.0]))["cles"] == 1.0
+    assert mann_whitney(np.array([3.0, 4.0]), np.array([1.0, 2.0])).cles == 1.0
     same = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
     # Pairs: 9, of which the candidate is greater in 1, equal in 4.
-    assert same["u"] == 3.0 and same["cles"] == pytest.approx(3 / 9)
+    assert same.u == 3.0 and same.cles == pytest.approx(3 / 9)
     # Conover's example of 12 and 36 farm boys is out of reach here; by hand: ranks 1..6, U = 2, sd = sqrt(9 * 7 / 12).
     found = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
-    assert found["u"] == 2.0 and found["z"] == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))
+    assert found.u == 2.0 and found.z == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))
     assert mann_whitney(np.array([]), np.array([1.0])) is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from enginery.core.types import Tensors, TensorSpec
-from enginery.recording.traffic import Request, Traffic
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import Segment, Timed, serve_requests
 from validation.canary.replay import Clock
@@ -107,8 +107,8 @@ class Threads:
         return [one for one in found[segment.lead :] if one is not None]
 
 
-def poisson_traffic(count: int, gap: float, seed: int = 0) -> Traffic:
+def poisson_traffic(count: int, gap: float, seed: int = 0) -> RecordedTraffic:
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(gap, count))
     inputs = {"x": np.ones((1, 4), np.float32)}
-    return Traffic(tuple(Request(float(at - arrivals[0]), inputs) for at in arrivals), "0" * 64)
+    return RecordedTraffic(tuple(RecordedRequest(float(at - arrivals[0]), inputs) for at in arrivals), "0" * 64)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from validation.comparison.decisions import decision_checks
 from validation.comparison.task import TaskMetric
 from validation.golden.golden_set import GoldenSet

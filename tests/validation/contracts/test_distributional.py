@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import InputError
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.contracts.calibration import Calibration, Forecasts
@@ -213,7 +213,7 @@ class Nudged(Drawing):
 def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = ("y",)) -> list[Check]:
     given = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
     frozen = freeze(given, NOISE, DIMS[:0], Drawing("noise").run)
-    contract = {"distributional": {"seeds": {"outputs": outputs, "vary": vary, "draws": 40, "alpha": 0.01}}}
+    contract = {"distributional": {"seeds": {"outputs": list(outputs), "vary": vary, "draws": 40, "alpha": 0.01}}}
     batch: Dim | None = None
     return list(contract_checks(Contract.from_json(contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
 

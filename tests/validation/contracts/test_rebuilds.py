@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.rebuilds import Rebuilt, reproducibility
+from validation.contracts.rebuilds import OutputSpread, Rebuilt, reproducibility
 from validation.golden.golden_set import freeze
 from validation.limits.budget import Budgets, default_budget
 
@@ -17,26 +17,26 @@ def rebuilt(engine: str, fault: Fault = lambda x, y: y) -> Rebuilt:
 
 def test_equal_rebuilds_are_said_to_be_equal() -> None:
     told = reproducibility([rebuilt("a"), rebuilt("a"), rebuilt("a")], BUDGETS)
-    assert (told["byte_equal"], told["passed"], told["engines"]) == (True, True, {"a": 3})
-    assert told["outputs"]["y"] == {"distinct": 1, "bit_equal": True, "sqnr_db": None, "max_abs": 0.0}
+    assert (told.byte_equal, told.passed, told.engines) == (True, True, {"a": 3})
+    assert told.outputs["y"] == OutputSpread(distinct=1, bit_equal=True, sqnr_db=None, max_abs=0.0)
 
 
 def test_other_bytes_and_other_last_bits_are_told_and_pass() -> None:
     told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y * np.float32(1 + 3e-7)), rebuilt("a")], BUDGETS)
-    assert (told["byte_equal"], told["passed"], told["engines"]) == (False, True, {"a": 2, "b": 1})
-    output = told["outputs"]["y"]
-    assert (output["distinct"], output["bit_equal"]) == (2, False)
-    assert 120 < output["sqnr_db"] < 135
-    assert 0 < output["max_abs"] < 1e-5
+    assert (told.byte_equal, told.passed, told.engines) == (False, True, {"a": 2, "b": 1})
+    output = told.outputs["y"]
+    assert (output.distinct, output.bit_equal) == (2, False)
+    assert 120 < output.sqnr_db < 135
+    assert 0 < output.max_abs < 1e-5
 
 
 def test_rebuilds_that_differ_beyond_the_limits_fail_where_they_do() -> None:
     told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y + np.float32(len(x) == 5))], BUDGETS)
-    assert told["passed"] is False
-    assert {check["case"] for check in told["failed"]} == {"batch=5"}
-    assert told["outputs"]["y"]["max_abs"] == pytest.approx(1, rel=1e-5)
+    assert told.passed is False
+    assert {check.case for check in told.failed} == {"batch=5"}
+    assert told.outputs["y"].max_abs == pytest.approx(1, rel=1e-5)
 
 
 def test_an_output_that_one_rebuild_lacks_or_shapes_otherwise_fails() -> None:
     told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y[:, :2])], BUDGETS)
-    assert told["passed"] is False
+    assert told.passed is False

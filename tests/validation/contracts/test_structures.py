@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginery.core.codec import decode
 from validation.contracts.boxes import corners_of, overlaps
 from validation.contracts.predicates import Structure
 from validation.contracts.sequences import _edits
@@ -18,7 +19,7 @@ WHOLE = {"classes": "class", "scores": "score", "score": 0.05}
 
 
 def boxes(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray] = FOUND, **asked: Any) -> dict[str, float]:
-    structure = Structure.from_json({"boxes": {**WHOLE, **asked}})
+    structure = decode({"boxes": {**WHOLE, **asked}}, Structure)
     found = structure.broken(expected["boxes"], actual["boxes"], {}, (expected, actual))
     return {name: value for name, value, limit in found if not value <= limit}
 
@@ -90,7 +91,7 @@ def row(index: int, *tokens: int) -> np.ndarray:
 
 
 def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:
-    found = Structure.from_json(structure).broken(GRAPH, actual, {})
+    found = decode(structure, Structure).broken(GRAPH, actual, {})
     return {name: value for name, value, limit in found if not value <= limit}
 
 

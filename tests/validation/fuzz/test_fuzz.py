@@ -5,12 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from enginery.core.codec import encode_document
 from enginery.core.errors import InputError, ModelError
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
-from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, histogram_from_json, just_outside, parse_only
-from validation.fuzz.outcome import Pair
-from validation.fuzz.run import Fuzzed, fuzz
+from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, parse_histogram, parse_only
+from validation.fuzz.outcome import FuzzSides
+from validation.fuzz.run import FuzzRun, fuzz
 from validation.fuzz.values import make
 from validation.limits.budget import default_budget
 from validation.limits.on_demand import StagedLimits
@@ -18,8 +19,8 @@ from validation.limits.on_demand import StagedLimits
 BUDGET = default_budget("engine", "fp32")
 
 
-def tried(candidate: Linear, seed: int = 0, count: int = 24, reference: Linear | None = None, exact=None) -> Fuzzed:
-    pair = Pair(reference or Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET, exact)
+def tried(candidate: Linear, seed: int = 0, count: int = 24, reference: Linear | None = None, exact=None) -> FuzzRun:
+    pair = FuzzSides(reference or Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET, exact)
     return fuzz(draw(DIMS, seed, count), SPECS, DIMS, GOLDEN, pair, seed)
 
 
@@ -44,7 +45,7 @@ def test_every_edge_of_a_bucket_and_its_neighbours_are_tried_and_one_step_outsid
 
 
 def test_a_histogram_weights_the_random_sizes() -> None:
-    histogram = histogram_from_json({"batch": {"7": 3, "9": 1}})
+    histogram = parse_histogram({"batch": {"7": 3, "9": 1}})
     drawn = Counter(dict(case.sizes)["batch"] for case in draw(DIMS, 0, 400, histogram, ["realistic"]) if case.draw)
     assert set(drawn) == {7, 9}
     assert 250 < drawn[7] < 350
@@ -63,7 +64,7 @@ def test_a_histogram_weights_the_random_sizes() -> None:
 )
 def test_a_histogram_that_does_not_fit_is_refused(histogram: object, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        draw(DIMS, 0, 1, histogram_from_json(histogram))
+        draw(DIMS, 0, 1, parse_histogram(histogram))
 
 
 def test_a_case_is_read_back_as_a_report_writes_it() -> None:
@@ -81,7 +82,7 @@ def test_nothing_fires_on_an_engine_that_is_right_over_50_seeds() -> None:
     for seed in range(50):
         report = tried(Linear(other_order), seed, count=12)
         assert [str(item.case) + item.reason for item in report.failed] == []
-        assert report.outcomes[-1].word == "ok"  # outside, and answered rightly
+        assert report.outcomes[-1].verdict == "ok"  # outside, and answered rightly
 
 
 def wrong_at(size: int) -> Fault:
@@ -94,9 +95,9 @@ def test_an_off_by_one_bucket_is_found_at_its_size_and_reproduced_by_its_line(si
     assert {dict(item.case.sizes)["batch"] for item in report.failed} == {size}
     origin, smallest = report.smallest[0]
     case = parse_only(str(smallest.case), DIMS)
-    pair = Pair(Linear(), Linear(wrong_at(size)), "fp32", StagedLimits.of(BUDGET), BUDGET)
+    pair = FuzzSides(Linear(), Linear(wrong_at(size)), "fp32", StagedLimits.of(BUDGET), BUDGET)
     (again,) = fuzz([case], SPECS, DIMS, GOLDEN, pair, 0).outcomes
-    assert (again.word, again.reason) == ("failed", smallest.reason)
+    assert (again.verdict, again.reason) == ("failed", smallest.reason)
     assert origin.sizes == case.sizes
 
 
@@ -104,8 +105,10 @@ def test_a_fault_from_a_size_on_is_made_as_small_as_it_gets() -> None:
     report = tried(Linear(lambda x, y: np.roll(y, 1, -1) if len(x) >= 6 else y))
     assert {dict(smallest.case.sizes)["batch"] for _, smallest in report.smallest} == {6}
     assert {smallest.case.values for _, smallest in report.smallest} == {"realistic"}
-    told = report.to_json(lambda case: f"again {case}")
-    assert told["passed"] is False
+    told = encode_document(report.report(lambda case: f"again {case}"))
+    assert told["passed"] is False and told["smallest"][0].keys() == {
+        *("sizes", "values", "draw", "case", "outside", "outcome", "reason", "failed", "from", "reproduce")
+    }
     assert told["smallest"][0]["reproduce"].startswith("again batch=6 values=realistic")
 
 
@@ -113,7 +116,7 @@ def test_an_engine_that_answers_wrongly_outside_every_profile_fails_and_one_that
     wrong = tried(Linear(wrong_at(17)), count=0)
     assert [item.case.outside for item in wrong.failed] == [True]
     refusing = tried(Linear(most=16), count=0)
-    assert (refusing.outcomes[-1].word, len(refusing.failed)) == ("refused", 0)
+    assert (refusing.outcomes[-1].verdict, len(refusing.failed)) == ("refused", 0)
     assert [dict(item.case.sizes) for item in tried(Linear(most=15), count=0).failed] == [{"batch": 16}]
 
 
@@ -182,7 +185,7 @@ def test_where_float32_itself_is_wrong_the_engine_is_not_judged_but_only_there()
     judged = tried(Linear(careful), reference=Linear(root), exact=exact)
     assert {item.case.values for item in without.failed} >= {"extreme"}
     assert judged.failed == ()
-    assert {item.case.values for item in judged.outcomes if item.word == "not judged"} >= {"extreme"}
+    assert {item.case.values for item in judged.outcomes if item.verdict == "not judged"} >= {"extreme"}
     wrong = Linear(lambda x, y: np.roll(careful(x, y), 1, -1))
     assert "realistic" in {item.case.values for item in tried(wrong, reference=Linear(root), exact=exact).failed}
 
@@ -193,7 +196,7 @@ def test_on_real_values_a_reference_that_is_wrong_itself_excuses_no_engine() -> 
 
     report = tried(Linear(lambda x, y: 3 * y), exact=exact)
     assert {item.case.values for item in report.failed} >= {"realistic", "nan"}
-    assert {item.case.values for item in report.outcomes if item.word == "not judged"} >= {"ones", "extreme"}
+    assert {item.case.values for item in report.outcomes if item.verdict == "not judged"} >= {"ones", "extreme"}
 
 
 def test_integers_keep_to_the_range_of_the_golden_data() -> None:

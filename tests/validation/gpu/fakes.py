@@ -14,9 +14,11 @@ from builders.backends import discovery
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
-from validation.gpu.devices import Device
+from validation.gpu.devices import KitDevice
 
-HOPPER = Device("cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0")
+HOPPER = KitDevice(
+    "cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0"
+)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,37 @@
 """The whole kit as a bare machine runs it, its page, and what the machine it runs on says of itself."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from validation.latency.against import Ratio
 
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from enginery.core.errors import UnavailableError
+from enginery.core.reports.proof import Check
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
 from validation.gpu.page import page
-from validation.gpu.results import Results, now
+from validation.gpu.results import (
+    BatchCosts,
+    BatchLatency,
+    CarriedTrial,
+    DeviceLatency,
+    KitTrial,
+    ModelCosts,
+    PeerComparison,
+    Results,
+    Skipped,
+    now,
+)
+from validation.gpu.timing.peaks import Peaks
+from validation.latency.measurement.quantiles import Quantile
 
 ROOT = Path(__file__).parents[3]
 # What a GPU machine with torch, numpy and onnx does not have.
@@ -92,10 +108,10 @@ def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict
     done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backend", "onnxruntime", "--out", "r.json")
     found = Results.load(tmp_path / "r.json")
     assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr
-    outcomes = {(item["backend"], item["precision"]): item["outcome"] for item in found.tries}
-    assert outcomes["eager", "fp32"] == "passed", found.tries[0]["reason"]
+    outcomes = {(item.backend, item.precision): item.outcome for item in found.tries}
+    assert outcomes["eager", "fp32"] == "passed", found.tries[0].reason
     assert outcomes["onnxruntime", "fp32"] == "not finished"
-    assert "as on a bare machine" in next(item for item in found.tries if item["backend"] == "onnxruntime")["reason"]
+    assert "as on a bare machine" in str(next(item for item in found.tries if item.backend == "onnxruntime").reason)
     text = page([found])
     assert "| mlp fp32 | PyTorch, op by op | passed |" in text and "no GPU: the CPU as the kit's device" in text
 
@@ -137,7 +153,7 @@ def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(
     def run_one(job: Job, workdir: Path) -> object:
         tried.append(job.name)
         if len(tried) == 2:
-            assert [item["outcome"] for item in Results.load(out).tries] == ["passed"]
+            assert [item.outcome for item in Results.load(out).tries] == ["passed"]
             raise KeyboardInterrupt
         return run_job(job, workdir)
 
@@ -170,34 +186,42 @@ def test_the_committed_page_is_what_the_results_that_are_committed_give() -> Non
     assert results or "never run on one" in text
 
 
-ENGINE = {
-    "kind": "engine", "model": "mlp fp16", "backend": "tensorrt-rtx", "precision": "fp16", "built_for": "sm_90",
-    "options": {"cuda_graphs": True}, "name": "x", "outcome": "passed", "build_s": 1.0, "load_s": 2.0,
-    "latency": [
-        {"batch": 16, "median_s": 2e-3, "quantiles": [{"p": 0.99, "value": 3e-3}], "device": {"median_s": 1e-3}},
-    ],
-    "races": [
-        {"peer": "eager", "verdict": "faster", "ratios": [{"ratio": 0.5, "low": 0.4, "high": 0.6}]},
-        {"peer": "compile", "verdict": "no difference shown", "ratios": [{"ratio": 1, "low": 0.9, "high": 1.1}]},
-        {"peer": "compile-autotune", "reason": "out of memory"},
-    ],
-}  # fmt: skip
+def ratio(value: float, low: float, high: float) -> Ratio:
+    return Ratio(0.5, value, low, high, None)
+
+
+ENGINE = KitTrial(
+    kind="engine", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_90",
+    options={"cuda_graphs": True}, name="x", outcome="passed", build_s=1.0, load_s=2.0,
+    checks=(Check("engine", "sqnr_db", "y", "golden", math.inf, 20.0, True),),
+    latency=(
+        BatchLatency(
+            16, {"x": (16, 8)}, 100, True, 2e-3, (Quantile(0.99, 3e-3, None, None, 100.0, 1000),),
+            device=DeviceLatency(10, 1e-3, 1e-3, 1e-3),
+        ),
+    ),
+    races=(
+        PeerComparison("eager", None, 16, "faster", (ratio(0.5, 0.4, 0.6),), (1.0, 2.0), 10, 3),
+        PeerComparison("compile", None, 16, "no difference shown", (ratio(1.0, 0.9, 1.1),), (1.0, 1.0), 10, 3),
+        PeerComparison("compile-autotune", "out of memory"),
+    ),
+)  # fmt: skip
 
 
 def test_the_page_has_each_number_where_it_belongs() -> None:
-    peaks = {
-        "bytes_per_s": 3e12,
-        "operations_per_s": {"float16": 8e14},
-        "launch_s": 2e-6,
-        "missing": {"fp8": "no | such"},
-    }
-    other = {"kind": "other generation", "backend": "tensorrt-rtx", "built_for": "sm_80", "outcome": "load failed"}
-    sizes = [{"batch": batch, "least_s": 5e-4, "operations": 1, "moved_bytes": 1} for batch in (1, 16, 64)]
+    peaks = Peaks(3e12, {"float16": 8e14}, 2e-6, {"fp8": "no | such"})
+    other = KitTrial(
+        kind="other generation", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_80",
+        options={}, outcome="load failed", reason="no\nkernel image",
+    )  # fmt: skip
+    published = CarriedTrial(
+        model="digits", version="4", manifest="", golden="", engine="", build_key="", unit="sm_90 int8 x",
+        created_at="", outcome="passed",
+    )  # fmt: skip
+    sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
     found = Results(
-        "2026-11-22T03:00:00+00:00", HOPPER.to_json(), {}, {"torch": "2.13.0"}, peaks,
-        [{"model": "mlp fp16", "sizes": sizes}], [ENGINE, {**other, "model": "mlp fp16", "reason": "no\nkernel image"}],
-        [{"name": "tvm", "refused": True, "reason": "no cubin"}],
-        [{"model": "digits", "version": "4", "unit": "sm_90 int8 x", "outcome": "passed"}], 2.0, "real",
+        "2026-11-22T03:00:00+00:00", HOPPER.record(), {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
+        (ENGINE, other), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
     )  # fmt: skip
     text = page([found])
     assert "## NVIDIA H100, 2026-11-22" in text and "driver 580.1 (CUDA 13.0)" in text
@@ -209,7 +233,8 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
     assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | passed |" in text
     again = Results.from_json(json.loads(found.to_bytes()))
-    assert page([again]) == text and json.loads(found.to_bytes())["kind"] == "enginery-gpu-results"
+    assert again == found and page([again]) == text and "took_s" not in json.loads(found.to_bytes())["tries"][0]
+    assert json.loads(found.to_bytes())["kind"] == "enginery-gpu-results"
 
 
 def test_a_machine_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +245,6 @@ def test_a_machine_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert devices.driver_version(path) == "580.95.05"
     assert devices.driver_version(tmp_path / "none") == ""
     here = devices.find_device("cpu")
-    assert here.is_cpu and here.to_json()["compute_capability"] is None and here.memory_bytes > 1 << 28
-    assert HOPPER.to_json()["compute_capability"] == [9, 0]
+    assert here.is_cpu and here.record().compute_capability is None and here.memory_bytes > 1 << 28
+    assert HOPPER.record().compute_capability == (9, 0)
     assert devices.software()["numpy"] and now()[10] == "T"

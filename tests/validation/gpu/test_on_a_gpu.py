@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginery.core.hardware.cuda import gpus
-from validation.gpu.kit import Asked, run_kit
+from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.page import page
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA GPU on this machine")]
@@ -13,8 +13,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA 
 
 @pytest.mark.timeout(1800)
 def test_everything_that_is_for_this_gpu_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_kit(Asked("cuda", ("mlp", "block"), peers=("eager", "eager-graph"), seconds=0.2, size="small"), print)
-    bad = [item for item in found.tries if item["kind"] in ("engine", "peer") and item["outcome"] != "passed"]
+    found = run_kit(
+        KitOptions("cuda", ("mlp", "block"), peers=("eager", "eager-graph"), seconds=0.2, size="small"), print
+    )
+    bad = [item for item in found.tries if item.kind in ("engine", "peer") and item.outcome != "passed"]
     assert not bad
-    assert found.peaks and found.peaks["bytes_per_s"] > 1e10
+    assert found.peaks and found.peaks.bytes_per_s > 1e10
     assert page([found])

@@ -2,6 +2,7 @@
 
 import base64
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.types import TensorSpec
-from validation.gpu.recorded import Recorder, Recording, pack, question, unpack
+from validation.gpu.recorded import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
 
 ARRAYS = hnp.arrays(
     st.sampled_from([np.float32, np.float16, np.int64, np.bool_, np.uint8]), hnp.array_shapes(min_dims=0, min_side=0)
@@ -34,10 +36,10 @@ class _Double:
 
 
 def test_an_answer_belongs_to_its_question() -> None:
-    recorder = Recorder(_Double())
+    recorder = RecordingSession(_Double())
     asked = {"x": np.arange(3, dtype=np.float32)}
     recorder.run(asked)
-    played = Recording(_Double.inputs, _Double.outputs, recorder.answers)
+    played = ReplaySession(_Double.inputs, _Double.outputs, recorder.answers)
     assert np.array_equal(played.run(asked)["x"], [0, 2, 4])
     others = [{"x": np.arange(4, dtype=np.float32)}, {"x": asked["x"].view(np.int32)}, {"y": asked["x"]}]
     others += [{"x": asked["x"].reshape(3, 1)}, {"x": asked["x"] + 1}]
@@ -51,22 +53,19 @@ BOMB = base64.b64encode(zlib.compress(b"\0" * 10_000_000)).decode()
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("field", "value"),
     [
-        {**pack(np.ones(3)), "data": BOMB},
-        {**pack(np.ones(3)), "shape": [1 << 40]},
-        {**pack(np.ones(3)), "shape": [-3]},
-        {**pack(np.ones(3)), "shape": [3.0]},
-        {**pack(np.ones(3)), "shape": 3},
-        {**pack(np.ones(3)), "dtype": "O"},
-        {**pack(np.ones(3)), "dtype": "no type"},
-        {**pack(np.ones(3)), "data": "%"},
-        {**pack(np.ones(3)), "data": 3},
-        {"dtype": "<f4"},
-        [],
-        None,
+        ("data", BOMB), ("shape", (1 << 40,)), ("shape", (-3,)), ("dtype", "O"), ("dtype", "no type"), ("data", "%"),
     ],
-)
-def test_what_is_no_array_is_refused(value: Any) -> None:
+)  # fmt: skip
+def test_what_is_no_array_is_refused(field: str, value: Any) -> None:
     with pytest.raises(IntegrityError, match="a recorded answer is damaged"):
-        unpack(value)
+        unpack(replace(pack(np.ones(3)), **{field: value}))
+
+
+@pytest.mark.parametrize("change", [{"shape": [3.0]}, {"shape": 3}, {"data": 3}, {"dtype": None}, {"more": 1}])
+def test_an_answer_of_other_types_is_refused_where_it_is_read(change: dict[str, Any]) -> None:
+    written = encode(pack(np.ones(3)))
+    assert decode(written, PackedArray) == pack(np.ones(3))
+    with pytest.raises(IntegrityError, match="PackedArray"):
+        decode({**written, **change}, PackedArray)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import WorkerContext
+from enginery.core.codec import decode, encode
 from enginery.core.errors import UnknownNameError
 from enginery.core.hardware.targets import CPU
 from enginery.core.types import BuildRequest
@@ -15,11 +16,12 @@ from validation.gpu.cases import save_cases
 from validation.gpu.devices import find_device
 from validation.gpu.models import KitModel, write
 from validation.gpu.probes import any_generation_task, build_for_any_generation
-from validation.gpu.tasks import Skipped, Task, other_tasks, own_tasks, request_for
-from validation.gpu.trying import Terms, TryEngine
+from validation.gpu.results import Skipped, Trial
+from validation.gpu.tasks import BuildTask, other_tasks, own_tasks, request_for
+from validation.gpu.trying import TrialTerms, TryEngine
 from validation.limits.float64 import DoubleSession
 
-TERMS = Terms("cpu", 0.01, Path())
+TERMS = TrialTerms("cpu", 0.01, Path())
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
     return made
 
 
-def tried(task: Task, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> Any:
+def tried(task: BuildTask, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> Trial:
     given = {**task.options, **options}
     trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS, portable)
     return trial.run(WorkerContext(workdir))
@@ -52,21 +54,21 @@ def test_a_try_says_where_it_ended_and_in_whose_words(
 ) -> None:
     register(monkeypatch)
     (task, _) = own_tasks([model], HOPPER)
-    assert isinstance(task, Task)
+    assert isinstance(task, BuildTask)
     found = tried(task, model, tmp_path, how=how)
-    assert found["outcome"] == outcome and said in found["reason"], found
-    assert ("latency" in found) is (how == "right"), "a wrong engine's speed is not worth a look"
+    assert found.outcome == outcome and said in str(found.reason), found
+    assert (found.latency is not None) is (how == "right"), "a wrong engine's speed is not worth a look"
     if how == "right":
-        rows = found["latency"]
-        assert [row["batch"] for row in rows] == [1, 2, 4]
-        assert rows[0]["device"]["median_s"] == pytest.approx(5.5e-3) and rows[0]["runs"] > 3
-        assert found["notes"] == ["sm_90"], "it is built for its target, and presented as this device's"
+        rows = found.latency
+        assert rows and [row.batch for row in rows] == [1, 2, 4]
+        assert rows[0].device and rows[0].device.median_s == pytest.approx(5.5e-3) and rows[0].runs > 3
+        assert found.notes == ("sm_90",), "it is built for its target, and presented as this device's"
 
 
 def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "onnxruntime", "tensorrt", "tensorrt-rtx")
     found = list(own_tasks([model], HOPPER))
-    tasks = [item for item in found if isinstance(item, Task)]
+    tasks = [item for item in found if isinstance(item, BuildTask)]
     assert [(item.name, dict(item.options)) for item in tasks] == [
         ("fake mlp fp32 sm_90", {}), ("fake mlp fp32 sm_90 cuda_graphs=True", {"cuda_graphs": True})
     ]  # fmt: skip
@@ -82,11 +84,11 @@ def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeyp
 def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "tensorrt-rtx")
     found = list(other_tasks(model, HOPPER))
-    built_for = [item.request.target.sm for item in found if isinstance(item, Task) and "rtx" in item.name]
+    built_for = [item.request.target.sm for item in found if isinstance(item, BuildTask) and "rtx" in item.name]
     assert built_for == ["sm_80", "sm_86", "sm_89", "sm_120", "sm_121"], "fp32 is refused for sm_75"
     refused = {item.built_for for item in found if isinstance(item, Skipped)}
     assert {"sm_75", "sm_100", "sm_103"} == refused
-    assert "sm_90" not in {item.request.target.sm for item in found if isinstance(item, Task)}
+    assert "sm_90" not in {item.request.target.sm for item in found if isinstance(item, BuildTask)}
     assert not list(other_tasks(model, find_device("cpu")))
     assert list(other_tasks(model, HOPPER, ["fake"]))
     monkeypatch.setattr(Fake, "tunes_on_target", True)
@@ -110,12 +112,12 @@ def test_an_engine_for_no_generation_in_particular_is_built_and_differs(model: K
     for_ampere = discovery.configure("tensorrt-rtx", {}).build(mine.request, model.path, tmp_path / "sm_80")  # type: ignore[union-attr]
     assert engine.size_bytes > 1000 and engine.digest != for_ampere.digest
     found = tried(task, model, tmp_path, portable=True)
-    assert found["outcome"] == "load failed", "there is no GPU here"
+    assert found.outcome == "load failed", "there is no GPU here"
 
 
 def test_a_request_is_the_pipelines_own_kind(model: KitModel) -> None:
     from builders.backends import discovery
 
     request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
-    assert BuildRequest.from_json(request.to_json()) == request
+    assert decode(encode(request), BuildRequest) == request
     assert request.profiles[0].inputs[0] == ("x", (1, 32), (2, 32), (4, 32))

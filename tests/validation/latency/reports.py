@@ -1,14 +1,15 @@
 """A made-up latency report of realistic size, through the values that real ones are made of."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from builders.backends.run_profiles import NodeTime, RunProfile
-from validation.latency.measurement.measure import FORMAT, BucketLatency, Speed
+from enginery.core.reports.breakdown import Roofs
+from enginery.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
 from validation.latency.measurement.quantiles import curve, quantiles
-from validation.latency.measurement.system_load import Surroundings
+from validation.latency.roofline.breakdown import break_down, executed_costs
 from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
-from validation.latency.roofline.roofs import Roofs
-from validation.latency.roofline.time_breakdown import anatomy
 
 ENGINE = "e" * 64
 ROOFS = Roofs({"float32": 5.2e11, "int8": 1.6e12}, 1.9e10, 5e10, 18 << 20, 2.9e-5, 6e-7)
@@ -17,10 +18,10 @@ ROOFS = Roofs({"float32": 5.2e11, "int8": 1.6e12}, 1.9e10, 5e10, 18 << 20, 2.9e-
 def bucket(batch: int, count: int = 500, others: float = 0.02) -> BucketLatency:
     rng = np.random.default_rng(batch)
     series = 4e-5 * batch * np.exp(0.05 * rng.standard_normal(count))
-    quiet = Surroundings(1.0, 0.3, others, 0.0, 2.0, None, 2)
+    quiet = SystemLoad(1.0, 0.3, others, 0.0, 2.0, None, 2)
     return BucketLatency(
         f"batch={batch}", {"batch": batch}, batch, 1e-3, count + 20, 20, True, float(series.mean()), quantiles(series),
-        curve(series), 12_000_000 + batch, quiet.to_json(), quantiles(0.9 * series, (0.5,))[0],
+        curve(series), 12_000_000 + batch, quiet, quantiles(0.9 * series, (0.5,))[0],
     )  # fmt: skip
 
 
@@ -35,28 +36,24 @@ def profile(layers: int = 14) -> RunProfile:
     return RunProfile(nodes, 30, 7e-3)
 
 
-def latency_report(others: float = 0.02) -> dict:
-    from validation.latency.roofline.time_breakdown import executed_costs
-
+def latency_report(others: float = 0.02, **changes: object) -> LatencyReport:
     found = profile()
     costs = executed_costs(found)
     graph = GraphCosts([GraphNode(cost, {}, {}) for cost in costs], ["y"], ["/mask/NonZero"])
-    buckets = [bucket(1, 300), bucket(8, others=others), bucket(32)]
-    return {
-        "format": FORMAT,
-        "unit": "cpu fp32 onnxruntime",
-        "engine": ENGINE,
-        "golden": "f" * 64,
-        "machine": {
-            "cpu": "Intel(R) Xeon(R) Processor @ 2.50GHz",
-            "kind": "x86_64-avx512-vnni",
-            "cores": 2,
-            "system": "Linux",
-            "gpus": [],
-        },
-        "created_at": "2026-11-20T08:43:35+00:00",
-        "asked": {"seconds": 0.1, "buckets": "few", "streams": 1},
-        "size_bytes": 142_653,
-        **Speed(0.012, 9_000_000, True, buckets, 0.09, 5).to_json(),
-        "anatomy": anatomy("batch=8", 8e-3, graph, found, ROOFS).to_json(),
-    }
+    usual = LatencyReport(
+        unit="cpu fp32 onnxruntime",
+        engine=ENGINE,
+        golden="f" * 64,
+        machine=MachineKind("Intel(R) Xeon(R) Processor @ 2.50GHz", "x86_64-avx512-vnni", 2, "Linux", ()),
+        created_at="2026-11-20T08:43:35+00:00",
+        asked=LatencyTerms(0.1, "few"),
+        size_bytes=142_653,
+        load_s=0.012,
+        loaded_bytes=9_000_000,
+        memory_resettable=True,
+        buckets=(bucket(1, 300), bucket(8, others=others), bucket(32)),
+        import_s=0.09,
+        processes=5,
+        anatomy=break_down("batch=8", 8e-3, graph, found, ROOFS),
+    )
+    return replace(usual, **changes)

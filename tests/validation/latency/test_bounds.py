@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from enginery.core.reports.breakdown import NodeCost, Roofs
 from enginery.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
 from validation.latency.measurement.loop import latencies
-from validation.latency.roofline.costs import Cost
+from validation.latency.roofline.breakdown import break_down
 from validation.latency.roofline.diagnosis import diagnose_node, diagnose_run
 from validation.latency.roofline.graph_costs import graph_costs
-from validation.latency.roofline.roofs import Roofs, measure_roofs
-from validation.latency.roofline.time_breakdown import anatomy
+from validation.latency.roofline.roofs import measure_roofs
 
 PLANTED = {"compute": nets.huge_product, "bandwidth": nets.big_addition, "overhead": nets.many_tiny}
 
@@ -25,14 +25,14 @@ def test_what_is_planted_is_what_bounds(bound, tmp_path):
     path = nets.save(PLANTED[bound](), tmp_path / "net.onnx")
     for _ in range(3):
         found = measured(path, tmp_path)
-        rows = found.to_json()["profile"]["nodes"]
-        seen = {found.diagnosis.bound, bound if bound == "overhead" else rows[0]["diagnosis"]["bound"]}
+        rows = found.profile.nodes
+        seen = {found.diagnosis.bound, bound if bound == "overhead" else rows[0].diagnosis.bound}
         if seen == {bound} and found.diagnosis.clear:
             break
     assert seen == {bound}
     assert found.diagnosis.clear
-    assert len(found.profile.nodes) == len(found.graph.nodes)
-    assert {row["cost"]["macs"] for row in rows} == {768**3 if bound == "compute" else 0}
+    assert len(rows) == found.graph.nodes
+    assert {row.cost.macs for row in rows} == {768**3 if bound == "compute" else 0}
 
 
 def measured(path, folder):
@@ -45,14 +45,14 @@ def measured(path, folder):
     request = BuildRequest("a" * 64, "fp32", Target("cpu"), "onnxruntime", tuple(specs), (), ())
     profile = backend.profile(Engine(request, path, "a" * 64, 1, ".onnx"), inputs, 10, folder)
     graph = graph_costs(path, [TensorSpec("x", "float32", tuple(specs[0].shape))], {})
-    return anatomy("static", seconds, graph, profile, roofs)
+    return break_down("static", seconds, graph, profile, roofs)
 
 
 LIMITS = Roofs({"float32": 1e9, "int8": 4e9}, 1e8, 1e9, 1000, 1e-5, 1e-6)
 
 
 def cost(operations=0, moved=0, dtype="float32"):
-    return Cost("n", "Op", dtype, operations // 2, operations, moved, 0)
+    return NodeCost("n", "Op", dtype, operations // 2, operations, moved, 0)
 
 
 def test_shares_are_least_times_over_the_measured_one():
@@ -69,9 +69,9 @@ def test_shares_are_least_times_over_the_measured_one():
 
 def test_a_least_time_beyond_the_run_is_no_share_and_leaves_no_bound():
     told = diagnose_run(1e-5, [cost(20_100)], LIMITS, 1000, kernels_s=1.2e-5)
-    assert (told.sound, told.outside, told.bound, told.clear) == (False, None, None, False)
-    assert {told.to_json()[name] for name in ("compute", "bandwidth", "overhead")} == {None}
+    assert (told.outside, told.bound, told.clear) == (None, None, False)
+    assert {told.compute, told.bandwidth, told.overhead} == {None}
     noise = diagnose_run(1e-3, [cost(1_050_000)], LIMITS, 1000)
-    assert (noise.to_json()["compute"], noise.bound) == (1.0, "compute"), "two measurements differ a little"
+    assert (noise.compute, noise.bound) == (1.0, "compute"), "two measurements differ a little"
     far = diagnose_node(1e-6, cost(4_000), LIMITS, 10)
-    assert (far.bound, far.clear, far.to_json()["compute"]) == ("compute", True, None), "far larger than the others"
+    assert (far.bound, far.clear, far.compute) == ("compute", True, None), "far larger than the others"

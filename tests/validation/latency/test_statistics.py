@@ -5,9 +5,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from validation.latency.measurement.paired import judge
-from validation.latency.measurement.quantiles import below, order_ranks, quantiles, runs_needed
+from validation.latency.measurement.paired import compare_times
+from validation.latency.measurement.quantiles import order_ranks, quantiles, runs_needed
 from validation.latency.measurement.warmup import warm_up
+from validation.statistics.distributions import beta_cdf
 
 
 def remembering(rng, count, memory, size):
@@ -28,10 +29,14 @@ def latencies(rng, count=600, memory=0.0, spikes=0.0):
 def test_the_ranks_are_those_of_the_binomial_distribution():
     # Hahn & Meeker (1991), table A.15a, and by summing: n = 100, p = 0.5, 95 %.
     assert order_ranks(100, 0.5) == (40, 61)
-    assert below(100, 0.5, 39) == pytest.approx(0.017600, abs=1e-6)
     assert order_ranks(6, 0.5) == (1, 6) and order_ranks(5, 0.5) is None
     assert runs_needed(0.5) == 6 and runs_needed(0.99) == 368
     assert order_ranks(367, 0.99) is None and order_ranks(368, 0.99) is not None
+    for count, p in ((100, 0.5), (999, 0.9), (50_000, 0.99), (400_000, 0.999)):
+        low, high = order_ranks(count, p)
+        at_most = [beta_cdf(1 - p, count - most, most + 1.0) for most in (low - 1, low, high - 2, high - 1)]
+        assert at_most[0] <= 0.025 < at_most[1], "P(Bin < l) is at most 2.5 %, and l the greatest such rank"
+        assert at_most[2] < 0.975 <= at_most[3], "P(Bin < u) is at least 97.5 %, and u the least such rank"
 
 
 def test_a_quantile_that_the_runs_cannot_give_is_not_invented():
@@ -84,19 +89,19 @@ def pairs(seed, slower=0.0, memory=0.6, luck=0.0, storm=0.05):
 
 @pytest.mark.parametrize("luck", [0.0, 0.03])
 def test_an_engine_against_itself_shows_no_difference(luck):
-    verdicts = [judge(pairs(seed, luck=luck), seed, replicates=150).verdict for seed in range(100)]
+    verdicts = [compare_times(pairs(seed, luck=luck), seed, replicates=150).verdict for seed in range(100)]
     assert sum(verdict != "no difference shown" for verdict in verdicts) <= 8  # 5 %, and what 100 trials leave open
 
 
 def test_a_real_difference_is_shown_and_what_could_have_been_is_said():
-    slower = judge(pairs(1, slower=0.2), 1)
+    slower = compare_times(pairs(1, slower=0.2), 1)
     assert slower.verdict == "slower" and slower.ratios[0].low < 1.2 < slower.ratios[0].high
-    assert judge(pairs(1, slower=-0.2), 1).verdict == "faster"
-    equal = judge(pairs(2), 2)
+    assert compare_times(pairs(1, slower=-0.2), 1).verdict == "faster"
+    equal = compare_times(pairs(2), 2)
     assert 0.0 < equal.ratios[0].detectable < 0.2
     assert equal.ratios[1].ratio is None and "it takes 1000" in equal.ratios[1].note
 
 
 def test_what_happens_to_both_cancels():
-    calm, stormy = (judge(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
+    calm, stormy = (compare_times(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
     assert stormy < 3 * calm

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
+from enginery.core.codec import decode, encode
 from enginery.core.types import TensorSpec
 from validation.comparison.sessions import expected_checks
 from validation.golden.golden_set import Case, GoldenSet
@@ -78,7 +79,7 @@ def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: P
     floor = found.of("y", "golden")
     assert floor is not None and 125 < floor.sqnr_db < 150 and floor.max_rel < 1e-5
     assert found.of("y", "edge") is None and found.of("z", "golden") is None
-    assert Noise.from_json(found.to_json()) == found
+    assert decode(encode(found), Noise) == found
 
     def cannot(inputs: object) -> dict[str, np.ndarray]:
         raise ValueError("no such operator")

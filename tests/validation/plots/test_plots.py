@@ -11,18 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from validation.plots.charts import (
-    Curve,
-    Interval,
-    Point,
-    columns,
-    ecdf,
-    histogram,
-    intervals,
-    loglog,
-    series,
-    spanning,
-)
+from validation.plots.charts import Curve, Interval, Point, ecdf, histogram, intervals, loglog, series, spanning
 from validation.plots.marks import Axis, Bars, Dot, Key, Line, Plot, Text
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text, share_text
@@ -35,7 +24,7 @@ UNIT = Axis(0.0, 1.0)
 def plots() -> dict[str, Plot]:
     """One of each kind, with names that nobody should write."""
     shares = np.linspace(0, 1, 101)
-    curves = [Curve(f"{HOSTILE} {n}", 10.0 ** (shares + n), shares, shares * 0.9, shares * 0.9 + 0.1) for n in range(7)]
+    curves = [Curve(f"{HOSTILE} {n}", 10.0 ** (shares + n), shares) for n in range(7)]
     rows = [
         Interval(HOSTILE, "from -1 to 2", -1.0, 2.0, 0.5),
         Interval("beyond", "", 7.0, 9.0, 8.0),
@@ -48,7 +37,6 @@ def plots() -> dict[str, Plot]:
         "intervals": intervals(rows, Axis(-2.0, 3.0, HOSTILE), HOSTILE, 1.0),
         "histogram": histogram(np.linspace(-1, 1, 61), np.arange(60.0), HOSTILE, (-0.5, 0.5)),
         "loglog": loglog(points, [roof], Axis(0.01, 100, "MAC/B", log=True), Axis(1e7, 1e11, log=True), HOSTILE),
-        "columns": columns([HOSTILE, "b"], [0.9, 0.1], UNIT, HOSTILE),
     }
 
 
@@ -99,7 +87,7 @@ def test_names_are_shortened_and_whole_in_the_title(drawn):
 
 
 def test_marks_stay_within_the_axes_whatever_the_data_are():
-    marks = (Line([-9, 0.5, math.nan, 9], [math.inf, 0.1, 0.2, -math.inf]), Dot(1e300, -1e300), Bars([(-5, 5, -5, 5)]))
+    marks = (Line([-9, 0.5, math.nan, 9], [math.inf, 0.1, 0.2, -math.inf]), Dot(1e300, -1e300), Bars([-5, 5], [5]))
     root = ElementTree.fromstring(svg(Plot("p", "w", UNIT, UNIT, (*marks, Text(-math.inf, 9, "here")))))
     for path in root.iter("path"):
         numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d"))]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from enginery.core.proof.report import Check
+from enginery.core.reports.proof import Check, Report
 from tests.validation.page_data import joint_checks, version_report
 from validation.reporting.distributions import distributions
 from validation.reporting.html import metric_text, render
@@ -77,6 +77,8 @@ def test_it_needs_no_network_and_no_scripts():
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
 
 
+# Texts that stand for a number, and words of which a document has a fixed choice.
+FIXED = ("inf", "nan", "-inf", "few", "runtime", "model")
 KEPT = frozenset({"finding", "status", "precision", "joint", "name", "verdict", "created_at", "unit", "bound"})
 
 
@@ -87,7 +89,7 @@ def hostile(value, kept=KEPT):
         return {key: item if key in kept else hostile(item, inner[key]) for key, item in value.items()}
     if isinstance(value, list):
         return [hostile(item, kept) for item in value]
-    return HOSTILE if isinstance(value, str) and value not in ("inf", "nan", "-inf") else value
+    return HOSTILE if isinstance(value, str) and value not in FIXED else value
 
 
 def test_everything_is_escaped():
@@ -152,10 +154,10 @@ def test_non_finite_values_are_shown():
 
 
 def test_equal_sets_of_checks_are_shown_once():
-    joints = {joint["name"]: joint for joint in overview(version_report())["joints"]}
-    assert len(joints["export"]["groups"]) == 1
-    assert len(joints["export"]["groups"][0]["units"]) == 24
-    assert joints["engine"]["groups"][0]["title"] == "cpu fp32 onnxruntime"
+    stages = {stage.name: stage for stage in overview(version_report())["stages"]}
+    assert len(stages["export"].groups) == 1
+    assert len(stages["export"].groups[0].units) == 24
+    assert stages["engine"].groups[0].title == "cpu fp32 onnxruntime"
 
 
 def test_headroom_orders_checks_of_different_metrics():
@@ -175,12 +177,12 @@ def test_sizes_and_metrics_have_units():
 
 
 def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
-    rows = {row["title"]["text"]: row for row in overview(version_report())["beside"]["shown"]}
+    rows = {row.title: row for row in overview(version_report())["beside"]}
     int8 = rows["cpu int8 onnxruntime"]
-    values = {joint: cell["shown"]["check"].value for joint, cell in int8["cells"].items()}
+    values = {stage: cell.shown.check.value for stage, cell in int8.cells.items()}
     assert values == {"export": 127.3, "quantization": 23.6, "engine": 35.6}
-    assert int8["cause"] == "nearly all at quantization" and rows["int8"]["title"]["more"] == "5 units"
-    assert rows["fp32"]["cells"]["engine"] is None
+    assert int8.cause == "nearly all at quantization" and rows["int8"].more == "5 units"
+    assert rows["fp32"].cells["engine"] is None
 
 
 def test_a_failure_names_its_joint_and_comes_first():
@@ -188,8 +190,8 @@ def test_a_failure_names_its_joint_and_comes_first():
     broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     report["reports"][1]["checks"].append(Check("engine", "runs", "", "all", None, None, False, "it died").to_json())
-    rows = overview(report)["beside"]["shown"]
-    assert [row["cause"] for row in rows[:2]] == ["fails at engine"] * 2 and rows[2]["cause"] != "fails at engine"
+    rows = overview(report)["beside"]
+    assert [row.cause for row in rows[:2]] == ["fails at engine"] * 2 and rows[2].cause != "fails at engine"
     text = " ".join(Page(render(report)).text.split())
     assert "every output" in text and "✕ 3.0 dB" in text
 
@@ -200,8 +202,8 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
     broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
     report["reports"][0]["checks"] += [check.to_json() for check in broken]
-    (row,) = overview(report)["beside"]["shown"]
-    assert row["cause"] == "fails at engine" and row["cells"]["engine"]["shown"]["check"].name == "contract kl"
+    (row,) = overview(report)["beside"]
+    assert row.cause == "fails at engine" and row.cells["engine"].shown.check.name == "contract kl"
     page = render(report)
     text = " ".join(Page(page).text.split())
     assert "✕ 3 contract kl ≤ 0.01" in text and "What failed" in text and text.index("✕ contract seeds") > 0
@@ -259,7 +261,7 @@ def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_
     report = bare()
     int8 = [item for item in report["reports"] if item["precision"] == "int8"]
     int8[-1]["spreads"][1] |= {"samples": 59}
-    curves = curves_of(distributions(int8)[0]["pictures"][0])
+    curves = curves_of(distributions([Report.from_json(item) for item in int8])[0].pictures[0])
     assert list(curves) == ["export", "int8 onnxruntime, int8 tensorrt-rtx graph", "int8 tensorrt-rtx graph", ENGINE]
     assert curves[ENGINE] == curves["int8 onnxruntime, int8 tensorrt-rtx graph"] != curves["int8 tensorrt-rtx graph"]
 
@@ -278,4 +280,4 @@ def test_joints_that_are_both_exact_have_no_drift():
     report["reports"] = report["reports"][:1]
     for check in report["reports"][0]["checks"]:
         check["value"] = "inf" if check["name"] == "sqnr_db" else check["value"]
-    assert overview(report)["beside"]["shown"][0]["cause"] == ""
+    assert overview(report)["beside"][0].cause == ""

@@ -1,18 +1,28 @@
 """What the page says about quantization: the table, the pictures, what stays in float; nothing where nothing was."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from enginery.core.codec import decode
+from enginery.core.reports.quantization import QuantizationRecord, QuantizedTensor, RecordedSearch
 from tests.validation.page_data import record, version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile
 from validation.plots.texts import number_text, share_text
 from validation.reporting.html import render
+from validation.reporting.overview import overview
 from validation.reporting.pictures import frontier_svg, histogram_svg
 from validation.reporting.quantized import MOST, SHOWN, facts, quantizations, sqnr_text
 
-KINDS = ("in", "out")
+
+def area(drawn: str, kind: str) -> float:
+    """What the bars of a kind cover, in square pixels to the nearest ten."""
+    numbers = re.search(f'class="{kind}"><path[^>]* d="([^"]*)"', drawn).group(1)
+    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", numbers)]
+    doubled = sum(x * below - left * y for (x, y), (left, below) in zip(points, points[1:] + points[:1], strict=True))
+    return round(abs(doubled) / 2, -1)
 
 
 def section(report: dict) -> str:
@@ -23,6 +33,15 @@ def section(report: dict) -> str:
 
 def report(**changes: object) -> dict:
     return {**version_report(), "quantization": {"int8": {**record(), **changes}}}
+
+
+def drawn(tensor: dict) -> str:
+    found = decode(tensor, QuantizedTensor)
+    return histogram_svg(found, found.histogram)
+
+
+def search(**changes: object) -> RecordedSearch:
+    return replace(decode(record()["choice"], RecordedSearch), **changes)
 
 
 def test_the_section_has_figures_table_pictures_frontier_and_reasons():
@@ -64,7 +83,7 @@ def test_thousands_of_tensors_do_not_make_a_page_without_end():
 
 def test_a_version_without_records_has_no_section():
     assert "<h2>Quantization</h2>" not in render({**version_report(), "quantization": {}})
-    assert quantizations({"model": "m"}) == []
+    assert quantizations({}) == []
 
 
 def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
@@ -73,7 +92,7 @@ def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
         entry["graph"] = found["sources"]["onnx"] if entry["precision"] != "fp16" else "other"
     text = " ".join(Page(section(found)).text.split())
     assert text.count("passed through untouched") == 1
-    assert [item["name"] for item in quantizations(found)] == ["int8"]
+    assert [item.name for item in overview(found)["quantizations"]] == ["int8"]
 
 
 def test_a_graph_with_nothing_quantized_still_says_why():
@@ -93,41 +112,38 @@ def test_hostile_names_stay_text():
 
 
 def test_pictures_are_well_formed_and_say_in_words_what_they_show():
-    picture = ElementTree.fromstring(histogram_svg({**record()["tensors"][0], "name": "a <b> & 'c'"}))
+    picture = ElementTree.fromstring(drawn({**record()["tensors"][0], "name": "a <b> & 'c'"}))
     title = picture.find("title").text
     assert title.startswith("Histogram of a <b> & 'c': values from −3.5 to 2.5;")  # noqa: RUF001
     assert "0.012 % are clipped" in title
-    assert (
-        ElementTree.fromstring(frontier_svg(record()["choice"]["frontier"], record()["choice"]["chosen"])) is not None
-    )
+    assert ElementTree.fromstring(frontier_svg(search(floor_db=None))) is not None
 
 
 def test_values_outside_the_range_are_drawn_apart():
     item = record()["tensors"][0] | {"range": [-1.0, 1.0], "seen": [-2.0, 2.0]}
     item["histogram"] = {"span": [-2.0, 2.0], "counts": [1.0] * 60}
-    inside, outside = (re.search(f'class="{kind}"><path[^>]* d="([^"]*)"', histogram_svg(item)) for kind in KINDS)
-    assert inside.group(1).count("M") == outside.group(1).count("M") == 30
-    assert 'class="out"' not in histogram_svg({**item, "range": [-2.0, 2.0]})
+    inside, outside = (area(drawn(item), kind) for kind in ("in", "out"))
+    assert inside == outside > 0
+    assert area(drawn({**item, "range": [-2.0, 2.0]}), "out") == 0
 
 
 @pytest.mark.parametrize("span", [[0.0, 0.0], [0.0, 1e-30], [-1e30, 1e30]])
 def test_odd_spans_are_drawn(span):
     item = {**record()["tensors"][0], "range": span, "seen": span, "histogram": {"span": span, "counts": [0.0] * 60}}
-    assert ElementTree.fromstring(histogram_svg(item)) is not None
+    assert ElementTree.fromstring(drawn(item)) is not None
 
 
 def test_the_frontier_marks_what_was_run_chosen_and_asked_for():
-    choice = record()["choice"]
-    drawn = frontier_svg(choice["frontier"], choice["chosen"], 26.0)
-    assert drawn.count('class="run"') == 3 and drawn.count('class="chosen"') == 1
-    assert "floor 26 dB" in drawn and drawn.count('class="floor"') == 1
-    assert "75.0 % in int8: 26.6 dB, 3 groups left in float" in drawn
-    exact = {**choice["chosen"], "sqnr_db": None}
-    assert 'class="chosen"' not in frontier_svg([], exact)
+    picture = frontier_svg(search())
+    assert picture.count('class="run"') == 3 and picture.count('class="chosen"') == 1
+    assert "floor 26 dB" in picture and picture.count('class="floor"') == 1
+    assert "75.0 % in int8: 26.6 dB, 3 groups left in float" in picture
+    assert 'class="chosen"' not in frontier_svg(search(frontier=(), chosen=replace(search().chosen, sqnr_db=None)))
 
 
 def test_numbers_are_short_and_have_units():
     assert [number_text(value) for value in (0.0, -1.23456, 1e-7, 48200.0)] == ["0", "−1.23", "1e−7", "4.82e4"]  # noqa: RUF001
     assert [share_text(share) for share in (0.0, 2e-7, 0.000123, 0.5)] == ["0", "under 0.001 %", "0.012 %", "50 %"]
-    assert sqnr_text({"sqnr_db": None, "measured": None}) == "not measured"
-    assert dict(facts({**record(), "macs_share": None, "quantized": 1}))["1"].startswith("node computes")
+    assert sqnr_text(QuantizedTensor("x", "activation", "int8", (), (0.0, 1.0), 1.0)) == "not measured"
+    single = decode({**record(), "macs_share": None, "quantized": 1}, QuantizationRecord)
+    assert dict(facts(single))["1"].startswith("node computes")

@@ -6,16 +6,17 @@ Schuirmann 1987), INSUFFICIENT when the margin lies between them. "No difference
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeGuard
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
 from enginery.core.text import pluralize
 from validation.canary.judging.thresholds import Thresholds, probability
 from validation.statistics.blocks import LEAST_BLOCKS
 from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 from validation.statistics.memory import LEAST_INDEPENDENT
 from validation.statistics.rates import POWER
 from validation.statistics.slowdown import LEAST_BEYOND, Effect, answered, quantile_effects, quantile_of, rank_bounds
@@ -68,9 +69,21 @@ class Criterion:
     note: str = ""
     assumed: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
+    def without_infinities(self) -> "Criterion":
+        """With None for what JSON has no number for; what is None means the same as what is infinite."""
+
+        def known(value: float | None) -> float | None:
+            return value if is_finite(value) else None
+
+        low, high, detectable, provable = map(known, (self.low, self.high, self.detectable, self.provable))
+        return replace(
+            self, estimate=known(self.estimate), low=low, high=high, detectable=detectable, provable=provable
+        )
+
+
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Whether it is known, and no infinity or NaN."""
+    return value is not None and math.isfinite(value)
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:

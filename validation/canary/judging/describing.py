@@ -1,48 +1,45 @@
-"""A criterion in words: its interval, and what this much data can show. Of a criterion, or of its JSON in a report."""
+"""A criterion in words: its interval, and what this much data can show."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from enginery.core.text import pluralize
-from validation.canary.judging.criteria import Criterion
-
-Json = Mapping[str, Any]
+from validation.canary.judging.criteria import Criterion, is_finite
 
 
 def describe(item: Criterion) -> str:
     """One line for people: 'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
-    return f"{item.name}: {describe_measured(item.to_json(), of=('INSUFFICIENT',))}"
+    return f"{item.name}: {describe_measured(item, of=('INSUFFICIENT',))}"
 
 
-def describe_measured(item: Json, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
-    """The note of a criterion's JSON, or its estimate, interval and margin; for the verdicts `of`, what the data can
+def describe_measured(item: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
+    """A criterion's note, or its estimate, interval and margin; for the verdicts `of`, what the data can
     show as well."""
-    if item["note"]:
-        return str(item["note"])
-    found = f"{describe_value(item['estimate'], item['kind'])} ({describe_interval(item)}), "
-    found += f"margin {describe_value(item['margin'], item['kind'])}"
-    return f"{found}; {describe_power(item)}" if item["verdict"] in of else found
+    if item.note:
+        return item.note
+    found = f"{describe_value(item.estimate, item.kind)} ({describe_interval(item)}), "
+    found += f"margin {describe_value(item.margin, item.kind)}"
+    return f"{found}; {describe_power(item)}" if item.verdict in of else found
 
 
-def describe_interval(item: Json) -> str:
+def describe_interval(item: Criterion) -> str:
     """'+2.4 % to +3.7 %', 'at most +3.7 %' where nothing is known of the other end, or 'without bounds'."""
-    low, high = (describe_value(item[end], item["kind"]) for end in ("low", "high"))
-    from_below = _finite(item["low"]) and (item["kind"] != "latency" or item["low"] > -1.0)
-    if from_below and _finite(item["high"]):
+    low, high = (describe_value(end, item.kind) for end in (item.low, item.high))
+    from_below = is_finite(item.low) and (item.kind != "latency" or item.low > -1.0)
+    if from_below and is_finite(item.high):
         return f"{low} to {high}"
-    return f"at least {low}" if from_below else f"at most {high}" if _finite(item["high"]) else "without bounds"
+    return f"at least {low}" if from_below else f"at most {high}" if is_finite(item.high) else "without bounds"
 
 
-def describe_power(item: Json) -> str:
+def describe_power(item: Criterion) -> str:
     """Which effect this many requests would have failed, which margin an equal candidate would have passed at (power
     0.8 both), and what was assumed."""
-    detectable, provable = (describe_value(item[name], item["kind"]) for name in ("detectable", "provable"))
-    found = pluralize(item["requests"], "request")
-    parts = [f"{detectable} or more"] if _says(item, "detectable") else []
-    parts += [f"an equal candidate to be within {provable}"] if _says(item, "provable") else []
+    detectable, provable = (describe_value(value, item.kind) for value in (item.detectable, item.provable))
+    found = pluralize(item.requests, "request")
+    parts = [f"{detectable} or more"] if _says(item, item.detectable) else []
+    parts += [f"an equal candidate to be within {provable}"] if _says(item, item.provable) else []
     found += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
-    return f"{found}; {item['assumed']}" if item["assumed"] else found
+    return f"{found}; {item.assumed}" if item.assumed else found
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
@@ -78,11 +75,6 @@ def describe_value(value: float | None, kind: str) -> str:
     return f"{value:+.3g}" if kind == "score" else f"{100 * value:+.3g} %"
 
 
-def _says(item: Json, name: str) -> bool:
+def _says(item: Criterion, value: float | None) -> bool:
     """Whether an effect is known, and, for a share, is less than all requests."""
-    value = item[name]
-    return _finite(value) and (item["kind"] != "share" or round(value, 3) < 1.0)
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+    return is_finite(value) and (item.kind != "share" or round(value, 3) < 1.0)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
 from validation.canary.judging.moments import span_text
 from validation.canary.observations import Observations
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 
 # Requests of the thinner side in a window: the fewer, the closer in time; the more, the fewer are left without a match.
 PER_WINDOW = 50

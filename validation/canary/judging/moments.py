@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from validation.statistics.evidence import Array
+from enginery.arrays.arrays import Array
 
 MOST_APART_S = 900.0
 # Smaller times than these (1973) are taken for seconds since some start.

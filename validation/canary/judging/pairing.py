@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
 from enginery.recording.outputs import EQUAL_DB
 from validation.canary.judging.ends import CLOSE, end_of_pairs, killed
 from validation.canary.judging.matching import match_in_time, silence
 from validation.canary.judging.moments import hours_apart
 from validation.canary.observations import Name, Observations
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 
 
 def evidence_of(

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
 from enginery.core.text import pluralize
 from validation.canary.judging.criteria import (
     CALIBRATED,
@@ -17,7 +18,7 @@ from validation.canary.judging.criteria import (
 from validation.statistics import rates
 from validation.statistics.blocks import LEAST_BLOCKS, MOST_BLOCKS
 from validation.statistics.distributions import t_quantile
-from validation.statistics.evidence import Array, Evidence, Side
+from validation.statistics.evidence import Evidence, Side
 from validation.statistics.memory import memories_of
 
 

@@ -2,9 +2,10 @@
 
 import math
 
+from enginery.arrays.arrays import Array
 from validation.canary.judging.criteria import Criterion, Levels, verdict_of
 from validation.statistics import rates
-from validation.statistics.evidence import Array, Evidence
+from validation.statistics.evidence import Evidence
 
 
 def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: int = 1) -> Criterion:

@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from enginery.core.errors import InputError
 
 MOST_BURST = 1_000_000
+# More is a mistake; a whole number may be larger than any float.
+MOST_NUMBER = 1e300
 # Requests that an outage in production fails, where none was seen.
 OUTAGE = 100
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
@@ -44,12 +45,8 @@ class Thresholds:
     alpha: float = 0.05
     error_burst: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back."""
-        return {**asdict(self), "latency": dict(self.latency)}
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Thresholds":
+    def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
         """Read `validation.canary` of a spec: what is not given keeps its default, null lifts it. Raises InputError."""
         _known(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
         latency = {**DEFAULT_LATENCY, **_mapping(data.get("latency", {}), "latency")}
@@ -60,7 +57,7 @@ class Thresholds:
             _share(data.get("error_rate", 0.001), "error_rate"),
             None if quality is None else _quality(_mapping(quality, "quality")),
             alpha,
-            None if data.get("error_burst") is None else _requests(data["error_burst"], "error_burst"),
+            None if (burst := data.get("error_burst")) is None else _requests(burst, "error_burst"),
         )
 
 
@@ -86,10 +83,10 @@ def _quantile(name: str, value: object) -> bool:
     return value is not None
 
 
-def _quality(data: Mapping[str, Any]) -> Quality:
+def _quality(data: Mapping[str, object]) -> Quality:
     _known(data, ("sqnr_db", "disagreement", "flips", "score", "burst"), "quality.")
     sqnr = data.get("sqnr_db", 15.0)
-    if type(sqnr) not in (int, float) or not math.isfinite(sqnr):
+    if isinstance(sqnr, bool) or not isinstance(sqnr, int | float) or not abs(sqnr) < MOST_NUMBER:
         raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
     return Quality(
         float(sqnr),
@@ -100,20 +97,20 @@ def _quality(data: Mapping[str, Any]) -> Quality:
     )
 
 
-def _share(value: Any, where: str) -> float | None:
+def _share(value: object, where: str) -> float | None:
     return None if value is None else _number(value, where)
 
 
-def _requests(value: Any, where: str) -> int:
-    if type(value) is not int or not 1 <= value <= MOST_BURST:
+def _requests(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_BURST:
         raise InputError(
             f"validation.canary.{where} is {str(value)[:40]!r}; give a number of requests from 1 to {MOST_BURST}"
         )
     return value
 
 
-def _number(value: Any, where: str, most: float = 1.0) -> float:
-    if type(value) not in (int, float) or not 0.0 < value < most or not math.isfinite(value):
+def _number(value: object, where: str, most: float = 1.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < min(most, MOST_NUMBER):
         raise InputError(
             f"validation.canary.{where} is {str(value)[:40]!r}; give a number above 0"
             + (f" and below {most:g}" if math.isfinite(most) else "")
@@ -121,12 +118,12 @@ def _number(value: Any, where: str, most: float = 1.0) -> float:
     return float(value)
 
 
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+def _mapping(value: object, where: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InputError(f"validation.canary.{where} is {str(value)[:40]!r}; give a mapping")
     return value
 
 
-def _known(data: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+def _known(data: Mapping[str, object], names: tuple[str, ...], where: str) -> None:
     if unknown := sorted(set(data) - set(names)):
         raise InputError(f"validation.canary.{where}{unknown[0][:40]} is not known; known: {', '.join(names)}")

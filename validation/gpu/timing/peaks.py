@@ -6,10 +6,13 @@ addition to one number. The best of several tries is taken: a roof is what nothi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from validation.gpu.timing.clocks import runs_for, seconds_of
+
+if TYPE_CHECKING:
+    import torch
 
 # Elements of a copied array and sides of multiplied matrices, by device; the CPU's are only to run the same code.
 _COPIED = {"cuda": 1 << 28, "cpu": 1 << 20}
@@ -25,10 +28,6 @@ class Peaks:
     operations_per_s: Mapping[str, float]
     launch_s: float
     missing: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
 
     def least_s(self, operations: float, moved_bytes: float, kind: str) -> float | None:
         """What no engine gets below: the slower of computing in that type and of moving bytes. None: no such roof."""
@@ -60,24 +59,24 @@ def _bandwidth(device: str) -> float:
     return 2.0 * source.numel() * source.element_size() / _best(lambda: target.copy_(source), device)
 
 
-def _products(device: str) -> dict[str, Callable[[], Callable[[], Any]]]:
+def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
     """By type, what makes the matrices and gives their product."""
     import torch
 
     side = _SIDE[device]
 
-    def plain(dtype: Any) -> Callable[[], Callable[[], Any]]:
-        def made() -> Callable[[], Any]:
+    def plain(dtype: "torch.dtype") -> Callable[[], Callable[[], object]]:
+        def made() -> Callable[[], object]:
             left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
             return lambda: torch.mm(left, right)
 
         return made
 
-    def whole() -> Callable[[], Any]:
+    def whole() -> Callable[[], object]:
         left, right = (torch.randint(-127, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))
         return lambda: torch._int_mm(left, right.t())
 
-    def eighth() -> Callable[[], Any]:
+    def eighth() -> Callable[[], object]:
         left, right = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
         scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
@@ -91,7 +90,7 @@ def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
     """float32 is measured without TF32, which rounds its inputs; the setting is put back."""
     import torch
 
-    settings: Any = torch.backends.cuda.matmul
+    settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
     settings.fp32_precision = "tf32" if allowed else "ieee"
     try:
@@ -100,6 +99,6 @@ def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
         settings.fp32_precision = before
 
 
-def _best(run: Callable[[], Any], device: str) -> float:
+def _best(run: Callable[[], object], device: str) -> float:
     runs = runs_for(run, device, _SECONDS[device], least=3)
     return min(seconds_of(run, device, runs))

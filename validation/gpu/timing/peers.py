@@ -6,19 +6,25 @@ The graph is read by `builders.onnx_torch` and exported, so that both run a flat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Session, Tensors, TensorSpec
 from validation.gpu.timing.clocks import seconds_of
 
+if TYPE_CHECKING:
+    import torch
+
+    Recorded = tuple[torch.cuda.CUDAGraph, list[torch.Tensor], tuple[torch.Tensor, ...]]
+    Module = Callable[..., tuple[torch.Tensor, ...]]
+
 Peer = Literal["eager", "eager-graph", "compile", "compile-autotune"]
 # How PyTorch runs the graph; the second replays its kernels as one CUDA graph, the others are modes of torch.compile.
-PEERS: Mapping[Peer, str] = {
+PEERS: Mapping[str, str] = {
     "eager": "PyTorch, op by op",
     "eager-graph": "PyTorch, op by op, as a CUDA graph",
     "compile": "torch.compile",
@@ -30,7 +36,7 @@ _MODES = {"compile": "default", "compile-autotune": "max-autotune"}
 class TorchSession:
     """A module on a device as a session: arrays in, arrays out, copies included."""
 
-    def __init__(self, request: BuildRequest, module: Callable[..., Any], device: str) -> None:
+    def __init__(self, request: BuildRequest, module: "Module", device: str) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._module, self._device, self._check = module, device, InputCheck(request.inputs)
@@ -52,7 +58,7 @@ class TorchSession:
         with torch.no_grad():
             return seconds_of(lambda: self._module(*placed), self._device, runs)
 
-    def _placed(self, inputs: Tensors) -> list[Any]:
+    def _placed(self, inputs: Tensors) -> "list[torch.Tensor]":
         import torch
 
         return [torch.from_numpy(np.array(inputs[spec.name], order="C")).to(self._device) for spec in self.inputs]
@@ -64,7 +70,7 @@ def open_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> It
     yield TorchSession(request, make_peer(peer, model, request, device), device)
 
 
-def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Callable[..., Any]:
+def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
     """The callable behind a peer; what compiles is compiled at its first call for each shape."""
     import torch
 
@@ -90,11 +96,11 @@ class _Replayed:
     Inputs and outputs lie where they lay when it was recorded, so copies to and from there belong to a run.
     """
 
-    def __init__(self, module: Callable[..., Any]) -> None:
+    def __init__(self, module: "Module") -> None:
         self._module = module
-        self._recorded: dict[tuple[Any, ...], tuple[Any, list[Any], tuple[Any, ...]]] = {}
+        self._recorded: dict[object, Recorded] = {}
 
-    def __call__(self, *given: Any) -> tuple[Any, ...]:
+    def __call__(self, *given: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
         key = tuple((tuple(item.shape), item.dtype) for item in given)
         if key not in self._recorded:
             self._recorded[key] = self._record(given)
@@ -104,12 +110,11 @@ class _Replayed:
         graph.replay()
         return results
 
-    def _record(self, given: tuple[Any, ...]) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    def _record(self, given: "tuple[torch.Tensor, ...]") -> "Recorded":
         import torch
 
         places = [item.clone() for item in given]
-        stream: Any = torch.cuda.Stream  # without types
-        aside = stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries allocate and tune on their first calls, which a graph may not hold
             for _ in range(3):

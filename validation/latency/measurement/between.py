@@ -18,8 +18,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from enginery.arrays.npz import Array
-from validation.latency.measurement.quantiles import LEVEL, SHOWN, Quantile, quantiles, runs_needed
+from enginery.arrays.arrays import Array
+from enginery.core.reports.latency import Quantile
+from validation.latency.measurement.quantiles import LEVEL, SHOWN, quantiles, runs_needed
 from validation.statistics.distributions import t_quantile
 
 # Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.
@@ -29,7 +30,7 @@ LEAST_PROCESSES = 3
 BEYOND = 1.5
 
 
-def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN) -> list[Quantile]:
+def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles, from the steady latencies (seconds, in order) of each process.
 
     A quantile that each process has runs enough for, and the median in any case, is the median of theirs. One further
@@ -40,7 +41,7 @@ def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN)
     if len(series) < LEAST_PROCESSES:
         return found
     shift = _half_width(np.log([float(np.median(each)) for each in series]))
-    return [_widened(item, series, shift) for item in found]
+    return tuple(_widened(item, series, shift) for item in found)
 
 
 def _widened(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:

@@ -18,7 +18,7 @@ _ONE = re.compile(r"(\w+)=(\d+)")
 
 
 @dataclass(frozen=True, eq=False)
-class Bucket:
+class BucketInputs:
     """Sizes of the dims, by which a bucket is named, and inputs of that size. items: how many samples those are."""
 
     sizes: Mapping[str, int]
@@ -60,10 +60,10 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
     return {dim.name: given.get(dim.name, dim.opt) for dim in dims}
 
 
-def make_buckets(wanted: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[Bucket]:
+def make_buckets(wanted: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
     """Inputs for each. specs: as the model's spec names their dims.  real: a group of real inputs."""
     batch = leading_dim(specs)
-    return [Bucket(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in wanted]
+    return [BucketInputs(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in wanted]
 
 
 def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:

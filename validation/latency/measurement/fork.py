@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from enginery.core.errors import EngineryError, error_from_json, error_to_json
-from validation.latency.measurement.once import Once
+from validation.latency.measurement.once import ProcessMeasurement
 
 # Pages and bytes that a fork takes at most before it begins.
 _MOST_PAGES, _MOST_BYTES = 512, 1 << 16
 
 
-def measured_apart(work: Callable[[], Once], folder: Path) -> Once:
+def measured_apart(work: Callable[[], ProcessMeasurement], folder: Path) -> ProcessMeasurement:
     """What `work` measures in a fork of this process. folder: exists, and is empty.
 
     Raises the EngineryError that it raises, and EngineryError for any other end of the fork.
@@ -40,14 +40,14 @@ def measured_apart(work: Callable[[], Once], folder: Path) -> Once:
         _work(work, folder)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 0:
-        return Once.load(folder)
+        return ProcessMeasurement.load(folder)
     if (folder / "error.json").exists():
         raise error_from_json(json.loads((folder / "error.json").read_text()))
     how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else "its traceback is above"
     raise EngineryError(f"the process that timed the engine gave no result: {how}")
 
 
-def _work(work: Callable[[], Once], folder: Path) -> NoReturn:
+def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
     """It ends by `os._exit`: what this process shares with its parent is the parent's to put away."""
     code = 1
     try:

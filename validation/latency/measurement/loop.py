@@ -3,13 +3,12 @@
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 
 # A series shorter than that gives no interval for its median (0.5^6 * 2 = 3 %), unless each run takes very long.
 LEAST_RUNS = 6
@@ -17,7 +16,7 @@ MOST_RUNS = 200_000
 # How many times the budget the least number of runs may take.
 PATIENCE = 20
 
-Run = Callable[[], Any]
+Run = Callable[[], object]
 
 
 def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
@@ -71,7 +70,7 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
 
 
 @contextmanager
-def _no_collection() -> Any:
+def _no_collection() -> Iterator[None]:
     """Python's own pauses are none of the engine's, as in `timeit`."""
     collecting = gc.isenabled()
     gc.disable()

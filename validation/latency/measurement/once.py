@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from builders.backends.run_profiles import DeviceMemory, DeviceTimed, Prepared
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
+from enginery.core.codec import decode, encode
 from enginery.core.types import Session, Tensors
-from validation.latency.measurement.buckets import Bucket
+from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.loop import latencies, timed
 from validation.latency.measurement.memory import forget_peak, peak_bytes, resident_bytes
 
@@ -28,12 +28,9 @@ PASSES = 4
 
 
 @dataclass(frozen=True)
-class Runs:
-    """One size. session, runtime: seconds of each run of `Session.run` and of the runtime's own call, in order; no
-    runtime where the session does not give it.  first_s: the first run of all, which is not among them."""
+class SizeFigures:
+    """One size in one process. first_s: the first run of all, which is in no series.  Else as in `BucketLatency`."""
 
-    session: Array
-    runtime: Array | None
     first_s: float
     memory_bytes: int
     device_bytes: int | None = None
@@ -41,43 +38,56 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Once:
-    """One process. import_s: None where the runtime is imported with the engine's opening.  load_s, loaded_bytes,
-    resettable: as in `Speed`."""
+class ProcessFigures:
+    """One process. import_s: None where the runtime is imported with the engine's opening.  Else as in
+    `EngineLatency`."""
 
     import_s: float | None
     load_s: float
     loaded_bytes: int
-    resettable: bool
-    runs: Sequence[Runs]
+    memory_resettable: bool
+    sizes: tuple[SizeFigures, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Seconds of each run at one size, in order. session: of `Session.run`.  runtime: of the runtime's own call; None
+    where the session does not give it."""
+
+    session: Array
+    runtime: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessMeasurement:
+    """What one process measured: its figures, and the series of each size."""
+
+    figures: ProcessFigures
+    series: Sequence[Series]
 
     def save(self, folder: Path) -> None:
         """Write it into `folder`."""
         from safetensors.numpy import save_file
 
-        series = {f"session{index}": item.session for index, item in enumerate(self.runs)}
-        series |= {f"runtime{index}": item.runtime for index, item in enumerate(self.runs) if item.runtime is not None}
-        save_file(series, folder / "series.safetensors")
-        whole = {**vars(self), "runs": [{**vars(item), "session": None, "runtime": None} for item in self.runs]}
-        (folder / "once.json").write_text(json.dumps(whole))
+        named = {f"session{index}": item.session for index, item in enumerate(self.series)}
+        named |= {f"runtime{index}": item.runtime for index, item in enumerate(self.series) if item.runtime is not None}
+        save_file(named, folder / "series.safetensors")
+        (folder / "figures.json").write_text(json.dumps(encode(self.figures)))
 
     @classmethod
-    def load(cls, folder: Path) -> "Once":
+    def load(cls, folder: Path) -> "ProcessMeasurement":
         """Read what `save` wrote."""
         from safetensors.numpy import load_file
 
-        whole: dict[str, Any] = json.loads((folder / "once.json").read_text())
-        series = load_file(folder / "series.safetensors")
-        runs = [
-            Runs(**{**item, "session": series[f"session{index}"], "runtime": series.get(f"runtime{index}")})
-            for index, item in enumerate(whole["runs"])
-        ]
-        return cls(**{**whole, "runs": runs})
+        figures = decode(json.loads((folder / "figures.json").read_text()), ProcessFigures)
+        named = load_file(folder / "series.safetensors")
+        indices = range(len(figures.sizes))
+        return cls(figures, [Series(named[f"session{index}"], named.get(f"runtime{index}")) for index in indices])
 
 
 def measure_once(
-    opens: Opens, buckets: Sequence[Bucket], seconds: float, least: int, imports: Callable[[], None] | None = None
-) -> Once:
+    opens: Opens, buckets: Sequence[BucketInputs], seconds: float, least: int, imports: Callable[[], None] | None = None
+) -> ProcessMeasurement:
     """Open an engine in this process and run it at each of its sizes.
 
     seconds, least: of each size's runs, as in `loop.latencies`.  imports: imports the runtime, which is timed apart.
@@ -94,8 +104,9 @@ def measure_once(
         for _ in range(PASSES):
             for size in sizes:
                 size.go_on()
-        runs = [size.runs() for size in sizes]
-    return Once(import_s, load_s, max(loaded, 0), resettable, runs)
+        figures = tuple(size.figures() for size in sizes)
+    process = ProcessFigures(import_s, load_s, max(loaded, 0), resettable, figures)
+    return ProcessMeasurement(process, [size.series() for size in sizes])
 
 
 @dataclass
@@ -120,7 +131,7 @@ class _Timed:
 class _Size:
     """An engine at one of its sizes."""
 
-    def __init__(self, session: Session, bucket: Bucket, seconds: float, least: int, before: int) -> None:
+    def __init__(self, session: Session, bucket: BucketInputs, seconds: float, least: int, before: int) -> None:
         # Copied: a fork would have the arrays where its parent, and every other fork of it, has them.
         self._inputs = {name: array.copy() for name, array in taken(session, bucket.inputs).items()}
         self._session = session
@@ -137,17 +148,19 @@ class _Size:
         if self._of_runtime:
             self._of_runtime.go_on()
 
-    def runs(self) -> Runs:
-        """What was measured."""
+    def figures(self) -> SizeFigures:
+        """What was measured besides the runs."""
         session, inputs = self._session, self._inputs
-        return Runs(
-            session=self._of_session.series(),
-            runtime=self._of_runtime.series() if self._of_runtime else None,
+        return SizeFigures(
             first_s=self._first_s,
             memory_bytes=self._memory_bytes,
             device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,
             device_s=median(session.device_seconds(inputs, DEVICE_RUNS)) if isinstance(session, DeviceTimed) else None,
         )
+
+    def series(self) -> Series:
+        """The runs."""
+        return Series(self._of_session.series(), self._of_runtime.series() if self._of_runtime else None)
 
 
 def taken(session: Session, inputs: Tensors) -> dict[str, Array]:

@@ -11,14 +11,13 @@ What is timed is the runtime's own call where both sessions give it, else `Sessi
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
 
 import numpy as np
 
 from builders.backends.run_profiles import Prepared
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
+from enginery.core.reports.paired import PairedTimes, Ratio, Verdict
 from enginery.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies, timed
 from validation.latency.measurement.once import taken
@@ -28,7 +27,6 @@ from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effect
 
 Opens = Callable[[], AbstractContextManager[Session]]
 Pair = tuple[Array, Array]
-Verdict = Literal["faster", "slower", "no difference shown"]
 
 OPENINGS = 8
 LEVEL = 0.95
@@ -42,37 +40,7 @@ _LEAD_S = 0.25e-3
 _WARM = 0.15
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A quantile of the first over that of the second, with its 95 % interval; None where there are too few runs.
-
-    detectable: the smallest difference, as a share, that this much data would have shown with a probability of 0.8.
-    """
-
-    p: float
-    ratio: float | None
-    low: float | None
-    high: float | None
-    detectable: float | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Race:
-    """verdict: on the first engine, by the median.  medians_s: of both.  runs: of each."""
-
-    verdict: Verdict
-    ratios: Sequence[Ratio]
-    medians_s: tuple[float, float]
-    runs: int
-    openings: int
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-
-def race(
+def run_interleaved(
     opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
     """Seconds of the runs of either engine, opening by opening; the order of blocks follows the seed.
@@ -109,17 +77,17 @@ def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callabl
     return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
 
 
-def judge(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> Race:
+def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
     """Whether the first engine is faster or slower. pairs: the runs of either, by opening; as many of both."""
     both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
     effects = quantile_effects(both, list(SHOWN), True, seed, replicates)
-    ratios = [_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True)]
+    ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))
     first = ratios[0]
     verdict: Verdict = "no difference shown"
     if first.low is not None and first.high is not None:
         verdict = "faster" if first.high < 1.0 else "slower" if first.low > 1.0 else verdict
     medians = float(np.median(both[0])), float(np.median(both[1]))
-    return Race(verdict, ratios, medians, len(both[0]), len(pairs))
+    return PairedTimes(verdict, ratios, medians, len(both[0]), len(pairs))
 
 
 def _ratio(p: float, effect: Effect, pairs: Sequence[Pair]) -> Ratio:

@@ -11,15 +11,13 @@ runs, which the ranks are taken from.
 """
 
 import math
-from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
+from enginery.core.reports.latency import Quantile
 from validation.statistics.blocks import LEAST_BLOCKS, block_length
-from validation.statistics.distributions import beta_cdf
 from validation.statistics.rates import clustering
 
 LEVEL = 0.95
@@ -28,29 +26,10 @@ SHOWN = (0.5, 0.9, 0.99, 0.999)
 CURVE = 101
 
 
-@dataclass(frozen=True)
-class Quantile:
-    """A quantile p in seconds with its 95 % interval; all None where there are too few runs.
-
-    effective: independent runs that the series is worth here.  needed: runs of this kind that an interval takes.
-    """
-
-    p: float
-    value: float | None
-    low: float | None
-    high: float | None
-    effective: float
-    needed: int
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-
-def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> list[Quantile]:
+def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles of a steady series (seconds, in the order in which they were measured)."""
     ordered = np.sort(latencies)
-    return [_quantile(latencies, ordered, p) for p in shown]
+    return tuple(_quantile(latencies, ordered, p) for p in shown)
 
 
 def _quantile(latencies: Array, ordered: Array, p: float) -> Quantile:
@@ -83,7 +62,11 @@ def order_ranks(count: int, p: float) -> tuple[int, int] | None:
     """The ranks (from 1) of the order statistics around the quantile p of `count` independent values, each end wrong in
     at most 2.5 %; None where one of them does not exist."""
     tail = (1.0 - LEVEL) / 2
-    low, high = _last(count, p, tail), _first(count, p, 1.0 - tail)
+    k = np.arange(1.0, count + 1.0)
+    ratios = np.log((count - k + 1.0) / k) + math.log(p) - math.log1p(-p)  # of P(Bin = k) to P(Bin = k - 1)
+    chances = np.exp(count * math.log1p(-p) + np.concatenate([[0.0], np.cumsum(ratios)]))
+    up_to = np.cumsum(chances)  # P(Bin <= k) for k from 0
+    low, high = int(np.searchsorted(up_to, tail, "right")), int(np.searchsorted(up_to, 1.0 - tail)) + 1
     return (low, high) if low >= 1 and high <= count else None
 
 
@@ -94,31 +77,7 @@ def runs_needed(p: float) -> int:
     return math.ceil(math.log(tail) / math.log(far))
 
 
-def below(count: int, p: float, most: int) -> float:
-    """P(Bin(count, p) <= most), by the incomplete beta function."""
-    if most < 0:
-        return 0.0
-    return 1.0 if most >= count else beta_cdf(1.0 - p, count - most, most + 1.0)
-
-
-def _last(count: int, p: float, tail: float) -> int:
-    """The greatest rank l with P(x(l) > quantile) = P(Bin < l) <= tail."""
-    low, high = 0, count + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if below(count, p, middle - 1) <= tail else (low, middle)
-    return low
-
-
-def _first(count: int, p: float, level: float) -> int:
-    """The least rank u with P(x(u) >= quantile) = P(Bin < u) >= level."""
-    low, high = 0, count + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if below(count, p, middle - 1) >= level else (middle, high)
-    return high
-
-
-def curve(latencies: Array) -> list[float]:
+def curve(latencies: Array) -> tuple[float, ...]:
     """The distribution function as CURVE quantiles at equal steps from 0 to 1, in seconds."""
-    return [float(value) for value in np.quantile(latencies, np.linspace(0.0, 1.0, CURVE), method="inverted_cdf")]
+    steps = np.linspace(0.0, 1.0, CURVE)
+    return tuple(float(value) for value in np.quantile(latencies, steps, method="inverted_cdf"))

@@ -7,59 +7,19 @@ Linux only (/proc, /sys/fs/cgroup); elsewhere what is not known is None. In a co
 import os
 import resource
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-# Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
-# than three ticks of the kernel's clock, of 10 ms each, is rounding: in the tenth of a second that a bucket takes, one
-# tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away,
-# once or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
-BUSY_OTHERS, BUSY_STEAL = 0.10, 0.01
-_ROUNDING_S = 0.03
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """One stretch of time. others: share of all cores' time that other processes used.  steal: share that a hypervisor
-    took.  switches: involuntary context switches per second of this process and those that it started.  throttled:
-    periods in which the control group's CPU quota was used up.  load: the load average over a minute, at the end."""
-
-    seconds: float
-    load: float | None
-    others: float | None
-    steal: float | None
-    switches: float
-    throttled: int | None
-    cores: int
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why the machine counts as busy; nothing for a quiet one."""
-        found = []
-        if self._is_over(self.others, BUSY_OTHERS):
-            found.append(f"other processes used {100 * (self.others or 0):.0f} % of the {self.cores} cores")
-        if self._is_over(self.steal, BUSY_STEAL):
-            found.append(f"the hypervisor took {100 * (self.steal or 0):.1f} % of the time")
-        if self.throttled:
-            found.append(f"its CPU quota was used up in {self.throttled} periods")
-        return found
-
-    def _is_over(self, share: float | None, limit: float) -> bool:
-        return share is not None and share > limit and share * self.seconds * self.cores >= _ROUNDING_S
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object, with `busy`: the reasons."""
-        return {**asdict(self), "busy": self.reasons}
+from enginery.core.reports.latency import SystemLoad
 
 
 @dataclass
-class Watch:
+class SystemLoadMonitor:
     """Reads the counters when it is made, and their differences on `stop`."""
 
     _begun: tuple[float, dict[str, float], float, int, int | None] = field(default_factory=lambda: _read())
 
-    def stop(self) -> Surroundings:
+    def stop(self) -> SystemLoad:
         """What happened since."""
         start, ticks, own, switches, throttled = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
@@ -72,7 +32,7 @@ class Watch:
             steal = spent["steal"] / total
         periods = None if throttled is None or throttled_end is None else throttled_end - throttled
         rate = (switches_end - switches) / seconds
-        return Surroundings(seconds, _load(), others, steal, rate, periods, cores)
+        return SystemLoad(seconds, _load(), others, steal, rate, periods, cores)
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:

@@ -9,7 +9,7 @@ than that is wide: a spike counts little more than a slow run, and a slower begi
 
 import numpy as np
 
-from enginery.arrays.npz import Array
+from enginery.arrays.arrays import Array
 
 BATCH = 5
 # Fewer than so many runs say nothing about a trend: only the first run, which is timed apart, is left out.

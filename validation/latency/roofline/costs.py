@@ -7,10 +7,9 @@ are 2 for each multiply-add, else a few for each value (`_PER_VALUE`): an expone
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from builders.backends.run_profiles import NodeTime, Seen
+from enginery.core.reports.breakdown import GraphCost, NodeCost
 from validation.latency.roofline.macs import multiplications
 
 
@@ -60,37 +59,6 @@ _ROWS = frozenset(_words("Softmax LogSoftmax QLinearSoftmax"))
 ELEMENTWISE = frozenset(_PER_VALUE) - _ROWS | VIEWS | {"Cast", "CastLike"}
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one node or of many. macs: multiply-adds.  operations: two for each of them, and all others.
-
-    dtype: what it computes in.  known: False for an operator whose operations nobody counted: 0, but bytes count.
-    """
-
-    name: str
-    op_type: str
-    dtype: str
-    macs: int
-    operations: int
-    read_bytes: int
-    written_bytes: int
-    known: bool = True
-
-    @property
-    def moved_bytes(self) -> int:
-        """Read and written."""
-        return self.read_bytes + self.written_bytes
-
-    @property
-    def intensity(self) -> float:
-        """Operations for each byte."""
-        return self.operations / self.moved_bytes if self.moved_bytes else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return {**asdict(self), "intensity": self.intensity}
-
-
 def size_bytes(tensor: Seen) -> int:
     """Bytes of a tensor; types under a byte are packed."""
     dtype, shape = tensor
@@ -113,7 +81,7 @@ def cost_of(
     outputs: Sequence[Seen],
     dtype: str | None = None,
     equation: str = "",
-) -> Cost:
+) -> NodeCost:
     """The cost of one node. inputs: None for one that is left out.  dtype: default: that of the first input.
 
     equation: of an Einsum.
@@ -127,7 +95,7 @@ def cost_of(
     known = macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
     read, written = _bytes(op_type, given, outputs)
     chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
-    return Cost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, read, written, known)
+    return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, read, written, known)
 
 
 def _bytes(op_type: str, inputs: Sequence[Seen], outputs: Sequence[Seen]) -> tuple[int, int]:
@@ -142,22 +110,35 @@ def _bytes(op_type: str, inputs: Sequence[Seen], outputs: Sequence[Seen]) -> tup
     return sum(read), written
 
 
-def cost_of_node(node: NodeTime) -> Cost:
+def cost_of_node(node: NodeTime) -> NodeCost:
     """The cost of a node that a runtime has timed, by what it saw."""
     return cost_of(node.name, node.op_type, node.inputs, node.outputs)
 
 
-def total(costs: Iterable[Cost], name: str = "all") -> Cost:
-    """All together; dtype: the one that does most of the operations."""
-    items = list(costs)
-    sums = {field: sum(getattr(item, field) for item in items) for field in ("macs", "operations")}
-    moved = {field: sum(getattr(item, field) for item in items) for field in ("read_bytes", "written_bytes")}
-    by_type = operations_by_dtype(items)
-    dtype = max(by_type, key=lambda kind: by_type[kind], default="float32")
-    return Cost(name, "", dtype, **sums, **moved, known=all(item.known for item in items))
+def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[str]) -> GraphCost:
+    """All nodes of a graph together; dtype: the one that does most of the operations.
+
+    working_bytes, unsized: as in `GraphCosts`.
+    """
+    by_type = operations_by_dtype(costs)
+    return GraphCost(
+        name="all",
+        op_type="",
+        dtype=max(by_type, key=lambda kind: by_type[kind], default="float32"),
+        macs=sum(item.macs for item in costs),
+        operations=sum(item.operations for item in costs),
+        read_bytes=sum(item.read_bytes for item in costs),
+        written_bytes=sum(item.written_bytes for item in costs),
+        known=all(item.known for item in costs),
+        nodes=len(costs),
+        working_bytes=working_bytes,
+        by_dtype=by_type,
+        uncounted=uncounted(costs),
+        unsized=tuple(unsized),
+    )
 
 
-def operations_by_dtype(costs: Iterable[Cost]) -> Mapping[str, int]:
+def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
     """Operations by the type that they are done in."""
     found: dict[str, int] = {}
     for item in costs:
@@ -165,6 +146,6 @@ def operations_by_dtype(costs: Iterable[Cost]) -> Mapping[str, int]:
     return found
 
 
-def uncounted(costs: Iterable[Cost]) -> list[str]:
+def uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
     """The operators that nobody counted, each once, in order."""
-    return list(dict.fromkeys(item.op_type for item in costs if not item.known))
+    return tuple(dict.fromkeys(item.op_type for item in costs if not item.known))

@@ -9,14 +9,10 @@ used meanwhile. Then no share is known, and a bound only where one least time is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
 
-from validation.latency.roofline.costs import Cost, operations_by_dtype
-from validation.latency.roofline.roofs import Roofs
+from enginery.core.reports.breakdown import Bound, Diagnosis, NodeCost, Roofs
+from validation.latency.roofline.costs import operations_by_dtype
 
-Bound = Literal["compute", "bandwidth", "overhead"]
-BOUNDS: tuple[Bound, ...] = get_args(Bound)
 # A bound that explains less than that share is named with a reservation.
 CLEAR = 0.25
 # Two measurements of the same thing differ by so much; a least time that exceeds the run by less is all of it.
@@ -25,49 +21,22 @@ NOISE = 0.1
 CERTAIN = 3.0
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Least times over `seconds`. compute: operations at the machine's rate.  bandwidth: bytes at the machine's.
-
-    overhead: what a run and its nodes cost that do nothing.  outside: share of the time that is in no kernel by the
-    runtime's profiler; None where that is not known.
-    """
-
-    seconds: float
-    compute: float
-    bandwidth: float
-    overhead: float
-    outside: float | None = None
-
-    @property
-    def sound(self) -> bool:
-        """Whether none of them exceeds the whole, so that they are shares of it."""
-        return all(ratio <= 1.0 + NOISE for ratio in self._ratios().values())
-
-    @property
-    def bound(self) -> Bound | None:
-        """The largest of the three; where they are not sound only one that is `CERTAIN` times the others."""
-        ratios = self._ratios()
-        first, second, _ = sorted(BOUNDS, key=lambda name: -ratios[name])
-        return first if self.sound or ratios[first] >= CERTAIN * ratios[second] else None
-
-    @property
-    def clear(self) -> bool:
-        """Whether the bound explains much of the time."""
-        return self.bound is not None and self._ratios()[self.bound] >= CLEAR
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object: shares of `seconds`, null where they are not sound."""
-        told: dict[str, Any] = {"seconds": self.seconds, "outside": self.outside}
-        told |= {name: min(ratio, 1.0) if self.sound else None for name, ratio in self._ratios().items()}
-        return {**told, "bound": self.bound, "clear": self.clear}
-
-    def _ratios(self) -> dict[Bound, float]:
-        return {"compute": self.compute, "bandwidth": self.bandwidth, "overhead": self.overhead}
+def diagnose(
+    seconds: float, compute: float, bandwidth: float, overhead: float, outside: float | None = None
+) -> Diagnosis:
+    """What bounds a time. compute, bandwidth: least times, over `seconds`, of its operations and bytes at the machine's
+    rates.  overhead: of a run and its nodes that do nothing.  outside: as in `Diagnosis`."""
+    ratios: dict[Bound, float] = {"compute": compute, "bandwidth": bandwidth, "overhead": overhead}
+    sound = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
+    first, second, _ = sorted(ratios, key=lambda name: -ratios[name])
+    bound = first if sound or ratios[first] >= CERTAIN * ratios[second] else None
+    clear = bound is not None and ratios[bound] >= CLEAR
+    compute_share, bandwidth_share, overhead_share = (min(ratio, 1.0) if sound else None for ratio in ratios.values())
+    return Diagnosis(seconds, compute_share, bandwidth_share, overhead_share, outside, bound, clear)
 
 
 def diagnose_run(
-    seconds: float, costs: Sequence[Cost], roofs: Roofs, footprint_bytes: int, kernels_s: float | None = None
+    seconds: float, costs: Sequence[NodeCost], roofs: Roofs, footprint_bytes: int, kernels_s: float | None = None
 ) -> Diagnosis:
     """A whole run. costs: of the nodes that are executed.  footprint_bytes: what it needs at hand: it decides whether
     a cache holds it from run to run.  kernels_s: the time in the nodes, by the profiler."""
@@ -76,7 +45,7 @@ def diagnose_run(
     overhead = roofs.run_s + len(costs) * roofs.node_s
     bandwidth = moved / roofs.bandwidth(footprint_bytes)
     outside = _outside(kernels_s, seconds)
-    return Diagnosis(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
+    return diagnose(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
 
 
 def _outside(kernels_s: float | None, seconds: float) -> float | None:
@@ -86,7 +55,7 @@ def _outside(kernels_s: float | None, seconds: float) -> float | None:
     return max(0.0, 1.0 - kernels_s / seconds)
 
 
-def diagnose_node(seconds: float, cost: Cost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
+def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
     """One node. footprint_bytes: what the whole run needs at hand.
 
     A profiler counts in microseconds; a time under one counts as one.
@@ -97,4 +66,4 @@ def diagnose_node(seconds: float, cost: Cost, roofs: Roofs, footprint_bytes: int
         cost.moved_bytes / roofs.bandwidth(footprint_bytes),
         roofs.node_s,
     )
-    return Diagnosis(seconds, *(part / seconds for part in parts))
+    return diagnose(seconds, *(part / seconds for part in parts))

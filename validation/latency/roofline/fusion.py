@@ -8,41 +8,22 @@ fusion; see Niu et al., DNNFusion, PLDI 2021, for what more there is), so its sa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
-from validation.latency.roofline.costs import ELEMENTWISE, Cost
+from enginery.core.reports.breakdown import MemoryTraffic, NodeCost
+from validation.latency.roofline.costs import ELEMENTWISE
 from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of one run. groups: of nodes, when fused.  source: whose groups: the runtime's, or the greedy model's."""
-
-    unfused_bytes: int
-    fused_bytes: int
-    nodes: int
-    groups: int
-    source: Literal["runtime", "model"]
-
-    @property
-    def saved(self) -> float:
-        """Share of the unfused bytes that is not moved; negative where the runtime added conversions."""
-        return 1.0 - self.fused_bytes / self.unfused_bytes if self.unfused_bytes else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return {**asdict(self), "saved": self.saved}
-
-
-def traffic(graph: GraphCosts, executed: Sequence[Cost] = ()) -> Traffic:
+def traffic(graph: GraphCosts, executed: Sequence[NodeCost] = ()) -> MemoryTraffic:
     """Of the graph that an engine was built from. executed: the nodes that the runtime runs, where it says so."""
     unfused = sum(cost.moved_bytes for cost in graph.costs)
     if executed:
         fused = sum(cost.moved_bytes for cost in executed)
-        return Traffic(unfused, fused, len(graph.nodes), len(executed), "runtime")
+        return MemoryTraffic(unfused, fused, len(graph.nodes), len(executed), "runtime")
     found = greedy_groups(graph)
-    return Traffic(unfused, sum(_crossing(group, graph) for group in found), len(graph.nodes), len(found), "model")
+    return MemoryTraffic(
+        unfused, sum(_crossing(group, graph) for group in found), len(graph.nodes), len(found), "model"
+    )
 
 
 def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from builders.backends.onnxruntime.profile import element_name
 from builders.backends.run_profiles import Seen
 from enginery.core.errors import ModelError
+from enginery.core.reports.breakdown import NodeCost
 from enginery.core.types import TensorSpec
-from validation.latency.roofline.costs import Cost, cost_of
+from validation.latency.roofline.costs import cost_of
 from validation.latency.roofline.macs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 class GraphNode:
     """A node with its cost, and the tensors that it reads (each with its bytes) and makes."""
 
-    cost: Cost
+    cost: NodeCost
     reads: Mapping[str, int]
     makes: Mapping[str, int]
 
@@ -59,7 +60,7 @@ class GraphCosts:
         return {name: size for node in self.nodes for name, size in node.makes.items()}
 
     @property
-    def costs(self) -> list[Cost]:
+    def costs(self) -> list[NodeCost]:
         """Of each node."""
         return [node.cost for node in self.nodes]
 
@@ -98,7 +99,7 @@ def count(graph: "GraphProto") -> GraphCosts:
 
 
 def _with_edges(
-    node: "NodeProto", cost: Cost, ins: Sequence[Seen | None], outs: Mapping[str, Seen | None]
+    node: "NodeProto", cost: NodeCost, ins: Sequence[Seen | None], outs: Mapping[str, Seen | None]
 ) -> GraphNode:
     from validation.latency.roofline.costs import size_bytes
 

@@ -11,20 +11,21 @@ A roof is the best of several tries; the costs of a run and a node are medians, 
 
 import itertools
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from builders.backends.run_profiles import Prepared
-from enginery.core.types import Session
+from enginery.arrays.arrays import Array
+from enginery.core.reports.breakdown import Roofs, product_dtype
+from enginery.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, ValueInfoProto
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 
@@ -38,43 +39,13 @@ _OPSET, _IR = 20, 10
 _LEAST = 3
 
 
-@dataclass(frozen=True)
-class Roofs:
-    """operations_per_s: by type.  memory, cache: bytes a second.  cache_bytes: what counts as held by a cache: half of
-    the last-level one.  run_s, node_s: of a run, and of each node in it."""
-
-    operations_per_s: Mapping[str, float]
-    memory_bytes_per_s: float
-    cache_bytes_per_s: float
-    cache_bytes: int
-    run_s: float
-    node_s: float
-
-    def bandwidth(self, footprint_bytes: float) -> float:
-        """Bytes a second at which so many bytes can come and go."""
-        return self.cache_bytes_per_s if footprint_bytes <= self.cache_bytes else self.memory_bytes_per_s
-
-    def rate(self, dtype: str) -> float:
-        """Operations a second in a type; of float32 where that type was not measured."""
-        return self.operations_per_s.get(_kind(dtype), self.operations_per_s["float32"])
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Roofs":
-        """Read what `to_json` wrote."""
-        return cls(**data)
-
-
 def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
     """Measure each of them for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
 
     dtypes: that the engine computes in; float32 is always measured. Raises what `opens` raises.
     """
     rates = {}
-    for kind in sorted({"float32", *map(_kind, dtypes)}):
+    for kind in sorted({"float32", *map(product_dtype, dtypes)}):
         model, inputs = _product(kind)
         rates[kind] = 2.0 * SIDE**3 / _best(opens, model, inputs, workdir, seconds)
     cache = last_level_cache()
@@ -101,20 +72,15 @@ def last_level_cache() -> int:
     return max(found, default=_CACHE_BYTES)
 
 
-def _kind(dtype: str) -> str:
-    """The type whose product stands for this one."""
-    return "int8" if dtype in ("int8", "uint8") else "float32"
-
-
-def _best(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: Path, seconds: float) -> float:
+def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
     return float(_times(opens, model, inputs, workdir, seconds).min())
 
 
-def _median(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: Path, seconds: float) -> float:
+def _median(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
     return float(statistics.median(_times(opens, model, inputs, workdir, seconds / 2)))
 
 
-def _times(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: Path, seconds: float) -> Any:
+def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> Array:
     path = workdir / "roof.onnx"
     path.write_bytes(model.SerializeToString())
     with opens(path) as session:
@@ -123,7 +89,7 @@ def _times(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: 
         return latencies(call, seconds, _LEAST)
 
 
-def _product(kind: str) -> tuple["ModelProto", dict[str, Any]]:
+def _product(kind: str) -> tuple["ModelProto", Tensors]:
     """A square product with a constant on its right, as a layer has."""
     from onnx import helper, numpy_helper
 
@@ -149,15 +115,15 @@ def _chain(count: int) -> "ModelProto":
     return _model(nodes, {"x": one, "c": one}, "y", "float32")
 
 
-def _model(nodes: "list[NodeProto]", inputs: dict[str, Any], output: str, result: str) -> "ModelProto":
+def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) -> "ModelProto":
     """Every size open, so that one model takes arrays of any."""
     from onnx import helper
 
-    def described(name: str, dtype: Any, rank: int) -> Any:
+    def described(name: str, dtype: str, rank: int) -> "ValueInfoProto":
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
 
-    given = [described(name, array.dtype, array.ndim) for name, array in inputs.items()]
+    given = [described(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
     rank = next(iter(inputs.values())).ndim
     graph = helper.make_graph(nodes, "roof", given, [described(output, result, rank)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

@@ -8,17 +8,17 @@ not captured: it does the work that TensorRT defers until after a change of shap
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any
 
 import numpy as np
 
+from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import Device, Graph
 from enginery.core.types import Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 MOST_LANES = 16
 
-Array = np.ndarray[Any, Any]
 Key = tuple[int, tuple[tuple[int, ...], ...]]
 
 
@@ -27,7 +27,13 @@ class Lane:
     runs at one shape alone.  on_host: inputs whose values stay in the host's memory.  must: raises for False."""
 
     def __init__(
-        self, context: Any, device: Device, place: str, captures: bool, on_host: Set[str], must: Callable[[bool], None]
+        self,
+        context: Untyped,
+        device: Device,
+        place: str,
+        captures: bool,
+        on_host: Set[str],
+        must: Callable[[bool], None],
     ) -> None:
         self.context = context
         self._device, self._place, self._captures, self._on_host, self._must = device, place, captures, on_host, must

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from enginery.core.untyped import Untyped
 
 
-def _nothing(_runtime: Any) -> None:
+def _nothing(_runtime: Untyped) -> None:
     """Nothing to prepare."""
 
 
@@ -25,4 +26,4 @@ class Opening:
     own_graphs: bool = False
     host_code: bool = False
     stripped: bool = False
-    prepare: Callable[[Any], None] = _nothing
+    prepare: Callable[[Untyped], None] = _nothing

@@ -10,10 +10,10 @@ import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
+from enginery.core.untyped import Untyped
 
 KEY = "plugin "
 
@@ -34,7 +34,7 @@ def missing(libraries: Iterable[str], option: str) -> str | None:
     return path and f"plugin library {path} is not on this machine; put it there, or correct {option}"
 
 
-def load(registry: Any, libraries: Iterable[str]) -> None:
+def load(registry: Untyped, libraries: Iterable[str]) -> None:
     """Load the libraries into TensorRT's plugin registry. Raises EngineryError naming the one that cannot be."""
     for path in libraries:
         if registry.load_library(path) is None:

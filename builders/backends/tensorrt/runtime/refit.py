@@ -6,16 +6,16 @@ another model is the same but for its weights is found before, by `builders.onnx
 """
 
 from pathlib import Path
-from typing import Any
 
 from builders.backends.tensorrt.words import builder_reason, clean
 from enginery.core.errors import EngineryError
 from enginery.core.text import join_first
+from enginery.core.untyped import Untyped
 
 _SHOWN = 5
 
 
-def refit(trt: Any, said: Any, loaded: Any, model: Path) -> None:
+def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
     """Give a loaded engine the weights of an ONNX model. Raises EngineryError naming what lacks or does not fit."""
     refitter = trt.Refitter(loaded, said)
     parser = trt.OnnxParserRefitter(refitter, said)
@@ -30,7 +30,7 @@ def refit(trt: Any, said: Any, loaded: Any, model: Path) -> None:
         raise EngineryError(f"the engine did not take the new weights: {lacks}; build it again")
 
 
-def serialized(trt: Any, loaded: Any, said: Any) -> bytes:
+def serialized(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
     """A loaded engine as bytes, with its weights, refittable as before."""
     config = loaded.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
@@ -41,6 +41,6 @@ def serialized(trt: Any, loaded: Any, said: Any) -> bytes:
     return bytes(data)
 
 
-def _reason(problems: list[str], said: Any) -> str:
+def _reason(problems: list[str], said: Untyped) -> str:
     errors = [clean(text) for level, text in said.messages if "ERROR" in level]
     return "; ".join(dict.fromkeys([*problems, *errors])) or "TensorRT gives no reason"

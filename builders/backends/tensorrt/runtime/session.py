@@ -7,7 +7,6 @@ calls over stand-ins for TensorRT and libcuda.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,11 @@ from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import Device
 from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+from enginery.core.untyped import Untyped
 
 
 @contextmanager
-def open_engine(trt: Any, said: Any, engine: Engine, opening: Opening) -> Iterator[Session]:
+def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
     """Load `engine` with the module `trt` and its logger `said`.
 
     Raises EngineryError with TensorRT's words when it does not fit, UnavailableError without a driver.
@@ -43,7 +43,7 @@ def open_engine(trt: Any, said: Any, engine: Engine, opening: Opening) -> Iterat
             session.close()
 
 
-def load(runtime: Any, said: Any, engine: Engine, opening: Opening) -> Any:
+def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
     """The engine, deserialized. Raises EngineryError with TensorRT's words."""
     opening.prepare(runtime)
     if opening.host_code:
@@ -54,7 +54,7 @@ def load(runtime: Any, said: Any, engine: Engine, opening: Opening) -> Any:
     return loaded
 
 
-def weights_of(engine: Engine) -> Any:
+def weights_of(engine: Engine) -> Untyped:
     """The ONNX model with a stripped engine's weights. Raises EngineryError when nobody gave it."""
     if engine.weights is None:
         raise EngineryError(
@@ -67,20 +67,20 @@ class EngineSession:
     """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape."""
 
     def __init__(
-        self, trt: Any, request: BuildRequest, loaded: Any, device: Device, said: Any, opening: Opening
+        self, trt: Untyped, request: BuildRequest, loaded: Untyped, device: Device, said: Untyped, opening: Opening
     ) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._trt, self._request, self._loaded, self._device, self._said = trt, request, loaded, device, said
         self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
         self._on_host = {spec.name for spec in self.inputs if self._is_on_host(spec.name)}
-        self._profiler: Any = None
+        self._profiler: Untyped = None
         self._check = InputCheck(request.inputs, request.profiles)
         self._lanes = Lanes(self._new_lane)
         if self._graphs:
             self._check_capturable()
 
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
         lane = self._bound(inputs)
         lane.go()
@@ -95,7 +95,7 @@ class EngineSession:
         self._device.wait()
         return [self._device.seconds(lane.go) for _ in range(runs)]
 
-    def listen(self, profiler: Any) -> None:
+    def listen(self, profiler: Untyped) -> None:
         """Have TensorRT report the time of each layer to an `IProfiler` from now on."""
         self._profiler = profiler
         for lane in self._lanes:
@@ -118,7 +118,7 @@ class EngineSession:
         lane.bind(inputs, self.outputs)
         return lane
 
-    def _new_lane(self, key: tuple[int, Any], number: int) -> Lane:
+    def _new_lane(self, key: tuple[int, Untyped], number: int) -> Lane:
         context = self._new_context()
         if context is None:
             raise EngineryError(builder_reason("an execution context", self._request.backend, self._said.messages))
@@ -129,7 +129,7 @@ class EngineSession:
         place = f"{number}/" if self._graphs else ""
         return Lane(context, self._device, place, self._graphs, self._on_host, self._must)
 
-    def _new_context(self) -> Any:
+    def _new_context(self) -> Untyped:
         # A context holds memory for the largest profile unless it is told to hold what its own one takes.
         strategies = self._trt.ExecutionContextAllocationStrategy
         strategy = strategies.ON_PROFILE_CHANGE if self._request.profiles else strategies.STATIC

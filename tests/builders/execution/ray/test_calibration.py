@@ -2,7 +2,8 @@
 
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
@@ -22,7 +23,7 @@ class Listed:
     def __init__(self, inner) -> None:
         self.inner, self.requests = inner, []
 
-    def run(self, job: Job, watch: Watch = UNWATCHED):
+    def run(self, job: Job, watch: Watch = unwatched):
         self.requests.append(type(job.request))
         return self.inner.run(job, watch)
 

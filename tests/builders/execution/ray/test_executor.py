@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from builders.execution.jobs import Job, Limits, Needs, Unwatched, Usage
+from builders.execution.events import JobEvent, PhaseEntered, Printed, ProcessEnded, Retrying, Started
+from builders.execution.jobs import Job, Limits, Needs
 from builders.execution.ray import RayExecutor
 from builders.execution.ray.cluster import check_reachable
 from enginery.core.errors import ModelError, SpecError, StepError, UnavailableError
@@ -60,35 +61,22 @@ def test_limits_are_those_of_the_local_executor(executor, function, arguments, l
     assert caught.value.kind == kind
 
 
-class Noted(Unwatched):
-    def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
+class Noted(list[JobEvent]):
+    """Every event of a job, in order."""
 
-    def started(self, where: str) -> None:
-        self.told.append(("started", where))
-
-    def phase(self, name: str) -> None:
-        self.told.append(("phase", name))
-
-    def said(self, text: str) -> None:
-        self.told.append(("said", text))
-
-    def retrying(self, why: str) -> None:
-        self.told.append(("retrying", why))
-
-    def ended(self, usage: Usage) -> None:
-        self.told.append(("ended", usage))
-
-    def all(self, kind: str) -> list:
-        return [what for told, what in self.told if told == kind]
+    def all(self, kind: type[JobEvent]) -> list:
+        """What the events of one kind say beside the job's name."""
+        return [list(vars(event).values())[1] for event in self if isinstance(event, kind)]
 
 
 def test_a_watch_here_sees_what_happens_there(executor):
     seen = Noted()
-    executor.run(job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginery/sm": "sm_86"}, True)), seen)
-    assert seen.all("started") == ["sm_86 (sm_86)"]
-    assert seen.all("phase") == ["fetching", "compiling"]
-    assert "".join(seen.all("said")).split() == [
+    executor.run(
+        job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginery/sm": "sm_86"}, True)), seen.append
+    )
+    assert seen.all(Started) == ["sm_86 (sm_86)"]
+    assert seen.all(PhaseEntered) == ["fetching", "compiling"]
+    assert "".join(seen.all(Printed)).split() == [
         "now",
         "fetching",
         "\N{GREEK SMALL LETTER MU}",
@@ -96,27 +84,27 @@ def test_a_watch_here_sees_what_happens_there(executor):
         "compiling",
         "\N{GREEK SMALL LETTER MU}",
     ]
-    assert [kind for kind, _ in seen.told][-1] == "ended" and seen.all("ended")[0].peak_mib > 1
+    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 1
 
 
 def test_what_a_watch_raises_stops_the_job(executor, tmp_path):
-    class Impatient(Unwatched):
-        def said(self, text: str) -> None:
+    def be_impatient(event: JobEvent) -> None:
+        if isinstance(event, Printed):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        executor.run(job("say_and_hang", {"path": str(tmp_path / "pid")}), Impatient())
+        executor.run(job("say_and_hang", {"path": str(tmp_path / "pid")}), be_impatient)
     assert gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_killed_worker_is_a_crash_that_is_tried_once_more_on_another_node(executor, tmp_path):
     marked, seen = tmp_path / "marks", Noted()
     with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as caught:
-        executor.run(job("kill_parent", {"path": str(marked)}), seen)
+        executor.run(job("kill_parent", {"path": str(marked)}), seen.append)
     first, second = marked.read_text().split()
     assert caught.value.kind == "crash" and first != second
-    assert seen.all("retrying") == ["it crashed; once more, elsewhere if a node suits"]
-    assert len(seen.all("started")) == len(seen.all("ended")) == 2
+    assert seen.all(Retrying) == ["it crashed; once more, elsewhere if a node suits"]
+    assert len(seen.all(Started)) == len(seen.all(ProcessEnded)) == 2
 
 
 def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tmp_path):
@@ -215,17 +203,10 @@ def test_through_rays_client_a_job_is_the_same_with_nothing_told_meanwhile(execu
     made, asked = task._remote, []
     monkeypatch.setattr(task, "through_client", lambda: True)
     monkeypatch.setattr(task, "_remote", lambda isolated, streams: asked.append(streams) or made(isolated, streams))
-    seen: list[str] = []
-
-    class Seeing(Unwatched):
-        def started(self, where: str) -> None:
-            seen.append("started")
-
-        def ended(self, usage: Usage) -> None:
-            seen.append("ended")
-
-    assert executor.run(job("add", {"a": 2, "b": 3}), Seeing()) == 5
-    assert (seen, asked) == (["started", "ended"], [False])
+    seen = Noted()
+    assert executor.run(job("add", {"a": 2, "b": 3}), seen.append) == 5
+    assert [type(event) for event in seen if isinstance(event, Started | ProcessEnded)] == [Started, ProcessEnded]
+    assert asked == [False]
     with pytest.raises(StepError) as caught:
         executor.run(job("hang", timeout_s=0.5))
     assert caught.value.kind == "timeout"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from builders.execution.jobs import Job, Limits, Needs, Reduced, Unwatched
+from builders.execution.events import JobEvent, Retrying, Started, Waiting
+from builders.execution.jobs import Job, Limits, Needs, Reduced
 from builders.execution.ray import RayExecutor
 from enginery.core.errors import StepError
 from tests.builders.execution.ray.conftest import GENERATIONS
@@ -36,20 +37,20 @@ def raylets(fleet) -> dict[str, int]:
     return {node._ray_params.node_name: node.all_processes["raylet"][0].process.pid for node in fleet.list_all_nodes()}
 
 
-class Told(Unwatched):
-    def __init__(self) -> None:
-        self.waits: list[str] = []
-        self.retries: list[str] = []
-        self.places: list[str] = []
+class Told(list[JobEvent]):
+    """Every event of a job, in order."""
 
-    def waiting(self, why: str) -> None:
-        self.waits.append(why)
+    @property
+    def waits(self) -> list[str]:
+        return [event.why for event in self if isinstance(event, Waiting)]
 
-    def started(self, where: str) -> None:
-        self.places.append(where)
+    @property
+    def retries(self) -> list[str]:
+        return [event.why for event in self if isinstance(event, Retrying)]
 
-    def retrying(self, why: str) -> None:
-        self.retries.append(why)
+    @property
+    def places(self) -> list[str]:
+        return [event.where for event in self if isinstance(event, Started)]
 
 
 def test_each_unit_is_built_on_its_generation_with_a_gpu(fleet, executor):
@@ -105,7 +106,7 @@ def test_a_generation_that_never_comes_fails_at_once_in_words_that_help(executor
 def test_a_generation_may_come_late(fleet, executor):
     seen = Told()
     with RayExecutor(fleet.address, wait_s=60) as patient, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen)
+        waiting = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen.append)
         while not seen.waits:
             threading.Event().wait(0.05)
         late = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": "sm_120"}, node_name="late")
@@ -122,7 +123,7 @@ def test_a_wait_ends(fleet):
 
 def test_a_crash_is_tried_on_another_node(executor, fleet, tmp_path):
     seen = Told()
-    where = executor.run(job("die_once", path=str(tmp_path / "tried"), number=11), seen)
+    where = executor.run(job("die_once", path=str(tmp_path / "tried"), number=11), seen.append)
     assert seen.retries == ["it crashed; once more, elsewhere if a node suits"]
     first, second = seen.places
     assert first != second and raylets(fleet)[second.partition(" ")[0]] == where
@@ -135,7 +136,7 @@ def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
     # A preference looks at nodes as they were up to two seconds ago; a need that none of those meets looks again.
     assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted)), seen)
+        running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted)), seen.append)
         read_when_there(noted)
         patient = time.monotonic() + 60
         while not seen.places and time.monotonic() < patient:  # the driver has heard where it runs

@@ -24,12 +24,12 @@ from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import load
 from enginery.registry.versions.publish import publish
 from pipeline import cli
-from pipeline.canary.automatic import Wanted
+from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import Workshop
 from pipeline.operations.pending import Pending, pending, pending_of
 from pipeline.orchestration import gpu_workers
 from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.events import Event, Started
 from tests.builders.execution.ray.test_fleet import raylets
 from tests.calls import call_job
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.server
 L4, B300 = (parse_targets(name)[0] for name in ("l4", "b300"))
 
 
-class Places(Silent):
+class Places(Progress):
     def __init__(self) -> None:
         self.started_on: list[str] = []
 
@@ -124,12 +124,12 @@ def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, sh
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
     said: list[str] = []
-    done = canary_on_worker(Wanted("tiny", "2", traffic=traffic, target="cpu"), shop, said.append)
+    done = canary_on_worker(CanaryRequest("tiny", "2", traffic=traffic, target="cpu"), shop, said.append)
     assert shop.progress.started_on == ["canary tiny@2 on l4: sm_89"]
-    assert done.document and done.document["traffic"]["in_flight"] == 3
+    assert done.report and done.report.traffic.in_flight == 3
     assert any(line.startswith("3 requests in flight: ") for line in said), "as the worker said it"
     [kept] = canaries(store, load(store, "tiny", "2"))
-    assert (kept.verdict, kept.report) == (done.verdict, done.report) and kept.verdict in ("INSUFFICIENT", "FAIL")
+    assert (kept.verdict, kept.report) == (done.report.verdict, done.blob) and kept.verdict in ("INSUFFICIENT", "FAIL")
 
 
 def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, shop):
@@ -154,7 +154,7 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
     raylet = psutil.Process(raylets(fleet)["sm_89"])
     with RayExecutor(fleet.address) as own, ThreadPoolExecutor(1) as pool:
         shop = Workshop(store, LocalExecutor(), own)
-        wanted = Wanted("tiny", "2", traffic=traffic, target="cpu")
+        wanted = CanaryRequest("tiny", "2", traffic=traffic, target="cpu")
         running = pool.submit(canary_on_worker, wanted, shop, print)
         try:
             both = until("both engines are open", lambda: len(found := engines_below(raylet)) == 2 and found)
@@ -199,8 +199,8 @@ def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, 
     shop = Workshop(store, LocalExecutor(), Failing("a worker would start"))
 
     def reason(**wanted: object) -> str:
-        done = canary_on_worker(Wanted("tiny", "2", **wanted), shop, print)
-        assert done.verdict is None
+        done = canary_on_worker(CanaryRequest("tiny", "2", **wanted), shop, print)
+        assert done.report is None
         return done.reason
 
     assert reason(traffic=str(tmp_path), target="l4") == (

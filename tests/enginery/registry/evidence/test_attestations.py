@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from enginery.core.errors import InputError, IntegrityError
-from enginery.core.proof.report import Report
+from enginery.core.reports.proof import Report
 from enginery.core.types import CPU_KIND
 from enginery.registry.evidence.attestations import attest, judged
 from enginery.registry.store.base import Store

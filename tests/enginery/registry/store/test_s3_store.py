@@ -121,8 +121,8 @@ def test_listing_costs_pages_and_no_manifest(store: S3Store, sent: list[str]) ->
     pages = -(-keys // 20)
     assert len(sent) == pages + 2 and sum("list-type" in request for request in sent) == pages
     assert not any("manifest.json" in request for request in sent) and channel.version == "v1"
-    assert [len(row["versions"]) for row in listed] == [7, *[6] * 7]
-    assert {row["model"]: row["channels"] for row in listed if row["channels"]} == {
+    assert [len(row.versions) for row in listed] == [7, *[6] * 7]
+    assert {row.model: row.channels for row in listed if row.channels} == {
         "m0": {"candidate": "v1"},
         "m1": {"stable": "v1"},
     }
@@ -137,16 +137,16 @@ def test_versions_of_a_model_are_read_a_page_at_a_time(store: S3Store, sent: lis
         publish_engines(store, [entry], content, channel=None)
     sent.clear()
     rows = views.listed_versions(store, "digits", limit=2)
-    assert [row["version"] for row in rows] == ["4", "5"]
+    assert [row.version for row in rows] == ["4", "5"]
     assert sum("manifest.json" in request for request in sent) == 2
-    assert [row["version"] for row in views.listed_versions(store, "digits", limit=2, before="4")] == ["2", "3"]
+    assert [row.version for row in views.listed_versions(store, "digits", limit=2, before="4")] == ["2", "3"]
 
 
 def test_showing_a_version_does_not_read_its_page(store: S3Store, sent: list[str]) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     attach_page(store, manifest, b"<html>", b"{}")
     sent.clear()
-    page = views.shown(store, Reference("digits"))["page"]
+    page = views.shown(store, Reference("digits")).page
     assert page == f"{store.place.locator('')}/models/digits/versions/1/report.html"
     assert not any(request.startswith("GET") and "report.html" in request for request in sent)
 

@@ -76,8 +76,8 @@ def test_a_canary_for_every_engine_of_the_targets(store: Store) -> None:
         channels.promote(store, two, "stable", canaries=[first])
     assert channels.promote(store, two, "stable", by="ada", canaries=[first, second]).version == "2"
     (before, move) = history(store, parse_reference("digits:stable"))
-    assert move["canary"] == [first.report, second.report] and move["report"] == two.report and before["canary"] == []
-    assert move["by"] == "ada" and store.has(first.report)
+    assert move.move.canary == (first.report, second.report) and move.report == two.report and before.move.canary == ()
+    assert move.move.by == "ada" and store.has(first.report)
     assert verify(store).problems == ()
     store.discard(first.report)
     (problem,) = verify(store).problems
@@ -131,14 +131,14 @@ def test_history(store: Store) -> None:
     channels.promote(store, one, "stable", by="bob")
     channels.rollback(store, "digits", "stable", by="eve", why="slow")
     rows = history(store, parse_reference("digits:stable"))
-    assert [(row["version"], row["by"], row["action"]) for row in rows] == [
+    assert [(row.move.version, row.move.by, row.move.action) for row in rows] == [
         ("2", "ada", "promote"),
         ("1", "bob", "promote"),
         ("2", "eve", "rollback"),
     ]
-    assert rows[2]["why"] == "slow" and all(row["report"] == one.report for row in rows)
-    assert [row["by"] for row in history(store, parse_reference("digits:stable"), 1)] == ["eve"]
-    assert {row["channel"] for row in history(store, parse_reference("digits"))} == {"candidate", "stable"}
+    assert rows[2].move.why == "slow" and all(row.report == one.report for row in rows)
+    assert [row.move.by for row in history(store, parse_reference("digits:stable"), 1)] == ["eve"]
+    assert {row.channel for row in history(store, parse_reference("digits"))} == {"candidate", "stable"}
     for text, words in (("digits@1", "only channels"), ("digits:no", "channels of digits: candidate, stable")):
         with pytest.raises(UnknownNameError, match=words):
             history(store, parse_reference(text))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from enginery.core.proof.report import Report
+from enginery.core.reports.proof import Report
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.versions import lookup

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.execution.events import Watch, unwatched
+from builders.execution.jobs import Job, WorkerContext
 from builders.execution.requests import decode_request, encode_request, result_type
 from enginery.core.codec import decode, encode
 from enginery.registry.store.base import open_store
@@ -51,7 +52,7 @@ class Traced:
     called: dict[type, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     done: list[tuple[Job, Any]] = field(default_factory=list)
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+    def run(self, job: Job, watch: Watch = unwatched) -> Any:
         """See `Executor`."""
         with traced(self.called[type(job.request)]):
             value = run(job)

@@ -11,7 +11,7 @@ import pytest
 
 from builders.backends import discovery
 from enginery.core.hardware.targets import CPU, parse_targets
-from enginery.core.proof.report import Check, judge
+from enginery.core.reports.proof import Check, judge
 from enginery.core.types import BuildRequest
 from pipeline.compile.jobs import engines
 from pipeline.compile.jobs.calls import repeats_bits, seed_of, tried_calls

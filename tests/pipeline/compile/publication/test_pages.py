@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.proof.report import Report
+from enginery.core.reports.proof import Report
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import page_data_key, page_key
 from enginery.registry.versions.lookup import load
 from pipeline.compile.publication.pages import CANARY, VERSION, drawn, published_document, read_document
-from pipeline.orchestration import artifacts
 from pipeline.orchestration.artifacts import artifacts_of, show_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile
+from validation.canary.report import CanaryReport
 
 
 @pytest.fixture(scope="module")
-def canary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def canary(tmp_path_factory: pytest.TempPathFactory) -> CanaryReport:
     return canary_report(tmp_path_factory.mktemp("canary"), 2500, failing=0.02)
 
 
@@ -61,11 +61,11 @@ def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) 
     assert done.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
 
 
-def test_a_canary_is_drawn_again_from_its_report(canary: dict[str, Any], tmp_path: Path, built: Project) -> None:
-    (tmp_path / "report.json").write_text(json.dumps(canary))
+def test_a_canary_is_drawn_again_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:
+    (tmp_path / "report.json").write_bytes(canary.to_bytes())
     assert built.run("report", tmp_path / "report.json", "--out", tmp_path / "page.html").code == 0
     assert (tmp_path / "page.html").read_text() == drawn(canary)
-    (tmp_path / "report.json").write_text(json.dumps({**canary, "reason": "edited"}))
+    (tmp_path / "report.json").write_bytes(replace(canary, reason="edited").to_bytes())
     with pytest.raises(IntegrityError, match="digest"):
         read_document(tmp_path / "report.json")
 
@@ -113,20 +113,20 @@ def test_a_run_that_published_nothing_says_how_each_unit_ended() -> None:
     assert "1 engine failed; there is none to pull" in found[0].markdown
 
 
-def test_a_canary_becomes_a_verdict_criteria_and_a_link(canary: dict[str, Any]) -> None:
+def test_a_canary_becomes_a_verdict_criteria_and_a_link(canary: CanaryReport) -> None:
     found = {item.key: item for item in artifacts_of(canary, "file:///r.html")}
     assert list(found) == ["canary-tiny", "page-canary-tiny"]
     text = found["canary-tiny"].markdown
     assert text.startswith("# Canary: FAIL") and "| errors | FAIL |" in text and "tiny@2, 2500 requests, 5" in text
 
 
-def test_hostile_text_has_no_meaning_in_markdown(canary: dict[str, Any]) -> None:
-    for document in (hostile(version()) | {"kind": VERSION}, {**canary, "reason": f"{HOSTILE} | `a` [x](y)\n# b"}):
+def test_hostile_text_has_no_meaning_in_markdown(canary: CanaryReport) -> None:
+    for document in (hostile(version()) | {"kind": VERSION}, replace(canary, reason=f"{HOSTILE} | `a` [x](y)\n# b")):
         text = next(artifacts_of(document, None)).markdown
         assert "<script" not in text and "\n# b" not in text and "[x](y)" not in text
 
 
-def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, canary: dict[str, Any]) -> None:
+def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, canary: CanaryReport) -> None:
     import prefect.artifacts
 
     posted: list[tuple[str, str]] = []
@@ -139,7 +139,7 @@ def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, can
     assert [kind for kind, _ in posted] == ["markdown", "table", "table", "link"]
     show_document(canary, None)
     assert posted[-1] == ("markdown", "canary-tiny")
-    assert artifacts.CANARY == CANARY == canary["kind"]
+    assert canary.kind == CANARY
 
 
 def test_without_a_prefect_server_report_says_what_to_set(built: Project, tmp_path: Path) -> None:

@@ -1,21 +1,25 @@
 """`enginery compare` on a real project: what is measured, what is said of it, and that nothing is published."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.targets import parse_targets
+from enginery.core.reports.latency import MachineKind
 from enginery.core.types import Dim
 from pipeline.compile.jobs.shapes import sizes_outside, sizes_within
-from pipeline.operations.compare import words
-from pipeline.operations.compare.run import Asked, widened
+from pipeline.operations.compare.formatting import describe_comparison, format_markdown, format_rows
+from pipeline.operations.compare.report import Comparison, EngineFacts, Flip, PairedComparison, Recommendation
+from pipeline.operations.compare.run import CompareOptions, widen_spec
 from pipeline.spec.file import load_spec
 from tests.pipeline.projects import Project
 
 
-def asked(target: str, *names: str) -> Asked:
-    return Asked(parse_targets(target)[0], names)
+def asked(target: str, *names: str) -> CompareOptions:
+    return CompareOptions(parse_targets(target)[0], names)
 
 
 def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
@@ -36,7 +40,7 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     assert found["bucket"] == "batch=4" and found["fleet"] == ["cpu", "sm_75", "sm_89"]
     assert found["recommendation"]["unit"] in engines and len(found["duels"]) == len(engines) - 1
     assert sorted((built.registry / "models").rglob("*")) == versions, "a comparison publishes nothing"
-    assert page.read_text() == words.markdown(found)
+    assert page.read_text() == format_markdown(decode(found, Comparison))
     again = built.run(*words_of, "--precision", "fp32")
     assert again.code == 0 and "built in" not in done.err + again.err, "what was built is on record"
     assert "take cpu fp32 onnxruntime: the only engine that is proven here" in again.out
@@ -55,18 +59,18 @@ def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
 def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_options(project: Project):
     project.change_spec(backends={"onnxruntime": {"intra_op_threads": 1}})
     spec = load_spec(project.spec)
-    assert widened(spec, asked("cpu")).backends["onnxruntime"] == {"intra_op_threads": 1}
-    assert "tensorrt-rtx" not in widened(spec, asked("cpu")).backends
-    assert "tensorrt-rtx" in widened(spec, asked("sm_89")).backends
-    assert widened(spec, asked("sm_89")).targets == ("sm_89",)
+    assert widen_spec(spec, asked("cpu")).backends["onnxruntime"] == {"intra_op_threads": 1}
+    assert "tensorrt-rtx" not in widen_spec(spec, asked("cpu")).backends
+    assert "tensorrt-rtx" in widen_spec(spec, asked("sm_89")).backends
+    assert widen_spec(spec, asked("sm_89")).targets == ("sm_89",)
 
 
 def test_what_cannot_be_compared_is_refused(project: Project):
     spec = load_spec(project.spec)
     with pytest.raises(InputError, match="none of tensorrt-rtx builds for cpu; `enginery backends` says what does"):
-        widened(spec, asked("cpu", "tensorrt-rtx"))
+        widen_spec(spec, asked("cpu", "tensorrt-rtx"))
     with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
-        widened(spec, asked("cpu", "onnxruntim"))
+        widen_spec(spec, asked("cpu", "onnxruntim"))
     done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp8")
     assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
     done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp33")
@@ -87,9 +91,9 @@ def test_a_page_gets_its_folder(built: Project):
 
 
 def test_engines_of_one_reason_are_named_together():
-    refused = FOUND["engines"][1]
-    others = [{**refused, "precision": "int8"}, {**refused, "precision": "fp16", "reason": "c"}]
-    told = [*words.lines({**FOUND, "engines": [*FOUND["engines"], *others]})]
+    refused = FOUND.engines[1]
+    others = (replace(refused, precision="int8"), replace(refused, precision="fp16", reason="c"))
+    told = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
     assert told[1:3] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
 
 
@@ -101,47 +105,41 @@ def test_sizes_are_tried_that_no_bucket_ends_at_and_beyond_the_last():
     assert sizes_outside(dims) == [{"n": 9, "t": 64}, {"n": 4, "t": 65}]
 
 
-FOUND = {
-    "model": "m", "target": "cpu", "bucket": "n=4", "fleet": ["cpu", "sm_89"], "created_at": "now",
-    "machine": {"cpu": "C", "kind": "k", "cores": 2, "gpus": []},
-    "engines": [
-        {"unit": "cpu fp32 a", "precision": "fp32", "backend": "a", "status": "proven", "reason": "", "median_s": 1e-3,
-         "timed": "runtime", "session_s": 1.1e-3,
-         "items_per_s": 1000.0, "load_s": 0.1, "memory_bytes": 1 << 20, "size_bytes": 1 << 20, "build_s": 1.0,
-         "sqnr_db": 99.0, "metrics": {}, "covers": ["cpu"], "shapes": None,
-         "busy": []},
-        {"unit": "cpu fp32 b", "precision": "fp32", "backend": "b", "status": "refused", "reason": "a | b",
-         "median_s": None, "timed": "session", "session_s": None, "items_per_s": None,
-         "load_s": None, "memory_bytes": None, "size_bytes": None,
-         "build_s": None, "sqnr_db": None, "metrics": {}, "covers": [], "shapes": None, "busy": []},
-    ],
-    "duels": [
-        {"first": "x", "second": "y", "verdict": "faster", "ratio": None, "low": None, "high": None,
-         "detectable": None, "busy": []},
-        {"first": "x", "second": "z", "verdict": "far faster", "ratio": 0.1, "low": None, "high": None,
-         "detectable": None, "busy": []},
-    ],
-    "recommendation": {"unit": "cpu fp32 a", "reason": "because", "ties": [],
-                       "flips": [{"axis": "start", "unit": "cpu fp32 c", "condition": "if so"}]},
-}  # fmt: skip
+FOUND = Comparison(
+    model="m", target="cpu", bucket="n=4", fleet=("cpu", "sm_89"), machine=MachineKind("C", "k", 2, "Linux", ()),
+    created_at="now", original={},
+    engines=(
+        EngineFacts(
+            "cpu fp32 a", "a", "fp32", "proven", median_s=1e-3, timed="runtime", session_s=1.1e-3, items_per_s=1000.0,
+            load_s=0.1, memory_bytes=1 << 20, size_bytes=1 << 20, build_s=1.0, sqnr_db=99.0, covers=("cpu",),
+        ),
+        EngineFacts("cpu fp32 b", "b", "fp32", "refused", "a | b"),
+    ),
+    duels=(PairedComparison("x", "y", "faster"), PairedComparison("x", "z", "far faster", 0.1)),
+    recommendation=Recommendation("cpu fp32 a", "because", (), (Flip("start", "cpu fp32 c", "if so"),)),
+)  # fmt: skip
 
 
 def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
-    columns, table = words.rows(FOUND)
+    columns, table = format_rows(FOUND)
     assert "sizes" not in columns and "SQNR" in columns
     assert table[0][0] == "fp32 a" and "1 of 2" in table[0]
-    text = "\n".join(words.lines(json.loads(json.dumps(FOUND))))
+    text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), Comparison)))
     assert "session" in columns and text.startswith("median: of the runtime's own call")
     assert "fp32 b is refused: a | b" in text and "take cpu fp32 a: because" in text
     assert "cpu fp32 c instead, for cold start: if so" in text
     assert "faster: x against y; too few runs" in text and "far faster: x against z, by the times" in text
-    assert "a \\| b" in words.markdown(FOUND)
+    assert "a \\| b" in format_markdown(FOUND)
 
 
 def test_a_busy_machine_is_said_once_with_the_remedy():
-    noisy = json.loads(json.dumps(FOUND))
-    noisy["engines"][0]["busy"] = ["other processes used 31 % of the 2 cores"]
-    noisy["duels"][0]["busy"] = ["other processes used 44 % of the 2 cores", "60 involuntary context switches a second"]
-    (said,) = (line for line in words.lines(noisy) if "busy" in line)
-    assert "other processes used 44 % of the 2 cores; 60 involuntary" in said and "a larger --seconds" in said
-    assert not any("busy" in line for line in words.lines(FOUND))
+    first, *engines = FOUND.engines
+    duel, *duels = FOUND.duels
+    noisy = replace(
+        FOUND,
+        engines=(replace(first, busy=("other processes used 31 % of the 2 cores",)), *engines),
+        duels=(replace(duel, busy=("other processes used 44 % of the 2 cores", "60 switches a second")), *duels),
+    )
+    (said,) = (line for line in describe_comparison(noisy) if "busy" in line)
+    assert "other processes used 44 % of the 2 cores; 60 switches" in said and "a larger --seconds" in said
+    assert not any("busy" in line for line in describe_comparison(FOUND))

@@ -20,14 +20,14 @@ from enginery.core.types import BuildRequest
 from pipeline.compile import steps
 from pipeline.orchestration.flows import runner
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
-from pipeline.progress import Silent
+from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Waiting
 from pipeline.values import Flavour, Graph, Unit
 
 
 def shop() -> Any:
-    return SimpleNamespace(progress=Silent())
+    return SimpleNamespace(progress=Progress())
 
 
 def unit(target: str, action: str = "build") -> Unit:

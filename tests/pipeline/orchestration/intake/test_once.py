@@ -11,7 +11,7 @@ from dataclasses import asdict
 import pytest
 
 from enginery.core.digest import canonical_json
-from enginery.core.presence import this_process
+from enginery.core.origin.presence import this_process
 from enginery.registry.build_lock import Holder
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.keys import turn_key

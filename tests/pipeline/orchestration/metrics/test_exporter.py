@@ -78,21 +78,25 @@ def test_runs_that_go_on_and_runs_that_were_lost(store: Store) -> None:
     for run in (lost, done):
         store.create(run_key(run.id), run.to_bytes())
     view = Looker(store).look()
-    assert view.runs == {"lost": 1, "failed": 1} and (view.waiting, view.running) == (0, 0)
-    assert view.last_ok == {"digits": False, "other": False} and view.last_runs["digits"] > 1.7e9
+    counts = {state: count for (state,), count in view.values[names.RUNS].items() if count}
+    assert counts == {"lost": 1, "failed": 1}
+    assert view.values[names.QUEUE] == view.values[names.RUNNING] == {(): 0}
+    assert view.values[names.LAST_RUN_OK] == {("digits",): 0.0, ("other",): 0.0}
+    assert view.values[names.LAST_RUN]["digits",] > 1.7e9
 
 
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_view, "MOST_MODELS", 0)
     view = Looker(open_store(built.registry)).look()
-    assert view.models == {} and view.left_out == 1 and view.last_runs == {}
+    assert not view.values[names.ENGINES] and not view.values[names.LAST_RUN]
+    assert view.values[names.LEFT_OUT] == view.values[names.MODELS] == {(): 1}
 
 
 def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(open_store(built.registry))
     first = looker.look()
     monkeypatch.setattr(registry_view, "load", None)
-    assert looker.look().models == first.models
+    assert looker.look().values == first.values
 
 
 def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders.execution.jobs import Usage
+from builders.execution.events import Usage
 from enginery.core.errors import UnavailableError
 from enginery.registry.store import io_errors
 from enginery.registry.store.atomic_write import reachable

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from builders.execution.jobs import Usage
+from builders.execution.events import Usage
 from enginery.registry.runs.history import Expectation
 from enginery.registry.runs.state import Item, RunState
 from enginery.registry.store.base import Store

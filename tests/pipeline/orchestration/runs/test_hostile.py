@@ -15,6 +15,7 @@ from enginery.registry.runs.state import parse_run
 from enginery.registry.runs.totals import BUCKETS_S, read_totals
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import run_key
+from pipeline.orchestration.metrics import names
 from pipeline.orchestration.metrics.registry_view import Looker
 from pipeline.orchestration.runs.prefect_progress import description, percent
 from pipeline.orchestration.runs.shown import seen
@@ -54,8 +55,17 @@ def test_a_history_is_read_or_empty(data: bytes) -> None:
 @FEW
 @given(hostile(json.dumps(TOTALS).encode()))
 def test_totals_are_read_or_empty(data: bytes) -> None:
-    for tally in read_totals(data).builds.values():
+    for tally in read_totals(data).builds:
         assert len(tally.buckets) == len(BUCKETS_S)
+
+
+@pytest.mark.parametrize("seconds", [{"float": "nan"}, {"float": "inf"}, -1.0, 1e300, 10**30])
+def test_a_number_that_is_no_time_is_refused(seconds: object) -> None:
+    assert read_pasts(json.dumps({"format": 1, "builds": [asdict(PAST) | {"seconds": seconds}]}).encode()) == ()
+    assert not read_totals(json.dumps(TOTALS | {"builds": [TALLY | {"seconds": seconds}]}).encode()).builds
+    document = json.loads(RUN.to_bytes())
+    with pytest.raises(IntegrityError, match="holds the number"):
+        parse_run("runs/x.json", json.dumps(document | {"beats_every_s": seconds}).encode())
 
 
 def test_text_of_a_run_does_nothing_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,4 +87,5 @@ def test_an_exporter_survives_a_registry_of_nonsense(tmp_path: Path) -> None:
     store.create("history/totals.json", b"[]")
     store.create("models/digits/versions/1/manifest.json", b"{}")
     view = Looker(store).look()
-    assert not view.runs and not view.totals.builds and list(view.models) == ["digits"]
+    assert not any(view.values[names.RUNS].values()) and not view.totals.builds
+    assert view.values[names.MODELS] == {(): 1}

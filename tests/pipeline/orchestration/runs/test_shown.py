@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from enginery.core.presence import this_process
+from enginery.core.origin.presence import this_process
 from enginery.registry.runs.state import RunState
 from pipeline.orchestration.runs.prefect_progress import description, percent
 from pipeline.orchestration.runs.shown import Seen

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from builders.execution.jobs import UNWATCHED, Job, Usage, Watch
+from builders.execution.events import Printed, ProcessEnded, Started, Usage, Watch, unwatched
+from builders.execution.jobs import Job
 from enginery.core.errors import StepError
-from enginery.core.moment import precise_now
+from enginery.core.origin.moment import precise_now
 from enginery.registry.runs.history import History
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import run_key, run_live_key
@@ -72,10 +73,10 @@ def test_a_cached_run_is_told_of_and_the_next_build_is_predicted(built: Project)
 class Fails:
     """An executor whose jobs print a secret and die."""
 
-    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
-        watch.started("here")
-        watch.said("api_key=hunter2hunter2\nno room\n")
-        watch.ended(Usage(1.0, 9000.0))
+    def run(self, job: Job, watch: Watch = unwatched) -> Any:
+        watch(Started(job.name))
+        watch(Printed(job.name, "api_key=hunter2hunter2\nno room\n"))
+        watch(ProcessEnded(job.name, Usage(1.0, 9000.0)))
         raise StepError("held 9000 MiB, password=hunter2hunter2", "memory", "api_key=hunter2hunter2")
 
     def cancel(self) -> None:

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from enginery.core.codec import encode
 from pipeline.quantization.insertion.insertion_points import activations, prepared
 from pipeline.quantization.record.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
@@ -55,7 +56,7 @@ def recorded(model, arrays, scheme=TENSORRT_FP32, precision="int8", method=None,
     seen = observed(model, arrays)
     chosen = ranges(seen, method or MinMax(), scheme.activation)
     written, notes = write(model, precision, scheme, chosen, overrides)
-    return record(written, notes, Evidence(model, chosen, seen, weight_levels=scheme.weight_levels)), written
+    return encode(record(written, notes, Evidence(model, chosen, seen, weight_levels=scheme.weight_levels))), written
 
 
 def by_name(found: dict) -> dict:
@@ -165,8 +166,9 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
     measured = ranges(seen, MinMax(), scheme.activation)
     chosen = choose(model, measured, scheme, runs(arrays), Floor(sqnr_db=5))
     written, notes = write(chosen.model, "int8", scheme, chosen.ranges, left=chosen.left)
-    choice = {**chosen.to_json(), "floor": {"sqnr_db": 25, "cosine": None}}
-    found = record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, choice))
+    document = chosen.document(Floor(sqnr_db=25))
+    choice = document.recorded, document.weight_db
+    found = encode(record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, *choice)))
     tensors = [item for item in found["tensors"] if item["measured"] == "rows"]
     assert tensors
     loud = by_name(recorded(model, arrays, scheme)[0])["n"]["sqnr_db"]

@@ -11,7 +11,7 @@ import yaml
 from onnx import ModelProto
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.core.proof.report import Check, describe
+from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.overrides import Override

@@ -2,18 +2,17 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from onnx import ModelProto
 
+from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.chosen import Chosen, Point
+from pipeline.quantization.search.chosen import Chosen, FrontierPoint, SearchDocument
 from pipeline.quantization.search.descent import refilled, swapped
 from pipeline.quantization.search.floor import Floor
-from pipeline.quantization.search.picture import frontier_svg
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import Answers, Quality, quality
 from pipeline.quantization.settings.runs import Labels, divided, grouped
@@ -34,7 +33,7 @@ from tests.pipeline.quantization.small_nets import (
     sentences,
     sqnr_db,
 )
-from validation.reporting.pictures import BROKEN_DB
+from validation.reporting.pictures import BROKEN_DB, frontier_svg
 
 NETS = {
     "outliers": (outlier_net, noise),
@@ -109,12 +108,14 @@ def test_multiplications_are_counted_per_sample():
 
 def test_what_was_chosen_is_json_with_a_picture():
     found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
-    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    document = found.document(Floor(sqnr_db=44))
+    data = json.loads(json.dumps(encode(document), allow_nan=False))
+    assert decode(data, SearchDocument) == document
     assert data["frontier"][0]["share"] == 1
     assert [point["share"] for point in data["frontier"]] == sorted(
         (p["share"] for p in data["frontier"]), reverse=True
     )
-    picture = frontier_svg({**data, "floor": {"sqnr_db": 44}})
+    picture = frontier_svg(document.recorded)
     assert picture.startswith("<svg") and picture.count('class="run"') >= 2 and 'class="floor"' in picture
 
 
@@ -168,16 +169,13 @@ class Additive:
         self.qualities: dict[tuple[str, ...], Quality] = {}
         self.worse: dict[tuple[str, ...], float] = {}
 
-    def predicted(self, left: tuple[str, ...]) -> Point:
-        noise = sum(self.noise[name] for name in self.noise if name not in left)
-        return Point(
-            1 - sum(self.macs[name] for name in left) / sum(self.macs.values()), left, Quality(noise, 1.0).sqnr_db
-        )
+    def predicted_db(self, left: tuple[str, ...]) -> float:
+        return Quality(sum(self.noise[name] for name in self.noise if name not in left), 1.0).sqnr_db
 
-    def point(self, left: tuple[str, ...]) -> Point:
-        found = self.predicted(left)
-        self.qualities[left] = Quality(10 ** (-found.predicted_db / 10) + self.worse.get(left, 0.0), 1.0)
-        return replace(found, sqnr_db=self.qualities[left].sqnr_db)
+    def point(self, left: tuple[str, ...]) -> FrontierPoint:
+        predicted_db, share = self.predicted_db(left), sum(self.macs[name] for name in left) / sum(self.macs.values())
+        self.qualities[left] = Quality(10 ** (-predicted_db / 10) + self.worse.get(left, 0.0), 1.0)
+        return FrontierPoint(1 - share, left, predicted_db, self.qualities[left].sqnr_db)
 
 
 def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
@@ -250,10 +248,11 @@ def log_net() -> ModelProto:
 def test_broken_outputs_are_not_taken_for_exact_ones():
     samples = positive(64, 1)
     found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples))
-    data = json.loads(json.dumps(found.to_json() | {"floor": None}, allow_nan=False))
+    document = found.document(None)
+    data = json.loads(json.dumps(encode(document), allow_nan=False))
     assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
     assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
-    assert "broken" in found.summary and "broken" in frontier_svg(data)
+    assert "broken" in found.summary and "broken" in frontier_svg(document.recorded)
     floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), Floor(sqnr_db=20))
     assert floored.point.share == 0 and "no loss" in floored.summary
     assert "broken" in next(iter(floored.left.values()))

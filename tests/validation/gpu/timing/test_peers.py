@@ -16,8 +16,9 @@ from enginery.core.types import BuildRequest
 from validation.golden.golden_set import freeze
 from validation.gpu import trying
 from validation.gpu.cases import save_cases
-from validation.gpu.kit import _unfinished
+from validation.gpu.kit import _describe_end
 from validation.gpu.models import write
+from validation.gpu.results import PeerComparison, Trial
 from validation.gpu.tasks import request_for
 from validation.gpu.timing.clocks import DeviceClock, seconds_of
 from validation.gpu.timing.peaks import Peaks, measure_peaks
@@ -52,13 +53,13 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
     request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
-    terms = trying.Terms("cpu", 0.02, tmp_path, ("eager", "compile"))
+    terms = trying.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     found = trying.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
-    eager, compiled = found["races"]
-    assert found["outcome"] == "passed" and eager["verdict"] in ("faster", "slower", "no difference shown")
-    assert eager["runs"] > 1 and eager["batch"] == 2
-    assert compiled == {"peer": "compile", "reason": "RuntimeError: CUDA error: out of memory"}
+    eager, compiled = found.races or ()
+    assert found.outcome == "passed" and eager.verdict in ("faster", "slower", "no difference shown")
+    assert eager.runs and eager.runs > 1 and eager.batch == 2
+    assert compiled == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
 
 
 def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
@@ -138,7 +139,7 @@ def test_a_graph_is_recorded_once_for_each_shape_and_fed_where_it_lies(monkeypat
 
 def test_only_a_signal_speaks_against_the_engine() -> None:
     outcomes = {
-        kind: _unfinished(StepError("x", kind, "a\nb"))["outcome"] for kind in ("crash", "timeout", "memory", "error")
+        kind: _describe_end(StepError("x", kind, "a\nb")).outcome for kind in ("crash", "timeout", "memory", "error")
     }
     assert outcomes == {
         "crash": "crashed",
@@ -146,8 +147,6 @@ def test_only_a_signal_speaks_against_the_engine() -> None:
         "memory": "not finished",
         "error": "not finished",
     }
-    assert _unfinished(UnavailableError("no driver")) == {"outcome": "not finished", "reason": "no driver"}
-    assert (
-        _unfinished(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))["reason"]
-        == "killed by SIGSEGV | 2 | 3 | 4"
-    )
+    assert _describe_end(UnavailableError("no driver")) == Trial(outcome="not finished", reason="no driver")
+    killed = _describe_end(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))
+    assert killed.reason == "killed by SIGSEGV | 2 | 3 | 4"

@@ -3,17 +3,18 @@
 A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan', 'inf' or '-inf'.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, TypeVar
 
+from enginery.core.codec import decode, encode_document
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
-from enginery.core.proof.spread import Spread
+from enginery.core.reports.spread import Spread
 from enginery.core.text import pluralize
 
+T = TypeVar("T")
 Verdict = Literal["proven", "unproven", "failed"]
 # The check of `validation.data.overlap`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
@@ -36,26 +37,14 @@ class Check:
     passed: bool
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {**vars(self), "value": _to_json(self.value), "limit": _to_json(self.limit)}
+        return encode_document(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Check":
+    def from_json(cls, data: object) -> "Check":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        found = _only_fields(cls, data)
-        plain = [found[name] for name in ("joint", "name", "output", "case", "note")]
-        # What decides whether an engine is proven must be a truth value, and nothing that merely counts as one.
-        whole = type(found["passed"]) is bool and _texts(plain)
-        try:
-            numbers = {name: _from_json(found[name]) for name in ("value", "limit")}
-        except (TypeError, ValueError, OverflowError):
-            whole = False
-        if not whole:
-            raise IntegrityError(
-                f"check {str(found['name'])[:80]!r} of a report is not whole; validate the engine again"
-            )
-        return cls(**{**found, **numbers})
+        return _read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -90,32 +79,14 @@ class Report:
         """Digest of the report's canonical JSON."""
         return digest_of(self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {
-            **{item.name: getattr(self, item.name) for item in fields(self)},
-            "spreads": [spread.to_json() for spread in self.spreads],
-            "checks": [check.to_json() for check in self.checks],
-            "host": dict(self.host),
-            "versions": dict(self.versions),
-        }
+        return {**encode_document(self), "spreads": [spread.to_json() for spread in self.spreads]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Report":
+    def from_json(cls, data: object) -> "Report":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        found = _only_fields(cls, data)
-        if found["verdict"] not in get_args(Verdict):
-            raise IntegrityError(
-                f"report of {str(found['unit'])[:80]!r} has verdict {str(found['verdict'])[:80]!r}; "
-                "validate the engine again"
-            )
-        plain = [found[name] for name in ("unit", "target", "precision", "backend", "golden", "reason", "created_at")]
-        lists = isinstance(found["checks"], list | tuple) and isinstance(found["spreads"], list | tuple)
-        mappings = all(isinstance(found[name], Mapping) for name in ("host", "versions"))
-        if not (_texts([*plain, found["engine"] or ""]) and lists and mappings):
-            raise IntegrityError(f"report of {str(found['unit'])[:80]!r} is not whole; validate the engine again")
-        checks = tuple(Check.from_json(item) for item in found["checks"])
-        return cls(**{**found, "checks": checks, "spreads": tuple(map(Spread.from_json, found["spreads"]))})
+        return _read(cls, data)
 
 
 class Approved:
@@ -163,22 +134,8 @@ def describe(check: Check) -> str:
     return f"{check.joint} {check.name}{where} at {check.case}{value}{limit}{note}"
 
 
-def _to_json(value: float | None) -> float | str | None:
-    return str(float(value)) if value is not None and not math.isfinite(value) else value
-
-
-def _from_json(value: Any) -> float | None:
-    return float(value) if value is not None else None
-
-
-def _texts(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _only_fields(cls: type, data: Any) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise IntegrityError(f"a {cls.__name__} is an object; found {str(data)[:80]!r}")
-    names = [item.name for item in fields(cls)]
-    if sorted(data) != sorted(names):
-        raise IntegrityError(f"a {cls.__name__} has the fields {', '.join(names)}; found {', '.join(sorted(data))}")
-    return dict(data)
+def _read(kind: type[T], data: object) -> T:
+    try:
+        return decode(data, kind)
+    except IntegrityError as error:
+        raise IntegrityError(f"{error}; validate the engine again") from None

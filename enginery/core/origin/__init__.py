@@ -1,0 +1,1 @@
+"""Who wrote a document, from which process, and when."""

@@ -1,0 +1,186 @@
+"""The latency report of an engine: what was measured on one kind of machine, as it is kept beside a version.
+
+Plain values with the names of the format, which `enginery.core.codec` writes and reads. Times are in seconds. Standard
+library only: a registry reads reports without numpy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from enginery.core.reports.breakdown import TimeBreakdown
+
+BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
+
+FORMAT = 2
+# Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
+# than three ticks of the kernel's clock, of 10 ms each, is rounding: in the tenth of a second that a bucket takes, one
+# tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away,
+# once or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
+BUSY_OTHERS, BUSY_STEAL = 0.10, 0.01
+_ROUNDING_S = 0.03
+
+
+@dataclass(frozen=True)
+class MachineKind:
+    """A kind of machine, without its name. kind: of its CPU (`cpu_kinds`).  gpus: their products."""
+
+    cpu: str
+    kind: str
+    cores: int | None
+    system: str
+    gpus: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ", ".join([f"{self.cpu} ({self.kind}), {self.cores} cores", *self.gpus])
+
+
+@dataclass(frozen=True)
+class LatencyTerms:
+    """How an engine is timed. seconds: for each bucket.  buckets: 'few', 'all', or the size of each dim in each.
+
+    streams: sessions at once.
+    """
+
+    seconds: float
+    buckets: BucketChoice
+    streams: int = 1
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """A quantile p in seconds with its 95 % interval; all None where there are too few runs.
+
+    effective: independent runs that the series is worth here.  needed: runs of this kind that an interval takes.
+    """
+
+    p: float
+    value: float | None
+    low: float | None
+    high: float | None
+    effective: float
+    needed: int
+
+
+@dataclass(frozen=True)
+class SystemLoad:
+    """What else the machine did for some seconds. others: share of all cores' time that other processes used.
+
+    steal: share that a hypervisor took.  switches: involuntary context switches per second of this process and those
+    that it started.  throttled: periods in which the control group's CPU quota was used up.  load: the load average
+    over a minute, at the end.  busy: why the machine counts as busy; empty for a quiet one.
+    """
+
+    seconds: float
+    load: float | None
+    others: float | None
+    steal: float | None
+    switches: float
+    throttled: int | None
+    cores: int
+    busy: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = []
+        if self._is_over(self.others, BUSY_OTHERS):
+            found.append(f"other processes used {100 * (self.others or 0):.0f} % of the {self.cores} cores")
+        if self._is_over(self.steal, BUSY_STEAL):
+            found.append(f"the hypervisor took {100 * (self.steal or 0):.1f} % of the time")
+        if self.throttled:
+            found.append(f"its CPU quota was used up in {self.throttled} periods")
+        object.__setattr__(self, "busy", tuple(found))
+
+    def _is_over(self, share: float | None, limit: float) -> bool:
+        return share is not None and share > limit and share * self.seconds * self.cores >= _ROUNDING_S
+
+
+@dataclass(frozen=True)
+class BucketLatency:
+    """What was measured at one size. quantiles, mean_s, median_s and curve are those of `Session.run`.
+
+    runtime: the median of the runtime's own call, without what `Session.run` does in Python; None where the session
+    does not give it.  process_medians_s: of each process, of the runtime where it is known.
+    first_s: the first run at this size, which is not among `runs`; median over processes.  discarded: of the runs, as
+    warm-up.  steady: whether what followed looked steady in every process.  memory_bytes: peak over the process before
+    it loaded the engine; of all buckets so far, in rising order.  device_bytes: in use on the engine's own device, by
+    everybody; None where it has none.  device_s: median of what the device itself is busy with a run, by its own
+    events; None where it tells nothing.  median_s: of the quantiles, or of a few runs, where it has no interval.
+    items_per_s: of one stream, by the median: runs that the machine holds up belong to the tail.
+    streams_items_per_s: of several streams at once, together.  curve: the distribution function as quantiles at equal
+    steps from 0 to 1.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    items: int
+    first_s: float
+    runs: int
+    discarded: int
+    steady: bool
+    mean_s: float
+    quantiles: tuple[Quantile, ...]
+    curve: tuple[float, ...]
+    memory_bytes: int
+    surroundings: SystemLoad
+    runtime: Quantile | None = None
+    process_medians_s: tuple[float, ...] = ()
+    device_bytes: int | None = None
+    streams: int = 1
+    streams_items_per_s: float | None = None
+    device_s: float | None = None
+    median_s: float = field(init=False)
+    items_per_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        median = self.quantiles[0].value or self.curve[len(self.curve) // 2]
+        object.__setattr__(self, "median_s", median)
+        object.__setattr__(self, "items_per_s", self.items / median)
+
+    @property
+    def runtime_s(self) -> float:
+        """The runtime's own median, or that of `Session.run` where it is not known."""
+        return (self.runtime and self.runtime.value) or self.median_s
+
+    @property
+    def middle(self) -> Quantile | None:
+        """The median of `Session.run` with its interval; None where there were too few runs for one."""
+        return next((item for item in self.quantiles if item.p == 0.5 and item.value is not None), None)
+
+
+@dataclass(frozen=True)
+class EngineLatency:
+    """load_s: from the engine's file, which lies in the page cache, to a session; the runtime was imported before, in
+    `import_s`, where that can be told apart. Medians over `processes`.
+
+    loaded_bytes: resident memory that this took.  memory_resettable: whether the peak could be counted from there on.
+    """
+
+    load_s: float
+    loaded_bytes: int
+    memory_resettable: bool
+    buckets: tuple[BucketLatency, ...]
+    import_s: float | None = None
+    processes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyReport(EngineLatency):
+    """An engine's latency with what it was measured of. engine, golden: digests.  created_at: ISO 8601, UTC.
+
+    size_bytes: of the engine's file.
+    """
+
+    unit: str
+    engine: str
+    golden: str
+    machine: MachineKind
+    created_at: str
+    asked: LatencyTerms
+    size_bytes: int
+    anatomy: TimeBreakdown
+    format: int = FORMAT
+
+    @property
+    def busy(self) -> tuple[str, ...]:
+        """Why the machine counts as busy while the engine was timed."""
+        return tuple(reason for bucket in self.buckets for reason in bucket.surroundings.busy)

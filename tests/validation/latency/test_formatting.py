@@ -1,0 +1,169 @@
+"""What people are told of a latency report, in text and on the page."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from enginery.core.codec import decode, encode
+from enginery.core.reports.latency import LatencyReport, Quantile, SystemLoad
+from enginery.core.reports.paired import PairedBenchmark, Ratio
+from tests.validation.latency.reports import ENGINE, latency_report
+from tests.validation.page_data import version_report
+from validation.latency.formatting import (
+    describe_diagnosis,
+    describe_pair,
+    describe_report,
+    format_bucket,
+    format_count,
+    format_nodes,
+    format_quantile,
+    list_remarks,
+)
+from validation.latency.measurement.system_load import SystemLoadMonitor
+from validation.latency.pictures import roofline_svg
+from validation.latency.roofline.diagnosis import diagnose
+from validation.reporting.html import render
+
+
+def test_a_row_shows_intervals_and_what_is_missing():
+    row = format_bucket(latency_report().buckets[0])
+    assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", row["p50"])
+    wide = Quantile(0.5, 9e-4, 8e-4, 2e-3, 500.0, 6)
+    assert re.fullmatch(r"\S+ µs \(\S+ µs to \S+ ms\)", format_quantile(wide))
+    assert (row["p99"], row["p99.9"]) == ("", "")
+    assert row["runs"] == "300 (+20 warm-up)" and row["memory"] == "12 MB"
+
+
+def test_the_diagnosis_comes_with_its_evidence():
+    found = latency_report().anatomy
+    text = describe_diagnosis(found)
+    assert text.startswith("compute-bound at batch=8: of 8 ms a run, arithmetic at this machine's rate would take ")
+    assert "outside of any kernel" in text
+    unclear = replace(found, diagnosis=replace(found.diagnosis, clear=False))
+    assert describe_diagnosis(unclear).startswith("no clear bound at batch=8; compute-bound, if any")
+    assert "measured for CPU engines only" in describe_diagnosis(replace(found, diagnosis=None))
+
+
+def test_what_was_timed_and_what_the_intervals_hold_is_said():
+    report = latency_report()
+    assert any(line.endswith("at hand") for line in describe_report(report))
+    assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", format_bucket(report.buckets[0])["runtime"])
+    told = list(describe_report(report))[1]
+    assert told.startswith("runtime: the runtime's own call") and told.endswith(
+        "intervals are those of one more process, by 5"
+    )
+    alone = replace(report, processes=1, buckets=tuple(replace(bucket, runtime=None) for bucket in report.buckets))
+    told = list(describe_report(alone))[1]
+    assert told.startswith("Session.run, with its checks") and told.endswith("within this process alone")
+    assert format_bucket(alone.buckets[0])["runtime"] == ""
+
+
+def test_a_busy_machine_is_said_once_for_each_reason():
+    quiet, busy = latency_report(), latency_report(others=0.8)
+    busy = replace(busy, buckets=busy.buckets * 2)
+    assert "the machine was quiet" in list(describe_report(quiet))
+    (told,) = [line for line in describe_report(busy) if "busy" in line]
+    assert told.count("other processes used 80 % of the 2 cores") == 1
+    assert any("/mask/NonZero" in line for line in describe_report(quiet))
+
+
+def test_what_a_column_of_times_has_no_place_for_is_a_remark():
+    report = latency_report()
+    (told,) = list_remarks(report)
+    assert told.startswith("too few runs for p99 at batch=1 (made 300, needs 368), p99.9 at batch=1 (made 300, needs ")
+    assert list(list_remarks(report, ("p50", "p90"))) == []
+    assert told in list(describe_report(report))
+    first, second, third = report.buckets
+    held = replace(report, buckets=(first, replace(second, mean_s=6.8 * second.median_s), third))
+    assert list(list_remarks(held, ("p50",))) == ["some runs were held up: the mean is 6.8 times the median at batch=8"]
+    (busy,) = list_remarks(latency_report(others=0.8), ("p50",))
+    assert busy.startswith("the machine was busy: ")
+
+
+def test_items_a_second_follow_from_the_median_beside_them():
+    for bucket in latency_report().buckets:
+        assert bucket.items_per_s == pytest.approx(bucket.items / bucket.median_s)
+        assert format_bucket(bucket)["items/s"] == format_count(bucket.items / bucket.median_s)
+
+
+def test_no_share_beyond_the_whole_is_shown():
+    found = latency_report().anatomy
+    first, *rest = found.profile.nodes
+    nodes = (replace(first, diagnosis=diagnose(1e-6, 2.0, 0.1, 0.2)), *rest)
+    profile = replace(found.profile, nodes=nodes)
+    found = replace(found, diagnosis=diagnose(8e-3, 2.01, 0.1, 2.84), profile=profile)
+    text = describe_diagnosis(found)
+    assert text.startswith("no diagnosis at batch=8: the machine's limits were measured slower than the run itself")
+    assert "%" not in text and format_nodes(found)[0]["bound"] == "compute"
+    assert "Roofline at batch=8: 28 nodes" in roofline_svg(found)
+
+
+def test_surroundings_say_why_a_machine_counts_as_busy():
+    now = SystemLoadMonitor().stop()
+    assert now.cores >= 1 and now.seconds > 0
+    assert SystemLoad(1.0, 0.1, 0.05, 0.0, 10.0, 0, 2).busy == ()
+    assert SystemLoad(1.0, None, None, None, 0.0, None, 2).busy == ()
+    assert SystemLoad(1.0, 0.1, 0.05, 0.0, 54_000.0, 0, 2).busy == ()  # its own threads switch each other away
+    assert SystemLoad(0.1, 0.1, 0.10001, 0.05, 0.0, 0, 2).busy == ()  # one and two ticks of the clock
+    assert SystemLoad(0.1, 0.1, 0.15, 0.15, 0.0, 0, 2).busy == (
+        "other processes used 15 % of the 2 cores",
+        "the hypervisor took 15.0 % of the time",
+    )
+    assert len(SystemLoad(1.0, 9.0, 0.4, 0.05, 100.0, 2, 2).busy) == 3
+
+
+def test_the_slowest_nodes_come_first_with_what_bounds_them():
+    rows = format_nodes(latency_report().anatomy)
+    assert len(rows) == 12 and rows[0]["node"].startswith("/encoder/layers.13/")
+    assert rows[0]["op"] == "MatMul" and rows[0]["bound"].startswith("compute ")
+
+
+def test_an_ab_says_what_it_could_have_shown():
+    ratios = (Ratio(0.5, 0.97, 0.95, 0.99, 0.028), Ratio(0.99, None, None, None, None, "too few"))
+    quiet = SystemLoad(1.0, 0.1, 0.0, 0.0, 0.0, 0, 2)
+    paired = PairedBenchmark(
+        verdict="faster", ratios=ratios, medians_s=(9.7e-5, 1e-4), runs=900, openings=8,
+        bucket="batch=8", items=8, seed=3, surroundings=quiet,
+    )  # fmt: skip
+    first, second, third, _ = describe_pair(paired)
+    assert first == "faster: 97 µs against 100 µs at batch=8"
+    assert "0.9700 times" in second and "a difference of 2.8 % would have been shown" in second
+    assert third.endswith("p99: too few")
+
+
+def test_large_numbers_have_prefixes():
+    assert [format_count(value, "B") for value in (12, 2.5e3, 7.31e9)] == ["12 B", "2.5 kB", "7.31 GB"]
+
+
+def test_the_page_has_a_section_with_table_distribution_and_roofline():
+    page = render({**version_report(), "latencies": {ENGINE: [encode(latency_report())]}})
+    section = page[page.index("<h2>Latency</h2>") :]
+    section = section[: section.index("</section>")]
+    assert "compute-bound at batch=8" in section and "too few runs for p99 at batch=1" in section
+    assert section.count("<svg") == 2 and "Roofline at batch=8: 28 nodes" in section
+    assert "/encoder/layers.13/attention/output/dense/MatMul" in section and "16 more nodes take less" in section
+    assert "<h2>Latency</h2>" not in render({**version_report(), "latencies": {}})
+
+
+def test_what_the_device_itself_takes_is_told_where_it_tells():
+    report = latency_report()
+    assert not any("device itself" in line for line in describe_report(report))
+    first, second, third = report.buckets
+    report = replace(report, buckets=(first, replace(second, device_s=2e-3), third))
+    (told,) = [line for line in describe_report(report) if "device itself" in line]
+    assert told.startswith("the device itself is busy, without copies: 2 ms of ")
+
+
+def test_a_report_survives_its_json():
+    report = latency_report()
+    written = json.loads(json.dumps(encode(report), allow_nan=False))
+    assert decode(written, LatencyReport) == report
+    first = written["buckets"][0]
+    assert {"median_s", "items_per_s", "surroundings"} <= first.keys() and first["surroundings"]["busy"] == []
+    assert {"saved", "source"} <= written["anatomy"]["traffic"].keys()
+    assert {"intensity", "macs", "by_dtype", "unsized"} <= written["anatomy"]["graph"].keys()
+    # What follows from other numbers cannot be made to say something else.
+    first["items_per_s"] = 1e9
+    assert decode(written, LatencyReport) == report

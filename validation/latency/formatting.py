@@ -1,0 +1,225 @@
+"""A latency report for people: numbers with units, one line for a bucket, one sentence for the diagnosis."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from enginery.core.reports.breakdown import MemoryTraffic, TimeBreakdown, TimedNode
+from enginery.core.reports.latency import BucketLatency, LatencyReport, Quantile
+from enginery.core.reports.paired import PairedBenchmark
+from enginery.core.text import join_first
+from validation.latency.measurement.between import LEAST_PROCESSES
+from validation.plots.texts import seconds_text
+
+COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
+NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
+SHOWN_NODES = 12
+# A mean that is so many times the median says that some runs took far longer.
+HELD_UP = 1.5
+
+
+def format_count(value: float | None, unit: str = "") -> str:
+    """A large number with a prefix: '4.93 M', '12.1 GB/s'."""
+    if value is None:
+        return ""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def format_share(value: float) -> str:
+    """A share in percent."""
+    return f"{100 * value:.0f} %" if abs(value) >= 0.01 or not value else "under 1 %"
+
+
+def format_quantile(item: Quantile) -> str:
+    """'38.1 µs (37.9 to 38.4)', with the units of the limits where they differ; '' where too few runs were made."""
+    if item.value is None or item.low is None or item.high is None:
+        return ""
+    value, low, high = map(seconds_text, (item.value, item.low, item.high))
+    if len({text.partition(" ")[2] for text in (value, low, high)}) == 1:
+        low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return f"{value} ({low} to {high})"
+
+
+def name_quantile(p: float) -> str:
+    """'p99.9'."""
+    return f"p{100 * p:.4g}"
+
+
+def format_bucket(bucket: BucketLatency) -> dict[str, str]:
+    """A row of COLUMNS; what a cell says beside its value stands in brackets."""
+    quantiles = {name_quantile(item.p): format_quantile(item) for item in bucket.quantiles}
+    rate = format_count(bucket.items_per_s)
+    if bucket.streams_items_per_s is not None:
+        rate += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
+    kept = bucket.runs - bucket.discarded
+    runs = f"{kept} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
+    memory = format_count(bucket.memory_bytes, "B")
+    if bucket.device_bytes is not None:
+        memory += f" (device {format_count(bucket.device_bytes, 'B')})"
+    own = format_quantile(bucket.runtime) if bucket.runtime else ""
+    return {"bucket": bucket.name, "runtime": own, **quantiles, "items/s": rate, "memory": memory, "runs": runs}
+
+
+def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
+    """What a table of times has no place for: quantiles that take more runs, runs that were held up, a busy machine.
+
+    columns: those of the table; of other quantiles nothing is said.
+    """
+    missing = [
+        f"{name_quantile(item.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {item.needed})"
+        for bucket in report.buckets
+        for item in bucket.quantiles
+        if item.value is None and name_quantile(item.p) in columns
+    ]
+    if missing:
+        yield f"too few runs for {', '.join(missing)}"
+    held = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
+    if held:
+        means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
+        yield f"some runs were held up: the mean is {', '.join(means)}"
+    if busy := describe_load(report):
+        yield busy
+
+
+def describe_report(report: LatencyReport) -> Iterator[str]:
+    """What a report says besides its tables."""
+    yield f"on {report.machine}, {report.created_at}"
+    imported = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
+    first = ", ".join(f"{seconds_text(item.first_s)} at {item.name}" for item in report.buckets)
+    yield describe_terms(report)
+    yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
+    yield from _describe_device(report)
+    yield from list_remarks(report)
+    if not describe_load(report):
+        yield "the machine was quiet"
+    yield from describe_breakdown(report.anatomy)
+
+
+def describe_terms(report: LatencyReport) -> str:
+    """What the times are of, and what their intervals hold."""
+    own = any(bucket.runtime for bucket in report.buckets)
+    what = "runtime: the runtime's own call, its median; p50 and on: " if own else ""
+    count = report.processes
+    held = (
+        f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
+    )
+    return f"{what}Session.run, with its checks of the inputs; the 95 % intervals {held}"
+
+
+def _describe_device(report: LatencyReport) -> Iterator[str]:
+    """How much of a run is the device's, where its events tell."""
+    told = [(item.name, item.device_s, item.median_s) for item in report.buckets]
+    texts = [
+        f"{seconds_text(busy)} of {seconds_text(whole)} at {name}" for name, busy, whole in told if busy is not None
+    ]
+    if texts:
+        yield f"the device itself is busy, without copies: {', '.join(texts)}"
+
+
+def describe_load(report: LatencyReport) -> str:
+    """Why the machine counts as busy while the engine was timed; '' for a quiet one."""
+    return (
+        f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine" if report.busy else ""
+    )
+
+
+def join_reasons(reasons: Sequence[str]) -> str:
+    """Each kind of reason once: they differ by their numbers alone."""
+    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
+    return "; ".join(kinds.values())
+
+
+def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
+    """Costs, traffic and diagnosis."""
+    yield describe_diagnosis(breakdown)
+    graph, moved = breakdown.graph, breakdown.traffic
+    yield (
+        f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
+        f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
+        f"and needs {format_count(graph.working_bytes, 'B')} at hand"
+    )
+    yield describe_traffic(moved)
+    for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
+        if names:
+            yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
+
+
+def name_bound(breakdown: TimeBreakdown) -> str:
+    """The bound, in a few words."""
+    told = breakdown.diagnosis
+    if told is None:
+        return f"no diagnosis at {breakdown.bucket}: the machine's limits are measured for CPU engines only"
+    if told.bound is None:
+        return f"no diagnosis at {breakdown.bucket}"
+    if told.clear:
+        return f"{told.bound}-bound at {breakdown.bucket}"
+    return f"no clear bound at {breakdown.bucket}; {told.bound}-bound, if any"
+
+
+def list_evidence(breakdown: TimeBreakdown) -> str:
+    """What the diagnosis rests on, as far as that is known; nothing without one."""
+    told = breakdown.diagnosis
+    if told is None:
+        return ""
+    known = [share for share in (told.compute, told.bandwidth, told.overhead) if share is not None]
+    if len(known) < 3:
+        return "the machine's limits were measured slower than the run itself; time it again while the machine is quiet"
+    parts = (
+        f"arithmetic at this machine's rate would take {format_share(known[0])}",
+        f"moving its bytes {format_share(known[1])}",
+        f"starting the run and its nodes {format_share(known[2])}",
+    )
+    outside = "" if told.outside is None else f"; {format_share(told.outside)} of it is outside of any kernel"
+    weak = "" if told.clear else "; the rest is kernels far from what the machine can do, or a busy machine"
+    return f"of {seconds_text(told.seconds)} a run, {', '.join(parts)}{outside}{weak}"
+
+
+def describe_diagnosis(breakdown: TimeBreakdown) -> str:
+    """The bound with its evidence."""
+    return ": ".join(part for part in (name_bound(breakdown), list_evidence(breakdown)) if part)
+
+
+def describe_traffic(moved: MemoryTraffic) -> str:
+    """What fusing saved."""
+    whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
+    start = f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups"
+    end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
+    return f"{start} it moves {format_count(moved.fused_bytes, 'B')} ({format_share(abs(moved.saved))} {end})"
+
+
+def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
+    """The slowest nodes: rows of NODE_COLUMNS; nothing where the runtime shows none."""
+    profile = breakdown.profile
+    return [] if profile is None else [_format_node(node, profile.kernels_s) for node in profile.nodes[:SHOWN_NODES]]
+
+
+def _format_node(node: TimedNode, whole: float) -> dict[str, str]:
+    cost, told, seconds = node.cost, node.diagnosis, node.seconds
+    rate = [""] * 2
+    if cost and seconds:
+        rate = [f"{cost.operations / seconds / 1e9:.3g}"]
+        rate.append(f"{(cost.moved_bytes) / seconds / 1e9:.3g}")
+    bound = ""
+    if told and told.bound:
+        known = told.share(told.bound)
+        bound = told.bound if known is None else f"{told.bound} {format_share(known)}"
+    share = format_share(seconds / whole) if whole else ""
+    values = (node.name, node.op_type, seconds_text(seconds), share, *rate, bound)
+    return dict(zip(NODE_COLUMNS, values, strict=True))
+
+
+def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
+    """An A/B, the verdict first."""
+    first, second = map(seconds_text, paired.medians_s)
+    yield f"{paired.verdict}: {first} against {second} at {paired.bucket}"
+    for item in paired.ratios:
+        name = name_quantile(item.p)
+        if item.ratio is None or item.low is None or item.high is None or item.detectable is None:
+            yield f"  {name}: {item.note}"
+        else:
+            yield (
+                f"  {name}: {item.ratio:.4f} times the other's (95 %: {item.low:.4f} to {item.high:.4f}); "
+                f"a difference of {100 * item.detectable:.2g} % would have been shown"
+            )
+    yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
