@@ -1,7 +1,7 @@
 """New weights for an engine, without a build: what a backend that can do that offers.
 
-A backend whose engines leave their weights out has an option `strip_weights`; whoever opens such an engine gives the
-ONNX model with the weights along (`Engine.weights`). Standard library only.
+A backend whose engines leave their weights out says so (`Weights`); whoever opens such an engine gives the ONNX model
+with the weights along (`Engine.weights`). Standard library only.
 """
 
 from pathlib import Path
@@ -29,8 +29,3 @@ class Refitting(Protocol):
         Raises EngineryError when the compiler does not take them.
         """
         ...
-
-
-def is_stripped(request: BuildRequest) -> bool:
-    """Whether engines of this request leave their weights to the ONNX model."""
-    return dict(request.options).get("strip_weights") is True

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judged(store, located.manifest, require(store, located.manifest).counts)
-    machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
+    machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)
     return ChosenEngine(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)

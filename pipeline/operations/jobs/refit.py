@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.backends.refitting import Refitting, is_stripped
+from builders.backends.refitting import Refitting
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.errors import InputError, ModelError
+from enginery.core.requirements import Weights
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.blobs import fetch, fetch_engine
@@ -43,7 +44,8 @@ class RefitEngine:
         made = backend.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
-        how = "weights left to the ONNX model" if is_stripped(wanted) else "weights replaced"
+        stripped = any(isinstance(item, Weights) for item in made.requires)
+        how = "weights left to the ONNX model" if stripped else "weights replaced"
         note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
         engine = replace(made, request=wanted, notes=(*made.notes, note))
         return record_engine(place, engine, seconds, {}, refitted_from=old.digest)

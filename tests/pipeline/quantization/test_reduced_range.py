@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
-from enginery.core.hardware.cpu_kinds import SATURATES, this_kind
+from builders.backends.onnxruntime.cpu import SATURATES
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Engine, QuantizationScheme
 from pipeline.quantization.insertion.insertion_points import prepared
 from pipeline.quantization.insertion.placement import tensors_to_measure
